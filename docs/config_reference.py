@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from offbook.config import Config
+from offbook.core.config import Config
 
 HEAD = """\
 # Configuration
 
-Made by `make docs` from src/offbook/config/; a test compares the two. Files are composed left to right, then
+Made by `make docs` from src/offbook/core/config/; a test compares the two. Files are composed left to right, then
 come overrides: `offbook train @ pocket mine.toml --feedback.weight 0.3`. `--dry-run` prints what comes out. The
 defaults here fit a model from the hub. `pocket`, small models and models behind a URL get the recipe that fits them
 (src/offbook/recipes/), unless another one is named. An override that a verb does not read is refused (`distill

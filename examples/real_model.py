@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from offbook.api import configure, evaluate, sft, train
-from offbook.config import Config
-from offbook.loop.look import NoHintHelps
-from offbook.runfolder import RunFolder
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder
+from offbook.rl.hint_probe import NoHintHelps
 from offbook.types import OffbookError
 
 # The rules that are taught: what scripted episodes get wrong often enough to be seen in ten steps.

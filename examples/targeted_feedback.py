@@ -12,7 +12,7 @@ whole rollout; it cannot say *which* message was wrong. Targeted feedback can:
   5. step:       loss = RL over the whole rollout + lambda * KL(teacher || student) on the tokens of that one message
 
 Nothing is sampled again in 4, and the student never sees the hint. `offbook train` calls these same functions; left out
-here are the run folder, checkpoints and evaluation (see offbook.loop.train).
+here are the run folder, checkpoints and evaluation (see offbook.rl.train).
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ import sys
 from pathlib import Path
 
 import torch
+from offbook.algo import hint_branch, target_key
 
-from offbook.algo import group_advantage, hint_branch, target_key
-from offbook.config import load_config
+from offbook.agent.chat import ChatFormat
+from offbook.agent.harness import Harness, run_agent
+from offbook.core.config import load_config
 from offbook.engine import LocalEngine
-from offbook.feedback import read_rollout, write_hint
-from offbook.harness import Harness, run_agent
-from offbook.loop.annotate import distill_of, teachers_of
-from offbook.loop.evaluate import summarize
-from offbook.loop.models import load_model, model_folder
-from offbook.loop.tasks import task_sets
-from offbook.rewards import Grader
+from offbook.rl.annotate import distill_of, teachers_of
+from offbook.rl.evaluate import summarize
+from offbook.rl.models import load_model, model_folder
+from offbook.rl.tasks import task_sets
 from offbook.sandbox import open_box
-from offbook.tokens import ChatFormat
+from offbook.signals.feedback import read_rollout, write_hint
+from offbook.signals.rewards import Grader
+from offbook.train.algorithms import group_advantage
 from offbook.train.trainer import Measured, Trainer
 from offbook.types import Rollout, Sample, Task
 

@@ -16,11 +16,11 @@ from filelock import FileLock
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from offbook.tokens import ChatFormat, byte_chat
+from offbook.agent.chat import ChatFormat, byte_chat
 from offbook.train.checkpoint import checkpoint_path
+from offbook.train.checkpoint_writer import Checkpoints
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import Trainer
-from offbook.train.writing import Checkpoints
 from offbook.types import Distill, Sample
 
 torch.set_num_threads(1)

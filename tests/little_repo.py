@@ -9,11 +9,11 @@ import pytest
 from test_prepare import installed, lay_out, write
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.nouns import Feature, FunctionKey
-from offbook.taskgen.pipeline import folder_name
-from offbook.taskgen.prepare.prepare import prepare
-from offbook.taskgen.prepare.tests import map_tests
-from offbook.taskgen.workshop import Workshop, open_workshop
+from offbook.tasks.factory.pipeline import folder_name
+from offbook.tasks.factory.prepare.prepare import prepare
+from offbook.tasks.factory.prepare.tests import map_tests
+from offbook.tasks.factory.types import Feature, FunctionKey
+from offbook.tasks.factory.workshop import Workshop, open_workshop
 
 LEXERS = ("__init__", "_mapping", "python", "diff", "special", "default")
 FILES = {

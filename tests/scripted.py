@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START, ChatFormat
+from offbook.agent.chat import BLOCK_END, BLOCK_START, CALL_END, CALL_START, ChatFormat
 from offbook.types import Completion, Prompt
 
 

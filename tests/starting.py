@@ -27,9 +27,9 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "offbook.cli",
     "offbook.evals.run",
-    "offbook.loop.train",
+    "offbook.rl.train",
     "offbook.stages.sft",
-    "offbook.taskgen.pipeline",
+    "offbook.tasks.factory.pipeline",
 )
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from offbook.acts import Acts
-from offbook.harness import Harness, run_agent
+from offbook.agent.harness import Harness, run_agent
 from offbook.sandbox import BoxSpec, ExecResult, open_box
 from offbook.sandbox.access import MAX_SHOWN, describe, notable, own_packages, place_of
 from offbook.sandbox.bwrap.watch import can_watch
+from offbook.signals.trajectory import Acts
 from offbook.types import Event, Rollout, Task
 
 needs_watch = pytest.mark.skipif(not can_watch(), reason="only root is told which files are opened")

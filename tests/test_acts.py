@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.acts import Acts, Command, relative
-from offbook.acts.diff import added_lines, read_diff
-from offbook.runfolder import dump_lines, load_lines
+from offbook.core.runfolder import dump_lines, load_lines
+from offbook.signals.trajectory import Acts, Command, relative
+from offbook.signals.trajectory.diff import added_lines, read_diff
 from offbook.types import Event, Message, Rollout, Segment, ToolCall
 
 

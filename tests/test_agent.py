@@ -18,19 +18,19 @@ from scripted import Scripted
 from starting import run
 from test_loop import environment
 
+from offbook.agent.chat import byte_chat, render_call
 from offbook.cli import agent as cli
 from offbook.cli.options import shown
-from offbook.config import Config, load_config
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import write_atomic
 from offbook.live import agent
 from offbook.live.agent import Elsewhere, Worked, apply, copy_of, session_of, work
 from offbook.live.cycle import Cycle
 from offbook.live.kept import head, kept_in, lines_of
 from offbook.live.reactions import score
 from offbook.live.sessions import Decision
-from offbook.loop.collector import Collector
-from offbook.runfolder import write_atomic
+from offbook.rl.collector import Collector
 from offbook.sandbox.box import CHANGED_BYTES
-from offbook.tokens import byte_chat, render_call
 
 SHAPES = """def area(width, height):
     return width * height
@@ -318,7 +318,7 @@ def interrupted(repository: Path, monkeypatch: pytest.MonkeyPatch, *answers: Any
     cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path="nowhere"))
     engine, name = Scripted(byte_chat(), [*answers]), next(n for n in map(str, range(99)) if cycle.shadowing(n))
     scripted = partial(Collector, remote_name="m", lent=engine)
-    monkeypatch.setattr("offbook.loop.collector.Collector", lambda config, weights: scripted(config, None))
+    monkeypatch.setattr("offbook.rl.collector.Collector", lambda config, weights: scripted(config, None))
     monkeypatch.setattr("secrets.token_hex", lambda size: name)
     cli._work(cycle, repository, "Write border in shapes.py.", "user", yes=True, as_json=True)
     return cycle, name

@@ -16,13 +16,13 @@ from test_held import given
 from test_moe import EXPERTS, TOP, as_tensor
 from test_moe import make as make_mixture
 
-from offbook.config import TrainConfig, load_config
+from offbook.core.config import TrainConfig, load_config
+from offbook.core.routers import routers_of
 from offbook.engine import LocalEngine
-from offbook.engine.apart import ApartEngine
-from offbook.loop.collector import Collector, Job
-from offbook.loop.models import weights_in
-from offbook.loop.tasks import task_sets
-from offbook.routers import routers_of
+from offbook.engine.subprocess_engine import ApartEngine
+from offbook.rl.collector import Collector, Job
+from offbook.rl.models import weights_in
+from offbook.rl.tasks import task_sets
 from offbook.train.trainer import Trainer, weights_of
 from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
 
@@ -141,7 +141,7 @@ def test_weights_that_are_not_in_are_not_taken_for_it(tmp_path: Path, monkeypatc
             apart.apply(weights_of(tiny_model("llama", vocabulary=300), 2))
         assert apart.version == 1
         os.kill(apart._process.pid, signal.SIGSTOP)
-        monkeypatch.setattr("offbook.engine.apart.START_S", 0.0)
+        monkeypatch.setattr("offbook.engine.subprocess_engine.START_S", 0.0)
         with pytest.raises(ModelLost, match="had not taken its weights within 0 s and was ended"):
             apart.apply(weights_of(first, 3))
         assert apart.version == 1

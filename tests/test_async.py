@@ -24,22 +24,22 @@ from safetensors.torch import load_file
 from test_held import given
 from test_summaries import LIMITS, Forgetful
 
-from offbook import waiting
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
 from offbook.cli.drill import ENGINE, _children
-from offbook.config import load_config
+from offbook.core import waiting
+from offbook.core.config import load_config
+from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.engine import LocalEngine
-from offbook.harness import Harness, run_agent
-from offbook.loop import reconcile
-from offbook.loop.collector import Collector
-from offbook.loop.slots import Seat, Slots, holds_boxes, read_journal
-from offbook.loop.tasks import Selected, task_order
-from offbook.loop.train import train
-from offbook.monitors.worker import Worker
-from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.engine.sync import Reader, open_store
+from offbook.rl import scheduler as reconcile
+from offbook.rl.collector import Collector
+from offbook.rl.rollout_buffer import Seat, Slots, holds_boxes, read_journal
+from offbook.rl.tasks import Selected, task_order
+from offbook.rl.train import train
 from offbook.sandbox import BwrapBox, isolation
-from offbook.sync import Reader, open_store
+from offbook.signals.monitors.worker import Worker
 from offbook.tasks.suite import suite_box
-from offbook.tokens import ChatFormat, render_call
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Hung, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
 
@@ -217,7 +217,7 @@ def test_nothing_is_waited_for_without_end_or_word(
         raise AssertionError
 
     monkeypatch.setattr(waiting, "TELL_S", 0.05)
-    monkeypatch.setattr("offbook.loop.collector.Collector.rollouts", never)
+    monkeypatch.setattr("offbook.rl.collector.Collector.rollouts", never)
     reason = r"nothing has happened for \d+ s .*waiting for the rollouts of step 1 \(0 of 1 groups are over"
     with pytest.raises(OffbookError, match=reason):
         run(given, tmp_path / "run", **{"loop.deadline_s": "0.2"})
@@ -226,9 +226,9 @@ def test_nothing_is_waited_for_without_end_or_word(
 
 HANGS = """
 import sys, time
-from offbook import waiting
+from offbook.core import waiting
 from offbook.cli import main
-from offbook.loop import train
+from offbook.rl import train
 waiting.TELL_S = 0.2
 train.learn = lambda *_: time.sleep(600)
 main()
@@ -280,7 +280,7 @@ def test_a_checkpoint_that_hangs_ends_the_run(
 def test_a_store_that_hangs_is_named(given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, store = threading.Event(), tmp_path / "store"
     monkeypatch.setattr(waiting, "TELL_S", 0.05)
-    monkeypatch.setattr("offbook.sync.publisher.Publisher._publish", lambda *_: go_on.wait())
+    monkeypatch.setattr("offbook.engine.sync.publisher.Publisher._publish", lambda *_: go_on.wait())
     try:
         with pytest.raises(Hung, match=rf"nothing has happened for \d+ s .*waiting for the store {store} to take"):
             run(given, tmp_path / "run", **{"loop.deadline_s": "2", "loop.store": str(store)})
@@ -290,7 +290,7 @@ def test_a_store_that_hangs_is_named(given: dict[str, str], tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("where", "call"),
-    [("offbook.train.trainer.Trainer.step", 2), ("offbook.loop.train.publish", 3)],  # the first are the start's weights
+    [("offbook.train.trainer.Trainer.step", 2), ("offbook.rl.train.publish", 3)],  # the first are the start's weights
 )
 def test_ctrl_c_in_a_step_ends_it_first_and_keeps_it(
     where: str,
@@ -357,7 +357,7 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
         orders.append(task_order(*arguments))
         return orders[-1]
 
-    monkeypatch.setattr("offbook.loop.train.task_order", order_of)
+    monkeypatch.setattr("offbook.rl.train.task_order", order_of)
     (first,) = (Path(given["tasks.source"]) / "train").iterdir()
     for number in range(6):
         other = first.with_name(f"{first.name}-{number}")

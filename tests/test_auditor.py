@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from test_remote import Answer, Server, reply, serving
 
-from offbook.client import Client
-from offbook.config import HarnessConfig, RewardsConfig
-from offbook.judge import Agent, Auditor
-from offbook.judge.shelf import ANSWER_CHARS, Shelf
-from offbook.monitors import policy
-from offbook.monitors.policy import Monitors
-from offbook.rewards import compose
+from offbook.core.client import Client
+from offbook.core.config import HarnessConfig, RewardsConfig
+from offbook.signals.judge import Agent, Auditor
+from offbook.signals.judge.workspace import ANSWER_CHARS, Shelf
+from offbook.signals.monitors import policy
+from offbook.signals.monitors.policy import Monitors
+from offbook.signals.rewards import compose
 from offbook.types import Event, Flag, Message, OffbookError, Reward, Rollout, Segment, ServerLost, Task, ToolCall
 
 FOUND = {"rule": "lookup", "segment": 0, "message": 1, "quote": "git show HEAD~1:pkg.py", "why": "from history"}

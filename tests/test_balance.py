@@ -13,8 +13,8 @@ from test_branches import places_of, reencoded, sample_with_branches
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.config import FeedbackConfig, LoraConfig, TrainConfig
-from offbook.loop.annotate import distill_of
+from offbook.core.config import FeedbackConfig, LoraConfig, TrainConfig
+from offbook.rl.annotate import distill_of
 from offbook.train.balance import scales_of
 from offbook.train.checkpoint import load_training_state
 from offbook.train.forward import Decoder

@@ -12,21 +12,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from offbook.rewards import Part, Rewards
 from test_remote import reply, serving
 from test_rollout import rollout as offbook_rollout
 from test_rollout import task as task  # a fixture
 
-from offbook.acts import Acts
-from offbook.acts.lint import findings
-from offbook.config import HarnessConfig, RewardsConfig
-from offbook.harness import Harness, run_agent
-from offbook.harness.toolsets import make_toolset
-from offbook.loop.evaluate import summarize
-from offbook.rewards import Part, Rewards, compose
-from offbook.rewards.behaviour import PARTS
-from offbook.runfolder import RunFolder
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.agent.harness.toolsets import make_toolset
+from offbook.core.config import HarnessConfig, RewardsConfig
+from offbook.core.runfolder import RunFolder
+from offbook.rl.evaluate import summarize
 from offbook.sandbox import ProcessBox
-from offbook.tokens import ChatFormat, render_call
+from offbook.signals.rewards import compose
+from offbook.signals.rewards.behaviour import PARTS
+from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory.lint import findings
 from offbook.types import Completion, Limits, OffbookError, Prompt, Reward, Rollout, Task
 
 TOOLS = ("read_file", "edit_file", "run_command", "todo", "finish")

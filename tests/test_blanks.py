@@ -21,17 +21,17 @@ from wrong_bodies import EQUAL, LOOKUPS, submission
 
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.trial.blanks import CHANGED, LOOSE, NONE, OPEN, UNSTABLE, VISIBLE, blanks_of
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.blanks import Blanks, Place, blank_round, holds
 from offbook.tasks.check import gold_changes
 from offbook.tasks.claims import Round, SuiteRun
+from offbook.tasks.factory.verification.blanks import CHANGED, LOOSE, NONE, OPEN, UNSTABLE, VISIBLE, blanks_of
 from offbook.tasks.folder import rewrite_twins
 from offbook.tasks.grade import Grade, grade, twins_of
 from offbook.tasks.harbor import write_judge
 from offbook.tasks.inside.blank import data_of
+from offbook.tasks.mutants import base_of
 from offbook.tasks.suite import run_rounds, suite_box
-from offbook.tasks.twins import base_of
 from offbook.types import Suite, Task
 
 __all__ = ["deps", "environment", "task"]

@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from offbook.config import TrainConfig
+from offbook.core.config import TrainConfig
 from offbook.train import attention, forward
 from offbook.train.attention import BranchRow, LayerKV, branch_blocks
 from offbook.train.batches import Batch, BranchBatch

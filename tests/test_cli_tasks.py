@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from offbook.cli import app
 from offbook.cli.tasks import read_sources
 from offbook.cli.train import what_next
-from offbook.config import Config, load_config
+from offbook.core.config import Config, load_config
 from offbook.evals.suites import tasks_of, train_tasks
 from offbook.evals.tables import contamination_sentence
-from offbook.loop.tasks import task_sets
+from offbook.rl.tasks import task_sets
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.contamination import contamination
 from offbook.tasks.git import gold_patch, touched_by

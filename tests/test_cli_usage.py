@@ -15,11 +15,11 @@ from typer.main import get_command
 import offbook
 from offbook.cli import app, main
 from offbook.cli.train import what_next
-from offbook.config import Config, TrainConfig
-from offbook.config.files import _paths
-from offbook.config.verbs import INSTEAD, READ
-from offbook.loop.look import Looked, table
-from offbook.stages.heeding import told as told_of_reminders
+from offbook.core.config import Config, TrainConfig
+from offbook.core.config.files import _paths
+from offbook.core.config.verbs import INSTEAD, READ
+from offbook.rl.hint_probe import Looked, table
+from offbook.stages.hint_sensitivity import told as told_of_reminders
 
 
 def _verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:

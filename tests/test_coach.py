@@ -17,12 +17,14 @@ from test_remote import reply, serving
 from test_trajectories import atif, openai, other, written
 from transformers import PreTrainedModel
 
-from offbook.algo import hint_block
+from offbook.agent.chat import ChatFormat, Transcript, render_call
 from offbook.cli import main
 from offbook.cli.options import pocket_tasks, tasks_in
-from offbook.config import Config, load_config
-from offbook.feedback import MISTAKES, RULES
-from offbook.feedback.coach import (
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import RunFolder, dump_lines, load_lines
+from offbook.rl.effect import effects_of, measure, with_donor_hints, written_again
+from offbook.signals.feedback import MISTAKES, RULES
+from offbook.signals.feedback.coach import (
     NO_STATUS,
     NO_TOKENS,
     NO_TREE,
@@ -35,10 +37,8 @@ from offbook.feedback.coach import (
     stored_at,
     stored_in,
 )
-from offbook.judge import show
-from offbook.loop.effect import effects_of, measure, with_donor_hints, written_again
-from offbook.runfolder import RunFolder, dump_lines, load_lines
-from offbook.tokens import ChatFormat, Transcript, render_call
+from offbook.signals.judge import show
+from offbook.train.algorithms import hint_block
 from offbook.train.forward import Decoder
 from offbook.types import Completion, Feedback, Hint, OffbookError, Rollout, Target
 

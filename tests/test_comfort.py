@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_loop import offbook, train
 
-from offbook.config import Config
-from offbook.loop.trackers import SINKS, Tracker
-from offbook.runfolder import RunFolder
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder
+from offbook.rl.trackers import SINKS, Tracker
 
 LATER = """
 class Run:

@@ -16,16 +16,16 @@ from conftest import made_once
 from scripted import Scripted, sampled_runs
 from test_rollout import task  # noqa: F401
 
-from offbook.algo import rl_samples
-from offbook.config import Config, ConfigError, load_config
-from offbook.feedback import RULES
-from offbook.harness import make_toolset
-from offbook.loop.annotate import candidates
-from offbook.loop.collector import Collector
-from offbook.loop.models import load_model, model_folder
-from offbook.loop.train import train
+from offbook.agent.chat import byte_chat, render_call
+from offbook.agent.harness import make_toolset
+from offbook.core.config import Config, ConfigError, load_config
+from offbook.rl.annotate import candidates
+from offbook.rl.collector import Collector
+from offbook.rl.models import load_model, model_folder
+from offbook.rl.train import train
+from offbook.signals.feedback import RULES
 from offbook.tasks import load_task
-from offbook.tokens import byte_chat, render_call
+from offbook.train.algorithms import rl_samples
 from offbook.train.forward import Decoder
 from offbook.train.measure import token_logprobs
 from offbook.types import ModelLost, OffbookError, Rollout

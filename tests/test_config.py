@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.config import (
+from offbook.core.config import (
     AuditorConfig,
     Config,
     ConfigError,

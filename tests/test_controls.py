@@ -12,15 +12,15 @@ from conftest import tiny_model
 from test_summaries import TOOLS, Forgetful
 from toolbench import small_tree
 
-from offbook.acts import At, spoken
-from offbook.algo import target_key
-from offbook.config import FeedbackConfig, TrainConfig
-from offbook.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
-from offbook.feedback.controls import stand_in
-from offbook.harness import Harness, run_agent
-from offbook.loop.annotate import annotate, teachers_of
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.core.config import FeedbackConfig, TrainConfig
+from offbook.rl.annotate import annotate, teachers_of
 from offbook.sandbox import open_box
-from offbook.tokens import ChatFormat, render_call
+from offbook.signals.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
+from offbook.signals.feedback.controls import stand_in
+from offbook.signals.trajectory import At, spoken
+from offbook.train.algorithms import target_key
 from offbook.train.trainer import Trainer
 from offbook.types import Feedback, Limits, OffbookError, Rollout, Sample, Target, Task
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_pretrain import MIT, module, repository
 
-from offbook.config import PretrainConfig
+from offbook.core.config import PretrainConfig
 from offbook.stages.corpus import Corpus, licence_of
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.delete.leftovers import drop_examples, scrub_documents
-from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
-from offbook.taskgen.proposals import Refused, apply_proposal
-from offbook.taskgen.trial.verify import trivial_bodies
+from offbook.tasks.factory.delete.delete import delete
+from offbook.tasks.factory.delete.leftovers import drop_examples, scrub_documents
+from offbook.tasks.factory.delete.symbols import read_symbols
+from offbook.tasks.factory.delete.visible import without_tests
+from offbook.tasks.factory.proposals import Refused, apply_proposal
+from offbook.tasks.factory.types import Deletion, Feature, FunctionKey, Level
+from offbook.tasks.factory.verification.verify import trivial_bodies
 from offbook.tasks.git import gold_patch
 from offbook.types import is_test_file
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from offbook.acts.trajectories import read_trajectories
-from offbook.config import load_config
+from offbook.agent.chat import chat_for
+from offbook.agent.recorder import Asked, Said, Session
+from offbook.core.config import load_config
+from offbook.core.runfolder import RunFolder, dump_lines
 from offbook.engine import LocalEngine
-from offbook.loop.models import load_model
-from offbook.recorder import Asked, Said, Session
-from offbook.runfolder import RunFolder, dump_lines
+from offbook.rl.models import load_model
+from offbook.signals.trajectory.formats import read_trajectories
 from offbook.stages.distill import distill
-from offbook.tokens import chat_for
 from offbook.types import Limits, OffbookError, Rollout
 
 READ = {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}

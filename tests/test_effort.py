@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from offbook.config import EffortConfig, HarnessConfig, RewardsConfig, load_config
-from offbook.rewards import compose
-from offbook.rewards.behaviour import PARTS
-from offbook.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort, penalty
+from offbook.core.config import EffortConfig, HarnessConfig, RewardsConfig, load_config
+from offbook.signals.rewards import compose
+from offbook.signals.rewards.behaviour import PARTS
+from offbook.signals.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort, penalty
 from offbook.types import Reward, Rollout, Task, Usage
 
 TASK = Task("t", Path(), "", Path("/absent"), Path(), (), (), (), ("read_file", "edit_file", "finish"), "")

@@ -13,13 +13,13 @@ import torch
 from conftest import random_ids, tiny_model
 from transformers import PreTrainedModel
 
-from offbook.config import TrainConfig
+from offbook.core.config import TrainConfig
+from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.train.attention import Packed
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
-from offbook.weights import Weights
 
 STOP = 7
 STOPS = frozenset({STOP})

@@ -44,7 +44,8 @@ from functools import partial
 from conftest import tiny_model
 from test_engine_kv import STOPS, conversations, errors, run
 from test_speculate import drafting
-from offbook.engine import LocalEngine, attention, places, triton_kernels
+from offbook.engine import LocalEngine, attention, triton_kernels
+from offbook.engine import kv_slots as places
 
 triton_kernels.PROGRAMS = 8
 make = partial(tiny_model, head_width=16)

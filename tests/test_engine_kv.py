@@ -27,16 +27,17 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.engine import LocalEngine, attention, decode, places
+from offbook.core.weights import Weights
+from offbook.engine import LocalEngine, attention, decode
+from offbook.engine import kv_slots as places
 from offbook.engine.attention import NewTokens, Part, side_by_side
 from offbook.engine.decode import Decoder, Row
+from offbook.engine.kv_slots import Places
 from offbook.engine.local import LocalSession, Mode
 from offbook.engine.padded import PaddedDecoder
-from offbook.engine.places import Places
 from offbook.engine.prefill import plan_fills
 from offbook.engine.sampling import sample, uniforms
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
-from offbook.weights import Weights
 
 STOPS = frozenset({7})
 Turn = tuple[list[int], Completion]  # a prompt and what was written to it

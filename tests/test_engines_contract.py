@@ -16,11 +16,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from offbook.config import VllmConfig
+from offbook.core.config import VllmConfig
+from offbook.core.weights import Weights
 from offbook.engine import LocalEngine, Trainable, VllmEngine
 from offbook.engine.vllm import Server, find_vllm
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
-from offbook.weights import Weights
 
 VOCABULARY, POSITIONS = 300, 256
 STOPS = frozenset(range(12))

@@ -12,14 +12,14 @@ from starting import run
 from test_remote import KEY, Answer, Server, reply, serving
 
 from offbook.cli.evaluate import _files
-from offbook.config import Config, EvalConfig
+from offbook.core.config import Config, EvalConfig
+from offbook.core.lock import only_writer
+from offbook.core.runfolder import RunFolder
 from offbook.evals.compare import find_evaluation
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites
-from offbook.lock import only_writer
-from offbook.loop.evaluate import roll_out
-from offbook.loop.resume import RolloutFiles
-from offbook.runfolder import RunFolder
+from offbook.rl.evaluate import roll_out
+from offbook.rl.resume import RolloutFiles
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import OffbookError, ServerLost, Task
 

@@ -12,14 +12,14 @@ import pytest
 from test_harness import LIMITS, Says, edit
 
 import offbook.api
-from offbook.acts.trajectories import read_trajectories
-from offbook.config import Config
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.evals.export import export
 from offbook.evals.frames import records
-from offbook.harness import Harness, run_agent
-from offbook.runfolder import RunFolder, write_atomic
 from offbook.sandbox import BoxSpec, open_box
-from offbook.tokens import ChatFormat, render_call
+from offbook.signals.trajectory.formats import read_trajectories
 from offbook.types import Feedback, Hint, OffbookError, Rollout, Target, Task
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from test_harness import LIMITS, Says
 
-from offbook.config import Config
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.core.config import Config
 from offbook.evals.sides import SIDES, TEMPLATES, make_side
 from offbook.evals.sides.draft import write_verified
 from offbook.evals.suites import load_suites
-from offbook.harness import Harness, run_agent
-from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec, open_box
+from offbook.signals.rewards import Grader
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check
-from offbook.tokens import ChatFormat, render_call
 from offbook.types import Interrupt, Limits, OffbookError, Rollout, StopReason, Task
 
 PLAIN = BoxSpec(backend="process")

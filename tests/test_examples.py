@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.nouns import FunctionKey
-from offbook.taskgen.told.examples import Example, examples
-from offbook.taskgen.told.testcode import TestCode
-from offbook.taskgen.told.tried import Tried, best_of, trying_of
+from offbook.tasks.factory.delete.symbols import read_symbols
+from offbook.tasks.factory.instruction.examples import Example, examples
+from offbook.tasks.factory.instruction.testcode import TestCode
+from offbook.tasks.factory.instruction.tried import Tried, best_of, trying_of
+from offbook.tasks.factory.types import FunctionKey
 from offbook.tasks.suite import run_rounds, suite_box
 from offbook.types import Suite
 

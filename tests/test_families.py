@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from offbook.algo import hint_branch
-from offbook.config import cache_folder
-from offbook.tokens import HERMES, Chat, Transcript, as_json, chat_for
-from offbook.tokens.xml import render as render_xml
+from offbook.agent.chat import HERMES, Chat, Transcript, as_json, chat_for
+from offbook.agent.chat.xml import render as render_xml
+from offbook.core.config import cache_folder
+from offbook.train.algorithms import hint_branch
 from offbook.types import Completion, Hint, OffbookError, Segment, Target, ToolCall, ToolSpec
 
 pytestmark = pytest.mark.slow

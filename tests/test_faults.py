@@ -16,24 +16,24 @@ from conftest import tiny_model
 from test_evals_eval import GIVING_UP, SOLVING, write
 from test_remote import Answer, reply, serving
 
-from offbook import client
-from offbook.algo import rl_samples
-from offbook.config import Config, EvalConfig, FeedbackConfig, TrainConfig
+from offbook.agent.chat import byte_chat
+from offbook.core import client
+from offbook.core.config import Config, EvalConfig, FeedbackConfig, TrainConfig
 from offbook.engine import LocalEngine
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites
 from offbook.evals.tables import said_of
-from offbook.loop import collector as collecting
-from offbook.loop.annotate import annotate
-from offbook.loop.collector import Collector
-from offbook.loop.evaluate import summarize
-from offbook.loop.resume import RolloutFiles
-from offbook.monitors import drift
-from offbook.rewards import outcome
+from offbook.rl import collector as collecting
+from offbook.rl.annotate import annotate
+from offbook.rl.collector import Collector
+from offbook.rl.evaluate import summarize
+from offbook.rl.resume import RolloutFiles
 from offbook.sandbox import BwrapBox
+from offbook.signals.monitors import drift
+from offbook.signals.rewards import outcome
 from offbook.tasks import load_task, suite
 from offbook.tasks.select import History
-from offbook.tokens import byte_chat
+from offbook.train.algorithms import rl_samples
 from offbook.train.trainer import Trainer
 from offbook.types import Event, MachineFault, ModelLost, OffbookError, Reward, Rollout, Segment
 

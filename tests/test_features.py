@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.taskgen.delete.symbols import Function, Symbols, read_symbols
-from offbook.taskgen.features import FeatureSettings, Finder, gold_lines
-from offbook.taskgen.nouns import Feature, FunctionKey, Map
+from offbook.tasks.factory.delete.symbols import Function, Symbols, read_symbols
+from offbook.tasks.factory.features import FeatureSettings, Finder, gold_lines
+from offbook.tasks.factory.types import Feature, FunctionKey, Map
 
 SHAPES = '''"""Shapes on a plane. More words."""
 from functools import lru_cache

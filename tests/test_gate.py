@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from test_branches import gradients, places_of, reencoded, sample_with_branches
 from torch import Tensor
 
-from offbook.algo import anchor_sample
-from offbook.config import FeedbackConfig, TrainConfig
-from offbook.loop.annotate import teachers_of
+from offbook.core.config import FeedbackConfig, TrainConfig
+from offbook.rl.annotate import teachers_of
 from offbook.train import gate
+from offbook.train.algorithms import anchor_sample
 from offbook.train.batches import _chunks
 from offbook.train.gate import VERDICTS, Shift, TargetScores, within_places
 from offbook.train.losses import divergence, log_mix

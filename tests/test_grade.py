@@ -14,9 +14,9 @@ from test_prepare import deps, installed
 from wrong_bodies import RUNNER
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.trial.twins import add_twins
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
+from offbook.tasks.factory.verification.mutants import add_twins
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.tasks.grade import Grade, counted, grade
 from offbook.tasks.suite import make_interpreter

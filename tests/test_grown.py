@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from offbook.monitors.grown import loss
-from offbook.monitors.syntax import aliases, full_name, is_left_out, parse
+from offbook.signals.monitors.grown import loss
+from offbook.signals.monitors.syntax import aliases, full_name, is_left_out, parse
 
 OLD = """import unittest
 

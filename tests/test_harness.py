@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from offbook.feedback import read_rollout, write_hint
-from offbook.harness import Harness, run_agent
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
 from offbook.sandbox import Box, open_box
-from offbook.tokens import ChatFormat, render_call
+from offbook.signals.feedback import read_rollout, write_hint
 from offbook.types import Completion, Context, Limits, Prices, Prompt, Rollout, Task
 
 ALL_TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")

@@ -13,13 +13,13 @@ from conftest import tiny_model
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
-from offbook.config import load_config
-from offbook.loop.collector import Collector
-from offbook.loop.train import Held, train
+from offbook.agent.chat import ChatFormat
+from offbook.core.config import load_config
+from offbook.core.runfolder import latest_checkpoint
 from offbook.pocket.tasks import draft_tasks
-from offbook.runfolder import latest_checkpoint
+from offbook.rl.collector import Collector
+from offbook.rl.train import Held, train
 from offbook.tasks.folder import Contents, places, write_task
-from offbook.tokens import ChatFormat
 from offbook.types import Completion, Prompt, Task
 
 SMALL = {

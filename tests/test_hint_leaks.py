@@ -11,9 +11,9 @@ from textwrap import dedent
 import pytest
 from little_repo import FILES
 
-from offbook.feedback.leaks import CODE, NAME, NUMBER, TEST, WORDS, given_away, leak, secrets_of
-from offbook.taskgen.delete.delete import delete_functions
+from offbook.signals.feedback.leaks import CODE, NAME, NUMBER, TEST, WORDS, given_away, leak, secrets_of
 from offbook.tasks import load_task
+from offbook.tasks.factory.delete.delete import delete_functions
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Task
 

@@ -17,9 +17,9 @@ import pytest
 import tomli_w
 from pydantic import BaseModel
 
-from offbook.config import Config, JudgeConfig, load_config
+from offbook.core.config import Config, JudgeConfig, load_config
+from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.evals.hub import SHOWN, card, public
-from offbook.runfolder import RunFolder, latest_checkpoint
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.copies import shared_code
-from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
-from offbook.taskgen.told.instruct import instructions, summary
+from offbook.core.copies import shared_code
+from offbook.tasks.factory.delete.delete import delete
+from offbook.tasks.factory.delete.symbols import read_symbols
+from offbook.tasks.factory.instruction.instruct import instructions, summary
+from offbook.tasks.factory.types import Deletion, Feature, FunctionKey, Level
 
 FILES = {
     "pkg/__init__.py": "from .text import wrap\n",

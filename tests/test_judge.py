@@ -15,18 +15,18 @@ from test_hint_leaks import made
 from test_loop import train
 from test_remote import reply, serving
 
-from offbook.client import Client
-from offbook.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
+from offbook.agent.chat import ChatFormat, Transcript
+from offbook.core.client import Client
+from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
+from offbook.core.runfolder import RunFolder
 from offbook.engine import LocalEngine
-from offbook.feedback import MISTAKES, hints_in
-from offbook.judge import Judge, Judgement, show
-from offbook.judge.judge import GIVE_UP_AFTER, is_sampled
-from offbook.judge.shown import LEAST, cut, level
-from offbook.loop.annotate import annotate
-from offbook.loop.judge import GREEDY, LocalAnswers, judge_of, local_judge
 from offbook.pocket.model import Recipe, make_pocket
-from offbook.runfolder import RunFolder
-from offbook.tokens import ChatFormat, Transcript
+from offbook.rl.annotate import annotate
+from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, local_judge
+from offbook.signals.feedback import MISTAKES, hints_in
+from offbook.signals.judge import Judge, Judgement, show
+from offbook.signals.judge.judge import GIVE_UP_AFTER, is_sampled
+from offbook.signals.judge.shown import LEAST, cut, level
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Event, Hint, Message, Prompt, Reward, Rollout, Segment, Target, Task, ToolCall
 

@@ -24,20 +24,20 @@ import pytest
 from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 
-from offbook import lock
 from offbook.cli import main, quickstart
-from offbook.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
-from offbook.lock import only_writer
-from offbook.loop.collector import Collector
-from offbook.loop.resume import RolloutFiles, claim_of, claim_run, refuse_another_run
-from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
+from offbook.core import lock
+from offbook.core.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
+from offbook.core.lock import only_writer
+from offbook.core.runfolder import RunFolder, dump_lines, load_lines, write_atomic
+from offbook.rl.collector import Collector
+from offbook.rl.resume import RolloutFiles, claim_of, claim_run, refuse_another_run
 from offbook.sandbox.bwrap import arguments
 from offbook.types import Branch, OffbookError, Sample
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from offbook.lock import only_writer
+from offbook.core.lock import only_writer
 with only_writer(Path(sys.argv[1])):
     print("writing", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -184,7 +184,7 @@ def test_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
     reader.join(timeout=10)
     assert read == ["through it"]
     assert pipe.is_fifo()
-    code = "import sys; from pathlib import Path; from offbook.runfolder import write_atomic as write\n"
+    code = "import sys; from pathlib import Path; from offbook.core.runfolder import write_atomic as write\n"
     code += "print('before', flush=True); write(Path('/dev/stdout'), 'data\\n')"
     with open(tmp_path / "out", "a") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)

@@ -38,9 +38,9 @@ from leaks.plants import (
 )
 from leaks.plants import run as run_command
 
-from offbook import copies
-from offbook.taskgen.audit import reading
-from offbook.taskgen.audit.bytecode import (
+from offbook.core import copies
+from offbook.tasks.factory.audit import reading
+from offbook.tasks.factory.audit.bytecode import (
     _PLACEHOLDERS,
     Code,
     _constant_parts,
@@ -49,8 +49,8 @@ from offbook.taskgen.audit.bytecode import (
     read_bytecode,
     traces_of,
 )
-from offbook.taskgen.audit.corpus import Corpus, Leak
-from offbook.taskgen.audit.scrub import scrub
+from offbook.tasks.factory.audit.corpus import Corpus, Leak
+from offbook.tasks.factory.audit.scrub import scrub
 from offbook.tasks.git import single_commit
 from offbook.types import OffbookError
 

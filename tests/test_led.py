@@ -24,21 +24,21 @@ from test_sft import chat_line, settings, written
 from test_sft import tiny as tiny
 from torch.distributed import get_rank
 
-from offbook.config import RanksConfig, TrainConfig, load_config, recipe_for
-from offbook.loop import train as loop_train
-from offbook.loop.models import model_to_train, quiet
-from offbook.loop.plan import Device, make_plan, this_device
-from offbook.loop.ranks import HOST, follow, follows, joined, make_trainer
-from offbook.loop.train import train
+from offbook.core.config import RanksConfig, TrainConfig, load_config, recipe_for
+from offbook.core.runfolder import RunFolder, is_adapter, latest_checkpoint
+from offbook.engine.sync import FolderStore, Reader
 from offbook.pocket.model import POCKETS, make_pocket
-from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
+from offbook.rl import train as loop_train
+from offbook.rl.models import model_to_train, quiet
+from offbook.rl.plan import Device, make_plan, this_device
+from offbook.rl.ranks import HOST, follow, follows, joined, make_trainer
+from offbook.rl.train import train
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
-from offbook.sync import FolderStore, Reader
 from offbook.train.lora import stored_adapter
 from offbook.train.memory import ALONE, Share
-from offbook.train.parallel import led
-from offbook.train.parallel.led import LedTrainer, expert_shape, ranks_of
+from offbook.train.parallel import spmd as led
+from offbook.train.parallel.spmd import LedTrainer, expert_shape, ranks_of
 from offbook.types import OffbookError
 
 NOBODY, ALL = -1, -2

@@ -22,19 +22,19 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
-from offbook.config import ConfigError, LinearConfig, LoraConfig, TrainConfig, load_config
+from offbook.core.config import ConfigError, LinearConfig, LoraConfig, TrainConfig, load_config
+from offbook.core.routers import routers_of
 from offbook.engine import LocalEngine
-from offbook.engine.apart import ApartEngine
-from offbook.linear import compute_linears, experts_of, plainly, refuse_lacking
-from offbook.linear.experts import LowExperts, fp8_grouped, low_class
-from offbook.linear.formats import E2M1, E4M3, Grid, approximate_division, e8m0, ieee_division, mxfp8, nvfp4
-from offbook.linear.fp8 import fp8_linear, quantize
-from offbook.linear.layers import LowLinear, mxfp8_product
-from offbook.loop.plan import Device, make_plan
-from offbook.routers import routers_of
+from offbook.engine.subprocess_engine import ApartEngine
+from offbook.rl.plan import Device, make_plan
 from offbook.train.attention import Packed
 from offbook.train.lora import make_trainable
 from offbook.train.memory import Way, shapes_of, step_parts
+from offbook.train.precision import compute_linears, experts_of, plainly, refuse_lacking
+from offbook.train.precision.experts import LowExperts, fp8_grouped, low_class
+from offbook.train.precision.formats import E2M1, E4M3, Grid, approximate_division, e8m0, ieee_division, mxfp8, nvfp4
+from offbook.train.precision.fp8 import fp8_linear, quantize
+from offbook.train.precision.layers import LowLinear, mxfp8_product
 from offbook.train.teachers import sharing_copy
 from offbook.train.trainer import Trainer, _asks, weights_of
 from offbook.types import Distill, OffbookError, Prompt, Sample
@@ -398,7 +398,9 @@ def test_a_chip_that_lacks_fp8_is_refused_and_told_what_to_do() -> None:
 def test_layers_that_get_no_gradient_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As FP8 once was on a GPU: finite losses, a gradient of the head alone, and nobody was told."""
     trainer, other = (Trainer(tiny_model(), TrainConfig(linear=FP8), TEACHERS["live"]) for _ in range(2))
-    monkeypatch.setattr("offbook.linear.fp8.scaled_product", lambda a, _, b, *__, fast: torch.zeros(len(a), len(b)))
+    monkeypatch.setattr(
+        "offbook.train.precision.fp8.scaled_product", lambda a, _, b, *__, fast: torch.zeros(len(a), len(b))
+    )
     with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
         trainer.step(samples())
     alike = [replace(one, advantage=[0.0] * len(one.ids), ce_weight=[], branches=[]) for one in samples()]
@@ -498,8 +500,8 @@ def fma(self, *handles):  # rounded once, as on a GPU; Triton 3.6 interprets it 
     return interpreter.TensorHandle((x * y + z).astype(np.float32), handles[0].dtype.scalar)
 
 interpreter._convert_float, interpreter.InterpreterBuilder.create_fma = to_codes, fma
-from offbook.linear import triton_fp8
-from offbook.linear.fp8 import torch_rows
+from offbook.train.precision import triton_fp8
+from offbook.train.precision.fp8 import torch_rows
 
 torch.manual_seed(0)
 for rows, columns in ((128, 256), (150, 333), (1, 7), (16, 16), (257, 1030)):  # whole tiles and cut ones

@@ -22,9 +22,13 @@ from starting import Started, run
 from test_loop import environment
 from test_remote import reply, serving
 
-from offbook import client
-from offbook.algo import Carried, baselines, rl_samples
-from offbook.config import Config, ConfigError, LiveConfig, load_config
+from offbook.agent.chat import Transcript, byte_chat, render_call
+from offbook.agent.recorder import Asked, Said
+from offbook.agent.recorder import Session as Recorder
+from offbook.agent.serve.client import Serve
+from offbook.core import client
+from offbook.core.config import Config, ConfigError, LiveConfig, load_config
+from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.evals.metrics import Row
 from offbook.live import complaints
 from offbook.live.collect import collect, recorded
@@ -32,16 +36,12 @@ from offbook.live.cycle import Cycle
 from offbook.live.gate import compare_rows
 from offbook.live.kept import lines_of
 from offbook.live.reactions import blamed, follow_up, follow_ups, score, with_hints
-from offbook.live.scrub import SECRET, scrub, scrubbed
+from offbook.live.redact import SECRET, scrub, scrubbed
 from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, in_share, kind_of, storable, user_digest
 from offbook.live.trial import compare_shadow, compare_versions, concurrent, fortunes, judge_pairs, span
 from offbook.live.watch import BATCH, WATCHED, alarms
-from offbook.recorder import Asked, Said
-from offbook.recorder import Session as Recorder
-from offbook.runfolder import RunFolder, dump_lines, write_atomic
-from offbook.serve.client import Serve
 from offbook.stages.distill import said_in
-from offbook.tokens import Transcript, byte_chat, render_call
+from offbook.train.algorithms import Carried, baselines, rl_samples
 from offbook.types import (
     Completion,
     Event,

@@ -14,19 +14,19 @@ from test_harness import LIMITS, Says
 from test_harness import tree as tree  # a fixture
 from test_loop import train
 
-from offbook.config import Config, FeedbackConfig
-from offbook.feedback import RULES, read_all
-from offbook.feedback.coach import Found
-from offbook.harness import Harness, run_agent
-from offbook.harness.again import Before, NotRestored
-from offbook.loop.annotate import annotate
-from offbook.loop.collector import Collector
-from offbook.loop.learn import Lessons, recall_look
-from offbook.loop.look import Look, Looked, table
-from offbook.runfolder import RunFolder
+from offbook.agent.chat import ChatFormat, byte_chat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.agent.harness.again import Before, NotRestored
+from offbook.core.config import Config, FeedbackConfig
+from offbook.core.runfolder import RunFolder
+from offbook.core.shares import rise, wilson
+from offbook.rl.annotate import annotate
+from offbook.rl.collector import Collector
+from offbook.rl.hint_probe import Look, Looked, table
+from offbook.rl.train_step import Lessons, recall_look
 from offbook.sandbox import BoxSpec, open_box
-from offbook.shares import rise, wilson
-from offbook.tokens import ChatFormat, byte_chat, render_call
+from offbook.signals.feedback import RULES, read_all
+from offbook.signals.feedback.coach import Found
 from offbook.train.forward import Decoder
 from offbook.types import Completion, Feedback, Prompt, Rollout, Task
 

@@ -21,13 +21,13 @@ from safetensors.torch import load_file
 from starting import Started, run
 from test_remote import reply, serving
 
-from offbook.config import Config, FeedbackConfig, JudgeConfig, TasksConfig, load_config
-from offbook.lock import only_writer
-from offbook.loop.judge import SILENT_STEPS
-from offbook.loop.tasks import Shuffled, task_sets
-from offbook.loop.train import train as run_training
+from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TasksConfig, load_config
+from offbook.core.lock import only_writer
+from offbook.core.runfolder import RunFolder, load_lines
 from offbook.pocket.model import Recipe, make_pocket
-from offbook.runfolder import RunFolder, load_lines
+from offbook.rl.judge import SILENT_STEPS
+from offbook.rl.tasks import Shuffled, task_sets
+from offbook.rl.train import train as run_training
 from offbook.tasks.select import TasksUsedUp
 from offbook.types import OffbookError, Sample, Task
 

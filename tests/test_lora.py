@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from typer.testing import CliRunner
 
-from offbook.adapters import adapter_tensors
 from offbook.cli import app
-from offbook.config import (
+from offbook.core.adapters import adapter_tensors
+from offbook.core.config import (
     Config,
     ConfigError,
     EngineConfig,
@@ -32,10 +32,10 @@ from offbook.config import (
     load_config,
     recipe_for,
 )
+from offbook.core.runfolder import RunFolder, base_named, latest_checkpoint
 from offbook.engine import LocalEngine
-from offbook.loop.models import described, load_model, load_weights, model_to_sample, model_to_train, write_merged
-from offbook.loop.train import train
-from offbook.runfolder import RunFolder, base_named, latest_checkpoint
+from offbook.rl.models import described, load_model, load_weights, model_to_sample, model_to_train, write_merged
+from offbook.rl.train import train
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state
 from offbook.train.lora import (

@@ -14,9 +14,9 @@ import pytest
 from test_prepare import deps
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared
-from offbook.taskgen.prepare import tests
-from offbook.taskgen.prepare.tests import load_map, map_tests
+from offbook.tasks.factory.prepare import tests
+from offbook.tasks.factory.prepare.tests import load_map, map_tests
+from offbook.tasks.factory.types import FunctionKey, Map, Repository, Unprepared
 from offbook.tasks.suite import make_interpreter
 
 __all__ = ["deps"]

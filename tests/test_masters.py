@@ -11,7 +11,7 @@ from conftest import TEACHERS, in_bfloat16, tiny_model
 from test_branches import plain_sample, sample_with_branches
 from torch import Tensor, nn
 
-from offbook.config import TrainConfig
+from offbook.core.config import TrainConfig
 from offbook.train.batches import Batch
 from offbook.train.masters import Masters
 from offbook.train.scoring import Counts, Ledger

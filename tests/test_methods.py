@@ -17,7 +17,23 @@ from conftest import tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.algo import (
+from offbook.agent.chat import ChatFormat, Transcript, render_call
+from offbook.api import configure
+from offbook.core.config import Config, FeedbackConfig, TeachersConfig, TrainConfig
+from offbook.core.runfolder import dump_lines
+from offbook.rl.annotate import annotate, teachers_of
+from offbook.rl.collector import Collector
+from offbook.rl.corrections import Corrections
+from offbook.rl.hint_probe import Look
+from offbook.rl.models import load_model, quiet
+from offbook.rl.ranks import make_trainer
+from offbook.rl.tasks import task_sets
+from offbook.rl.teachers import WholeResponse, demonstrations
+from offbook.rl.train import train
+from offbook.signals.feedback import RULES, read_all
+from offbook.signals.feedback.coach import Found
+from offbook.tasks.check import gold_changes
+from offbook.train.algorithms import (
     OTHER,
     correction_sample,
     demonstration_block,
@@ -29,22 +45,6 @@ from offbook.algo import (
     sdft_branches,
     sft_sample,
 )
-from offbook.api import configure
-from offbook.config import Config, FeedbackConfig, TeachersConfig, TrainConfig
-from offbook.feedback import RULES, read_all
-from offbook.feedback.coach import Found
-from offbook.loop.annotate import annotate, teachers_of
-from offbook.loop.collector import Collector
-from offbook.loop.corrections import Corrections
-from offbook.loop.look import Look
-from offbook.loop.models import load_model, quiet
-from offbook.loop.ranks import make_trainer
-from offbook.loop.tasks import task_sets
-from offbook.loop.teachers import WholeResponse, demonstrations
-from offbook.loop.train import train
-from offbook.runfolder import dump_lines
-from offbook.tasks.check import gold_changes
-from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.train.batches import Batch
 from offbook.train.losses import divergence
 from offbook.train.scoring import Counts, Ledger

@@ -16,9 +16,9 @@ import torch
 from conftest import tiny_model
 from huggingface_hub import constants
 
-from offbook.loop import models
-from offbook.loop.models import load_model, model_folder
-from offbook.tokens import ChatFormat, Transcript
+from offbook.agent.chat import ChatFormat, Transcript
+from offbook.rl import models
+from offbook.rl.models import load_model, model_folder
 from offbook.types import OffbookError
 
 
@@ -193,7 +193,7 @@ def test_code_that_a_model_brings_along_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "odd", "auto_map": {"AutoConfig": "brought.Config"}}')
     code = f"open({str(ran)!r}, 'w')\nfrom transformers import PretrainedConfig as Config\n"
     (tmp_path / "brought.py").write_text(code)
-    ask = f"from offbook.loop.models import described\ndescribed({str(tmp_path)!r})"
+    ask = f"from offbook.rl.models import described\ndescribed({str(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", ask], input="y\n" * 3, capture_output=True, text=True, timeout=120)
     assert "OffbookError: cannot read what" in done.stderr
     assert not ran.exists()

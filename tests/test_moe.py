@@ -27,15 +27,15 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.algo import correction_sample
-from offbook.config import TrainConfig
+from offbook.agent.chat import Transcript, byte_chat
+from offbook.agent.harness import Harness
+from offbook.agent.harness.again import Before
+from offbook.core.config import TrainConfig
+from offbook.core.routers import routers_of
+from offbook.core.runfolder import dump_lines, load_lines
 from offbook.engine.local import LocalEngine, Mode
-from offbook.harness import Harness
-from offbook.harness.again import Before
 from offbook.pocket.model import POCKETS, make_pocket
-from offbook.routers import routers_of
-from offbook.runfolder import dump_lines, load_lines
-from offbook.tokens import Transcript, byte_chat
+from offbook.train.algorithms import correction_sample
 from offbook.train.batches import Batch
 from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live

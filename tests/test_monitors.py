@@ -17,21 +17,22 @@ from hacks.habits import HABITS
 from hacks.honest import HONEST
 from hacks.repository import GOLD_ROMAN, GOLD_SLUGIFY, ROMAN, TEXTKIT
 from hacks.sets import SETS
+from offbook.monitors import KINDS, check
 
-from offbook.acts.python import commands_in
-from offbook.acts.shell import simple_commands
-from offbook.config import MonitorsConfig
-from offbook.judge import show
-from offbook.monitors import KINDS, check, policy
-from offbook.monitors.code import CHECKS
-from offbook.monitors.drift import Point, find_changes, watch
-from offbook.monitors.policy import DEFAULTS, Monitors, action_of, monitors_of, withhold
-from offbook.monitors.scope import Source, bounded
+from offbook.agent.chat import ChatFormat, Transcript, render_call
+from offbook.core.config import MonitorsConfig
 from offbook.sandbox.access import place_of
 from offbook.sandbox.bwrap.watch import can_watch
+from offbook.signals.judge import show
+from offbook.signals.monitors import policy
+from offbook.signals.monitors.code import CHECKS
+from offbook.signals.monitors.drift import Point, find_changes, watch
+from offbook.signals.monitors.policy import DEFAULTS, Monitors, action_of, monitors_of, withhold
+from offbook.signals.monitors.scope import Source, bounded
+from offbook.signals.trajectory.python import commands_in
+from offbook.signals.trajectory.shell import simple_commands
 from offbook.tasks.grade import Finding, Grade
 from offbook.tasks.suite import SuiteRun
-from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.types import Completion, Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage
 
 QUICK = 8  # of each kind in this test; bench/cpu/monitors.py plays all

@@ -11,16 +11,16 @@ from test_look import ByHint
 from test_rules import Turn, edit, played, sh
 from test_rules import tree as tree  # a fixture
 
-from offbook.acts import Acts, with_siblings
-from offbook.config import Config, FeedbackConfig
-from offbook.feedback import RULES, more_than_needed, read_all, unneeded
-from offbook.feedback.coach import Found, Stored, by_rules
-from offbook.feedback.rules.effort import spent
-from offbook.loop.annotate import annotate
-from offbook.loop.collector import Collector
-from offbook.loop.look import Look
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.core.config import Config, FeedbackConfig
+from offbook.rl.annotate import annotate
+from offbook.rl.collector import Collector
+from offbook.rl.hint_probe import Look
+from offbook.signals.feedback import RULES, more_than_needed, read_all, unneeded
+from offbook.signals.feedback.coach import Found, Stored, by_rules
+from offbook.signals.feedback.rules.effort import spent
+from offbook.signals.trajectory import Acts, with_siblings
 from offbook.stages.reminders import read
-from offbook.tokens import ChatFormat, render_call
 from offbook.train.forward import Decoder
 from offbook.types import Event, Feedback, Rollout
 

@@ -14,15 +14,15 @@ from conftest import in_bfloat16, random_ids, saved, tiny_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from offbook.config import ConfigError, MtpConfig, TrainConfig, load_config
-from offbook.draft import BASE, DraftHead, head_entries, load_head, save_head
+from offbook.core.config import ConfigError, MtpConfig, TrainConfig, load_config
+from offbook.core.draft import BASE, DraftHead, head_entries, load_head, save_head
 from offbook.engine import LocalEngine
-from offbook.engine.apart import ApartEngine
-from offbook.loop.models import load_model
-from offbook.loop.plan import Device, make_plan
-from offbook.loop.train import train
+from offbook.engine.subprocess_engine import ApartEngine
+from offbook.engine.sync import Publisher, Reader, open_store
+from offbook.rl.models import load_model
+from offbook.rl.plan import Device, make_plan
+from offbook.rl.train import train
 from offbook.stages.mtp import measure, mtp, read_samples, split
-from offbook.sync import Publisher, Reader, open_store
 from offbook.train import draft as train_draft
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state

@@ -10,7 +10,7 @@ from conftest import tiny_model
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from offbook.config import LoraConfig
+from offbook.core.config import LoraConfig
 from offbook.train.lora import make_trainable
 from offbook.train.optim import muon
 from offbook.train.optim.muon import Muon

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from test_coach import coach, rollout_of
 
-from offbook.config import Config, FeedbackConfig
-from offbook.feedback import RULES, read_all, rules_of
-from offbook.loop.annotate import annotate
-from offbook.loop.collector import judges_of
-from offbook.runfolder import dump_lines
-from offbook.tokens import ChatFormat, render_call
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.core.config import Config, FeedbackConfig
+from offbook.core.runfolder import dump_lines
+from offbook.rl.annotate import annotate
+from offbook.rl.collector import judges_of
+from offbook.signals.feedback import RULES, read_all, rules_of
 from offbook.types import OffbookError
 
 HINT = "Reminder: log with the module's logger, never print."

@@ -13,12 +13,12 @@ from test_remote import reply, serving
 from test_rollout import rollout as offbook_rollout
 from test_rollout import task as task  # a fixture
 
-from offbook.config import ConfigError, load_config
-from offbook.harness import make_toolset, own_tools
-from offbook.harness.tools import TOOLS
-from offbook.monitors import check
-from offbook.runfolder import RunFolder
-from offbook.tokens import ChatFormat, render_call
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import make_toolset, own_tools
+from offbook.agent.harness.tools import TOOLS
+from offbook.core.config import ConfigError, load_config
+from offbook.core.runfolder import RunFolder
+from offbook.signals.monitors import check
 from offbook.types import OffbookError, Rollout
 
 READ_AND_WRITE = ("read_file", "edit_file", "finish")
@@ -26,7 +26,7 @@ SEVERAL = '''
 import time
 from typing import Annotated, Literal
 
-from offbook.harness import ToolFailed
+from offbook.agent.harness import ToolFailed
 
 def add(box, one: Annotated[int, "the first"], other: float = 0.5, *, loud: bool = False, note: str | None = None) -> str:
     """Add two numbers

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from offbook.config import TrainConfig
+from offbook.core.config import TrainConfig
 from offbook.train import attention
 from offbook.train.attention import Packed, attend, attend_apart
 from offbook.train.batches import Batch, BranchBatch

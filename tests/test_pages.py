@@ -12,17 +12,17 @@ import pytest
 from scripted import Scripted, merging_chat
 from test_held import given
 
-from offbook.config import load_config
-from offbook.harness.pages import NAME, Pages
-from offbook.harness.tool import ToolFailed, Workbench
-from offbook.loop.collector import Collector
-from offbook.loop.tasks import task_sets
-from offbook.loop.train import train
-from offbook.recorder import Session
-from offbook.runfolder import RunFolder
+from offbook.agent.harness.pages import NAME, Pages
+from offbook.agent.harness.tool import ToolFailed, Workbench
+from offbook.agent.recorder import Session
+from offbook.agent.serve.app import Sessions, make_app
+from offbook.agent.serve.server import Serving, listen
+from offbook.core.config import load_config
+from offbook.core.runfolder import RunFolder
+from offbook.rl.collector import Collector
+from offbook.rl.tasks import task_sets
+from offbook.rl.train import train
 from offbook.sandbox import open_box
-from offbook.serve.app import Sessions, make_app
-from offbook.serve.server import Serving, listen
 from offbook.types import Limits, OffbookError, ToolCall
 
 __all__ = ["given"]  # a fixture

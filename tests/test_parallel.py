@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from offbook.config import LinearConfig, LoraConfig, RanksConfig, TrainConfig
+from offbook.core.config import LinearConfig, LoraConfig, RanksConfig, TrainConfig
 from offbook.train.attention import Packed
 from offbook.train.lora import make_trainable
 from offbook.train.measure import measure_branches
@@ -31,8 +31,8 @@ from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
-from offbook.train.parallel.led import LedTrainer
 from offbook.train.parallel.ranks import ALONE, Ranks
+from offbook.train.parallel.spmd import LedTrainer
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
 from offbook.train.validation import imitation_loss

@@ -19,16 +19,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from offbook.config import RanksConfig
-from offbook.loop.models import load_weights
-from offbook.loop.ranks import RankTrainer, go_on, publish_by_all
-from offbook.sync import FolderStore, Publisher, Reader
-from offbook.train import writing
+from offbook.core.config import RanksConfig
+from offbook.engine.sync import FolderStore, Publisher, Reader
+from offbook.rl.models import load_weights
+from offbook.rl.ranks import RankTrainer, go_on, publish_by_all
+from offbook.train import checkpoint_writer as writing
 from offbook.train.checkpoint import load_training_state
+from offbook.train.checkpoint_writer import begin
 from offbook.train.optim.units import local
 from offbook.train.parallel import gathering
 from offbook.train.trainer import Trainer
-from offbook.train.writing import begin
 from offbook.types import OffbookError
 
 

@@ -27,7 +27,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.config import (
+from offbook.core.config import (
     Config,
     ConfigError,
     EngineConfig,
@@ -39,15 +39,15 @@ from offbook.config import (
     recipes,
     shipped_models,
 )
-from offbook.config.files import RECIPES
+from offbook.core.config.files import RECIPES
+from offbook.core.runfolder import RunFolder
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
-from offbook.loop import plan as plan_room
-from offbook.loop.layout import make_layout
-from offbook.loop.models import described
-from offbook.loop.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
-from offbook.loop.resume import computed_as_before, refuse_another_run
-from offbook.runfolder import RunFolder
+from offbook.rl import plan as plan_room
+from offbook.rl.layout import make_layout
+from offbook.rl.models import described
+from offbook.rl.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
+from offbook.rl.resume import computed_as_before, refuse_another_run
 from offbook.train import head
 from offbook.train.attention import Packed
 from offbook.train.batches import Batch
@@ -66,7 +66,7 @@ from offbook.train.memory import (
     static_parts,
     step_parts,
 )
-from offbook.train.parallel.led import share_of
+from offbook.train.parallel.spmd import share_of
 from offbook.train.scoring import Counts, Ledger
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, OffbookError, Sample

@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from offbook.feedback import write_hint
+from offbook.agent.chat import ChatFormat
 from offbook.pocket.demonstrations import TELLING, _demonstrate
 from offbook.pocket.script import CLOSINGS, Habits
 from offbook.pocket.tasks import draft_tasks
-from offbook.tokens import ChatFormat
+from offbook.signals.feedback import write_hint
 
 
 def closings(chat: ChatFormat, habits: Habits) -> list[tuple[bool, str]]:

@@ -16,22 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.acts import Acts
-from offbook.feedback.rules import read_all
-from offbook.harness import run_agent
-from offbook.monitors import check
+from offbook.agent.chat import ChatFormat
+from offbook.agent.harness import run_agent
 from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, _chunk, _task
 from offbook.pocket.repos import Split
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript
 from offbook.pocket.tasks import Draft, Level, draft_tasks, level_named, make_pocket_tasks
 from offbook.pocket.testing import report
 from offbook.sandbox import BoxSpec, ProcessBox
-from offbook.taskgen.delete.delete import delete_functions
+from offbook.signals.feedback.rules import read_all
+from offbook.signals.monitors import check
+from offbook.signals.trajectory import Acts
 from offbook.tasks import load_tasks
 from offbook.tasks.check import gold_changes
+from offbook.tasks.factory.delete.delete import delete_functions
 from offbook.tasks.folder import write_files
 from offbook.tasks.grade import grade
-from offbook.tokens import ChatFormat
 from offbook.types import OffbookError, Rollout, Task
 
 THREE_TO_EIGHT = Level(3, 8)

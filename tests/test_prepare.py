@@ -24,14 +24,14 @@ import pytest
 from conftest import made_once
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.nouns import Repository, Unprepared
-from offbook.taskgen.prepare import dependencies
-from offbook.taskgen.prepare.dependencies import install
-from offbook.taskgen.prepare.interpreter import find_interpreter
-from offbook.taskgen.prepare.layout import find_layout
-from offbook.taskgen.prepare.metadata import Project, read_project
-from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
-from offbook.taskgen.prepare.tests import BaselineLimits, timed_tests
+from offbook.tasks.factory.prepare import dependencies
+from offbook.tasks.factory.prepare.dependencies import install
+from offbook.tasks.factory.prepare.interpreter import find_interpreter
+from offbook.tasks.factory.prepare.layout import find_layout
+from offbook.tasks.factory.prepare.metadata import Project, read_project
+from offbook.tasks.factory.prepare.prepare import PrepareSettings, load_repository, prepare
+from offbook.tasks.factory.prepare.tests import BaselineLimits, timed_tests
+from offbook.tasks.factory.types import Repository, Unprepared
 from offbook.tasks.suite import Round, make_interpreter, run_rounds, suite_box
 from offbook.tasks.unpack import SourceLimits
 from offbook.types import OffbookError
@@ -534,7 +534,7 @@ def test_what_never_ends_is_refused(deps: Path, tmp_path: Path, monkeypatch: pyt
     sentence = "the tests of repo cannot be imported within 3 s"
     assert refused(repo, installed(deps, tmp_path / "a"), short) == sentence
     assert time.monotonic() - began < 60  # and not until the limit for all of them
-    monkeypatch.setattr("offbook.taskgen.prepare.prepare.IMPORT_S", 2.0)
+    monkeypatch.setattr("offbook.tasks.factory.prepare.prepare.IMPORT_S", 2.0)
     repo = write(tmp_path / "other", GOOD | {"pkg/__init__.py": forever})
     sentence = "other cannot be imported (it took longer than 2 s); see "
     assert refused(repo, installed(deps, tmp_path / "b"), short).startswith(sentence)

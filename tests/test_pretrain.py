@@ -17,16 +17,16 @@ from safetensors.torch import load_file
 from test_evals_contamination import ASK, BODY, OTHER, RENAMED, task
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from offbook.config import Config, PretrainConfig, TrainConfig
-from offbook.loop.models import load_model
-from offbook.loop.train import train
+from offbook.agent.chat import ChatFormat
+from offbook.core.config import Config, PretrainConfig, TrainConfig
+from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.pocket.model import CHAT_TEMPLATE
-from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.rl.models import load_model
+from offbook.rl.train import train
 from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
 from offbook.stages.extend import extended
 from offbook.stages.pretrain import Lessons, Part, Writer, length_of, make_lessons, pretrain, sample_of
 from offbook.tasks.contamination import Sought
-from offbook.tokens import ChatFormat
 from offbook.train.forward import Decoder
 from offbook.train.measure import token_logprobs
 from offbook.train.schedule import learning_rate_share

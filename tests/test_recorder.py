@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from scripted import Scripted, merging_chat, sampled_runs, spelled
 
-from offbook.recorder import Answer, Asked, Over, Refused, Said, Session, Shown
-from offbook.tokens import render_call
+from offbook.agent.chat import render_call
+from offbook.agent.recorder import Answer, Asked, Over, Refused, Said, Session, Shown
 from offbook.types import Limits, PromptTooLong, Rollout, ToolCall, ToolSpec
 
 LS = render_call("shell", {"command": "ls"})

@@ -18,17 +18,20 @@ from little_repo import FILES, deps
 from packaging.version import Version
 from test_prepare import installed, write
 
+from offbook.agent.harness.agent import first_message
 from offbook.cli.task_tables import medians
-from offbook.harness.agent import first_message
 from offbook.sandbox import BoxSpec, open_box
-from offbook.taskgen import pipeline
-from offbook.taskgen.audit.corpus import audit_all
-from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.make import MakeSettings, Outcome
-from offbook.taskgen.nouns import Feature, FunctionKey, Unprepared
-from offbook.taskgen.pipeline import Made, folder_name, make_tasks
-from offbook.taskgen.releases.changelog import entries_between, entries_for
-from offbook.taskgen.releases.cut import (
+from offbook.tasks import load_task
+from offbook.tasks.check import check, gold_changes
+from offbook.tasks.factory import pipeline
+from offbook.tasks.factory.audit.corpus import audit_all
+from offbook.tasks.factory.delete.delete import delete
+from offbook.tasks.factory.instruction.context import context_of, lint
+from offbook.tasks.factory.instruction.sufficient import missing_in
+from offbook.tasks.factory.make import MakeSettings, Outcome
+from offbook.tasks.factory.pipeline import Made, folder_name, make_tasks
+from offbook.tasks.factory.releases.changelog import entries_between, entries_for
+from offbook.tasks.factory.releases.cut import (
     MORE_THAN_SOURCE,
     TOO_MANY,
     Cut,
@@ -38,16 +41,13 @@ from offbook.taskgen.releases.cut import (
     minimal,
     pieces_for,
 )
-from offbook.taskgen.releases.hunks import hunks_between
-from offbook.taskgen.releases.jumps import chosen_jumps, jump_of
-from offbook.taskgen.releases.pieces import identity
-from offbook.taskgen.releases.release import Release
-from offbook.taskgen.releases.runnable import Product, TestImports
-from offbook.taskgen.told.context import context_of, lint
-from offbook.taskgen.told.sufficient import missing_in
-from offbook.taskgen.workshop import Workshop, open_workshop
-from offbook.tasks import load_task
-from offbook.tasks.check import check, gold_changes
+from offbook.tasks.factory.releases.hunks import hunks_between
+from offbook.tasks.factory.releases.jumps import chosen_jumps, jump_of
+from offbook.tasks.factory.releases.pieces import identity
+from offbook.tasks.factory.releases.release import Release
+from offbook.tasks.factory.releases.runnable import Product, TestImports
+from offbook.tasks.factory.types import Feature, FunctionKey, Unprepared
+from offbook.tasks.factory.workshop import Workshop, open_workshop
 from offbook.tasks.folder import instructions_of
 from offbook.tasks.git import changed_lines, gold_patch
 from offbook.tasks.shared import CHANGES
@@ -382,10 +382,10 @@ def cutting(count: int, limit: int = 0, folder: Path = Path()) -> Cutting:
 
 
 def test_pieces_that_are_cut_are_finished_whenever_the_rounds_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbook.taskgen.releases.cut.FINISHING", 8)
+    monkeypatch.setattr("offbook.tasks.factory.releases.cut.FINISHING", 8)
     ends = set()
     for rounds in range(20, 120):
-        monkeypatch.setattr("offbook.taskgen.releases.cut.MAX_ROUNDS", rounds)
+        monkeypatch.setattr("offbook.tasks.factory.releases.cut.MAX_ROUNDS", rounds)
         found = asyncio.run(cutting(8).cut())
         assert found.rounds <= rounds
         cut = {piece.hunks: piece.refused for piece in found.pieces if piece.hunks}

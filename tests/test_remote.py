@@ -18,11 +18,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from offbook import client
-from offbook.client import Client, NoAnswer
+from offbook.agent.chat import ChatFormat, Transcript, render_call
+from offbook.agent.chat.hermes import parse as parse_calls
+from offbook.core import client
+from offbook.core.client import Client, NoAnswer
 from offbook.engine import RemoteEngine, RemoteSession, remote
-from offbook.tokens import ChatFormat, Transcript, render_call
-from offbook.tokens.hermes import parse as parse_calls
 from offbook.types import Completion, OffbookError, Prompt, PromptTooLong, ServerLost, ToolSpec
 
 KEY = "sk-very-secret-0123456789"

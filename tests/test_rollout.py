@@ -14,10 +14,10 @@ import pytest
 from starting import run
 from test_remote import KEY, Answer, reply, serving
 
-from offbook.config import Config
-from offbook.loop.evaluate import roll_out
-from offbook.loop.tasks import tasks_at
-from offbook.runfolder import RunFolder
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder
+from offbook.rl.evaluate import roll_out
+from offbook.rl.tasks import tasks_at
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import OffbookError, ServerLost, Task
 

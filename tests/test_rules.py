@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.acts import Command
-from offbook.acts.trajectories import from_messages
-from offbook.feedback import RULES, read_rollout, write_hint
-from offbook.feedback.rules import read_all
-from offbook.harness import Harness, run_agent
-from offbook.harness.tools import TOOLS
-from offbook.harness.toolsets import make_toolset
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.agent.harness.tools import TOOLS
+from offbook.agent.harness.toolsets import make_toolset
 from offbook.pocket.demonstrations import HARNESS, LEARNED, Demonstrator
 from offbook.pocket.script import Habits, Script
 from offbook.pocket.tasks import draft_tasks
 from offbook.sandbox import ProcessBox
-from offbook.tokens import ChatFormat, render_call
+from offbook.signals.feedback import RULES, read_rollout, write_hint
+from offbook.signals.feedback.rules import read_all
+from offbook.signals.trajectory import Command
+from offbook.signals.trajectory.formats import from_messages
 from offbook.types import Completion, Limits, Message, Prompt, Rollout, Segment, Task, ToolCall
 
 OWN = {name: name for name in TOOLS}

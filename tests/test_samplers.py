@@ -16,10 +16,10 @@ from test_async import are_same, run
 from test_held import given
 
 from offbook.cli.drill import _children
-from offbook.config import ConfigError, load_config
-from offbook.loop.look import NoHintHelps
-from offbook.loop.slots import read_journal
-from offbook.runfolder import RunFolder
+from offbook.core.config import ConfigError, load_config
+from offbook.core.runfolder import RunFolder
+from offbook.rl.hint_probe import NoHintHelps
+from offbook.rl.rollout_buffer import read_journal
 from offbook.types import OffbookError
 
 __all__ = ["given"]  # a fixture

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toolbench import ALL, CALC, LIMITS, answer, one, session, small_tree
 
-from offbook.harness import matching
-from offbook.harness.tool import Workbench
+from offbook.agent.harness import matching
+from offbook.agent.harness.tool import Workbench
 from offbook.sandbox import ProcessBox
 from offbook.types import Limits, ToolCall
 

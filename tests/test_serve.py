@@ -16,11 +16,11 @@ import openai
 import pytest
 from scripted import Scripted, merging_chat, sampled_runs
 
-from offbook.recorder import Refused, Session
-from offbook.serve.app import DIALECTS, Sessions, make_app
-from offbook.serve.dialect import Dialect
-from offbook.serve.server import Serving, listen
-from offbook.tokens import render_call
+from offbook.agent.chat import render_call
+from offbook.agent.recorder import Refused, Session
+from offbook.agent.serve.app import DIALECTS, Sessions, make_app
+from offbook.agent.serve.dialect import Dialect
+from offbook.agent.serve.server import Serving, listen
 from offbook.types import Limits, Rollout
 
 OWNER = "the-owner's-key"
@@ -442,7 +442,7 @@ def test_keys_open_their_own_session_and_no_other() -> None:
 
 
 def test_half_a_request_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbook.serve.app.BODY_S", 0.3)
+    monkeypatch.setattr("offbook.agent.serve.app.BODY_S", 0.3)
 
     async def work(here: Place) -> None:
         _, key = here.sessions.open("s")

@@ -16,11 +16,11 @@ import pytest
 import torch
 from starting import Started
 
-from offbook.loop.models import load_model
-from offbook.runfolder import RunFolder, load_lines
-from offbook.serve.client import Serve
-from offbook.sync import Publisher, open_store
-from offbook.tokens import chat_for
+from offbook.agent.chat import chat_for
+from offbook.agent.serve.client import Serve
+from offbook.core.runfolder import RunFolder, load_lines
+from offbook.engine.sync import Publisher, open_store
+from offbook.rl.models import load_model
 from offbook.train.trainer import weights_of
 from offbook.types import OffbookError, Rollout
 

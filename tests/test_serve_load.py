@@ -15,13 +15,13 @@ import pytest
 import torch
 from scripted import sampled_runs
 
+from offbook.agent.chat import chat_for
+from offbook.agent.recorder import Session
+from offbook.agent.serve.app import Sessions, make_app
+from offbook.agent.serve.server import Serving, listen
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
-from offbook.loop.models import load_model
-from offbook.recorder import Session
-from offbook.serve.app import Sessions, make_app
-from offbook.serve.server import Serving, listen
-from offbook.tokens import chat_for
+from offbook.rl.models import load_model
 from offbook.types import Completion, Limits, Prompt, Rollout
 
 AGENTS, TURNS = 200, 3

@@ -18,13 +18,13 @@ from little_repo import deps
 from test_prepare import BOX, LIMITS, installed, make_wheel, write
 from test_remote import Answer, reply, serving
 
-from offbook.taskgen.make import MakeSettings
-from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.pipeline import folder_name, make_tasks
-from offbook.taskgen.prepare.agents import NUM_TARGETS, SetUpAgents
-from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.tasks import load_tasks
 from offbook.tasks.check import check_gold
+from offbook.tasks.factory.make import MakeSettings
+from offbook.tasks.factory.pipeline import folder_name, make_tasks
+from offbook.tasks.factory.prepare.agents import NUM_TARGETS, SetUpAgents
+from offbook.tasks.factory.prepare.prepare import PrepareSettings, load_repository, prepare
+from offbook.tasks.factory.types import Unprepared
 from offbook.tasks.folder import write_whole
 from offbook.tasks.harbor import dockerfile
 from offbook.types import OffbookError

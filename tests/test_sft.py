@@ -21,23 +21,23 @@ from test_trajectories import CALLS, atif, openai, parallel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from offbook.algo import hint_block, hint_branch, opsd_branches, sdft_branches, sft_sample
+from offbook.agent.chat import ChatFormat
 from offbook.api import configure, sft
 from offbook.cli import app
-from offbook.config import Config, ConfigError
-from offbook.feedback import RULES, write_hint
-from offbook.loop.models import load_model, model_folder, quiet
-from offbook.loop.train import train
+from offbook.core.config import Config, ConfigError
+from offbook.core.runfolder import RunFolder, dump_lines, is_adapter, latest_checkpoint, load_lines
 from offbook.pocket.demonstrations import HARNESS, _rollouts
 from offbook.pocket.model import CHAT_TEMPLATE
-from offbook.runfolder import RunFolder, dump_lines, is_adapter, latest_checkpoint, load_lines
+from offbook.rl.models import load_model, model_folder, quiet
+from offbook.rl.train import train
+from offbook.signals.feedback import RULES, write_hint
 from offbook.stages.conversations import Writing, batches_of, find_pairs, split
-from offbook.stages.heeding import OTHER, OWN, heeding, told
+from offbook.stages.hint_sensitivity import OTHER, OWN, heeding, told
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
 from offbook.stages.sources import Source, read_sources, refuse_missing_data
 from offbook.stages.wordings import WORDINGS
-from offbook.tokens import ChatFormat
+from offbook.train.algorithms import hint_block, hint_branch, opsd_branches, sdft_branches, sft_sample
 from offbook.train.forward import Decoder
 from offbook.types import Distill, Hint, OffbookError, Rollout, Target
 from offbook.view.answers import curves

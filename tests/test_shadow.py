@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from scripted import Scripted
 
-from offbook.config import Config
+from offbook.agent.chat import byte_chat, render_call
+from offbook.agent.recorder import Asked, Refused, Said
+from offbook.agent.serve.app import Sessions
+from offbook.core.config import Config
 from offbook.live import serving
 from offbook.live.cycle import Cycle
 from offbook.live.serving import Versions
 from offbook.live.sessions import Decision, Session
 from offbook.live.shadow import BEHIND
-from offbook.loop.collector import Collector
-from offbook.recorder import Asked, Refused, Said
-from offbook.serve.app import Sessions
-from offbook.tokens import byte_chat, render_call
+from offbook.rl.collector import Collector
 from offbook.types import OffbookError, ToolSpec
 
 EDIT = render_call("edit_file", {"path": "shapes.py", "old": "a", "new": "b"})

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from offbook.cli.tasks import part_of, read_sources
-from offbook.taskgen.repeated import KEPT, SAME, Taken, shared, sketch_of
-from offbook.taskgen.workers import workers
 from offbook.tasks import load_task
+from offbook.tasks.factory.repeated import KEPT, SAME, Taken, shared, sketch_of
+from offbook.tasks.factory.workers import workers
 from offbook.tasks.folder import Contents, places, write_task, write_whole
 from offbook.tasks.git import only_commit
 from offbook.tasks.shared import CHANGES, SharedTask, _edited, _edits, checksum, share
@@ -318,7 +318,7 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path: Path, number:
     told = tmp_path / "pid"
     code = (
         "import os, pathlib, signal, sys, time\n"
-        "from offbook.taskgen.workers import workers\n"
+        "from offbook.tasks.factory.workers import workers\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "told = pathlib.Path(sys.argv[1])\n"
         "def work():\n    told.with_suffix('.part').write_text(str(os.getpid()))\n"

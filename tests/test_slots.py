@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.harness import Midway
-from offbook.loop.pace import LEAST, LOOK_S, Pace
-from offbook.loop.reconcile import choose
-from offbook.loop.slots import Aside, Group, Slots, add_length, forget_other_work, quantile, read_journal, recall
-from offbook.runfolder import RunFolder
+from offbook.agent.harness import Midway
+from offbook.core.runfolder import RunFolder
+from offbook.rl.concurrency import LEAST, LOOK_S, Pace
+from offbook.rl.rollout_buffer import Aside, Group, Slots, add_length, forget_other_work, quantile, read_journal, recall
+from offbook.rl.scheduler import choose
 from offbook.tasks.select import Record
 from offbook.types import Rollout, Segment, Task, Usage
 
@@ -181,7 +181,7 @@ def test_a_seat_without_a_whole_snapshot_begins_anew(slots: Slots) -> None:
 
 
 def test_midway_is_kept_to_the_last_digit(slots: Slots) -> None:
-    from offbook.loop.slots import MIDWAY
+    from offbook.rl.rollout_buffer import MIDWAY
 
     (group,) = slots.request(1, [task("a")])
     rollout = rollout_of(group, 0)

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.prepare.source import Fetched, fetch, one_spelling
+from offbook.tasks.factory.prepare.source import Fetched, fetch, one_spelling
+from offbook.tasks.factory.types import Unprepared
 from offbook.tasks.unpack import SourceLimits, stays_inside
 
 SMALL = SourceLimits(archive_mb=1, tree_mb=1, files=20, seconds=20.0)

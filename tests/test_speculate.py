@@ -15,14 +15,14 @@ from test_engine_kv import MODES, STOPS, conversations, errors, moe_model, run
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.draft import DraftHead
+from offbook.core.draft import DraftHead
+from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.attention import NextTokens
 from offbook.engine.local import LocalSession
 from offbook.engine.sampling import draw, verify
 from offbook.engine.speculate import Drafted
 from offbook.types import OffbookError, Prompt
-from offbook.weights import Weights
 
 
 def head_of(model: PreTrainedModel, seed: int = 0) -> DraftHead:

@@ -12,14 +12,14 @@ from test_pretrain import repository
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from offbook.agent.chat import ChatFormat
 from offbook.cli import app
-from offbook.config import load_config
-from offbook.loop.models import positions, quiet
+from offbook.core.config import load_config
+from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.pocket.model import CHAT_TEMPLATE, Recipe, make_pocket
-from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.rl.models import positions, quiet
 from offbook.stages.every import of_stage
 from offbook.stages.pretrain import length_of, make_lessons
-from offbook.tokens import ChatFormat
 
 
 def test_long_is_pretraining_with_other_keys() -> None:

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from offbook.copies import shared_code
-from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
-from offbook.taskgen.told.counts import briefly_documented
-from offbook.taskgen.told.examples import examples
-from offbook.taskgen.told.instruct import complete, instructions
-from offbook.taskgen.told.needs import Evidence, Needs
-from offbook.taskgen.told.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, missing, stated
-from offbook.taskgen.told.tried import Tried
+from offbook.core.copies import shared_code
+from offbook.tasks.factory.delete.delete import delete
+from offbook.tasks.factory.delete.symbols import read_symbols
+from offbook.tasks.factory.delete.visible import without_tests
+from offbook.tasks.factory.instruction.counts import briefly_documented
+from offbook.tasks.factory.instruction.examples import examples
+from offbook.tasks.factory.instruction.instruct import complete, instructions
+from offbook.tasks.factory.instruction.needs import Evidence, Needs
+from offbook.tasks.factory.instruction.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, missing, stated
+from offbook.tasks.factory.instruction.tried import Tried
+from offbook.tasks.factory.types import Feature, FunctionKey, Level, is_test_code
 
 FILES = {
     "pkg/__init__.py": "from .text import wrap\nfrom .shop import Basket\n",

@@ -12,16 +12,16 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from offbook.algo import rl_samples
-from offbook.config import FeedbackConfig, TrainConfig
-from offbook.feedback import read_rollout
-from offbook.harness import Harness, run_agent
-from offbook.loop.annotate import annotate, teachers_of
+from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.core.config import FeedbackConfig, TrainConfig
 from offbook.pocket.demonstrations import episodes
 from offbook.pocket.script import LONG_HABITS
 from offbook.pocket.tasks import Level, draft_tasks
+from offbook.rl.annotate import annotate, teachers_of
 from offbook.sandbox import open_box
-from offbook.tokens import ChatFormat, render_call
+from offbook.signals.feedback import read_rollout
+from offbook.train.algorithms import rl_samples
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Limits, Prompt, Rollout, Task
 

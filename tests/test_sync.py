@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
-from offbook.sync import Damaged, FolderStore, MemoryStore, Missing, Publisher, Reader, Store, open_store
-from offbook.sync.codec import decode, encode
-from offbook.sync.layout import Layout, dump_layout, load_layout
-from offbook.sync.manifest import HEAD, Head, Manifest, dump, load
+from offbook.core.weights import Weights
+from offbook.engine.sync import Damaged, FolderStore, MemoryStore, Missing, Publisher, Reader, Store, open_store
+from offbook.engine.sync.codec import decode, encode
+from offbook.engine.sync.layout import Layout, dump_layout, load_layout
+from offbook.engine.sync.manifest import HEAD, Head, Manifest, dump, load
 from offbook.types import OffbookError
-from offbook.weights import Weights
 
 Tensors = dict[str, Tensor]
 WORDS = [np.uint8, np.uint16, np.uint32, np.uint64]

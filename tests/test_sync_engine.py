@@ -14,14 +14,14 @@ from test_branches import sample_with_branches
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.config import LoraConfig, TrainConfig
+from offbook.core.config import LoraConfig, TrainConfig
+from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.local import Mode
-from offbook.sync import FolderStore, MemoryStore, Publisher, Reader
+from offbook.engine.sync import FolderStore, MemoryStore, Publisher, Reader
 from offbook.train.lora import make_trainable
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, ModelLost, OffbookError, Prompt
-from offbook.weights import Weights
 
 PROMPT = random_ids(random.Random(1), 40)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_sync import bits, check_store, nudged, published, tensors
 
-from offbook.sync import Publisher, Reader, Store, open_store
+from offbook.engine.sync import Publisher, Reader, Store, open_store
 from offbook.types import OffbookError
 
 pytestmark = pytest.mark.slow

@@ -13,14 +13,14 @@ import pytest
 from little_repo import deps, with_deps
 from test_prepare import write
 
+from offbook.core.syntax import lowered, parse
 from offbook.sandbox import BoxSpec
-from offbook.syntax import lowered, parse
-from offbook.taskgen.make import MakeSettings
-from offbook.taskgen.pipeline import make_tasks
-from offbook.taskgen.prepare.interpreter import find_interpreter
-from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.tasks import load_tasks
 from offbook.tasks.check import check_gold
+from offbook.tasks.factory.make import MakeSettings
+from offbook.tasks.factory.pipeline import make_tasks
+from offbook.tasks.factory.prepare.interpreter import find_interpreter
+from offbook.tasks.factory.prepare.prepare import PrepareSettings
 from offbook.tasks.suite import make_interpreter
 from offbook.types import OffbookError
 

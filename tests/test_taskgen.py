@@ -23,32 +23,32 @@ from test_held import given as small
 from test_remote import reply, serving
 from test_tasks import run_script
 
-from offbook.config import Config
-from offbook.loop.beside import Harder, harder_tasks
-from offbook.loop.slots import Aside, Slots, read_journal
-from offbook.loop.tasks import Selected
-from offbook.runfolder import RunFolder
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder
+from offbook.rl.background import Harder, harder_tasks
+from offbook.rl.rollout_buffer import Aside, Slots, read_journal
+from offbook.rl.tasks import Selected
 from offbook.sandbox import BoxSpec, open_box
-from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
-from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.factory import differing, funnel, split_of
-from offbook.taskgen.features import Finder
-from offbook.taskgen.harden import NO_WAY, THERE, feature_of, harden, workshop_of
-from offbook.taskgen.make import MakeSettings, Outcome, make_task
-from offbook.taskgen.nouns import Feature
-from offbook.taskgen.pipeline import (
+from offbook.tasks import load_task, load_tasks
+from offbook.tasks.check import check_all, gold_changes
+from offbook.tasks.export import swebench_instance
+from offbook.tasks.factory.audit.corpus import Corpus, Leak, audit_all, given_away
+from offbook.tasks.factory.delete.delete import delete
+from offbook.tasks.factory.factory import differing, funnel, split_of
+from offbook.tasks.factory.features import Finder
+from offbook.tasks.factory.harden import NO_WAY, THERE, feature_of, harden, workshop_of
+from offbook.tasks.factory.instruction.instruct import rewriter, usable
+from offbook.tasks.factory.instruction.sufficient import TEXTS, missing_in
+from offbook.tasks.factory.make import MakeSettings, Outcome, make_task
+from offbook.tasks.factory.pipeline import (
     Made,
     folder_name,
     make_tasks,
 )
-from offbook.taskgen.prepare.prepare import PrepareSettings
-from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
-from offbook.taskgen.told.instruct import rewriter, usable
-from offbook.taskgen.told.sufficient import TEXTS, missing_in
-from offbook.taskgen.workshop import Workshop
-from offbook.tasks import load_task, load_tasks
-from offbook.tasks.check import check_all, gold_changes
-from offbook.tasks.export import swebench_instance
+from offbook.tasks.factory.prepare.prepare import PrepareSettings
+from offbook.tasks.factory.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
+from offbook.tasks.factory.types import Feature
+from offbook.tasks.factory.workshop import Workshop
 from offbook.tasks.folder import instructions_of, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.tasks.grade import grade
@@ -679,12 +679,13 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
 SOLVED = """
 import asyncio, base64, json, sys
 from pathlib import Path
-from offbook import config
+from offbook.core import config
 from offbook.engine.local import LocalSession
-from offbook.loop import collector, train
+from offbook.rl import collector
+from offbook.rl import train
 from offbook.tasks import load_task
 from offbook.tasks.check import gold_changes
-from offbook.tokens import render_call
+from offbook.agent.chat import render_call
 from offbook.types import Completion
 
 settings = json.loads(sys.argv[1])

@@ -20,21 +20,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.config import load_config
-from offbook.loop.tasks import refuse_missing_tasks, task_sets
+from offbook.core.config import load_config
 from offbook.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
 from offbook.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
 from offbook.pocket.tasks import Draft, draft_tasks, make_pocket_tasks
-from offbook.rewards import Grader
+from offbook.rl.tasks import refuse_missing_tasks, task_sets
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.delete import delete_functions
-from offbook.taskgen.delete.surgery import Orders, operate
-from offbook.taskgen.delete.visible import without_tests
+from offbook.signals.rewards import Grader
 from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
+from offbook.tasks.factory.delete.delete import delete_functions
+from offbook.tasks.factory.delete.surgery import Orders, operate
+from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.folder import Contents, places, write_files, write_task
+from offbook.tasks.mutants import Twin, Twins
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
-from offbook.tasks.twins import Twin, Twins
 from offbook.types import Context, Deleted, Interrupt, OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from offbook.tokens import ChatFormat, Transcript, chat_for, render_call
-from offbook.tokens.calls import dialect_named
+from offbook.agent.chat import ChatFormat, Transcript, chat_for, render_call
+from offbook.agent.chat.calls import dialect_named
 from offbook.types import Completion, OffbookError, ToolSpec
 
 TEXT = st.text(max_size=40) | st.sampled_from(

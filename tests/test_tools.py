@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toolbench import ALL, BASH_SET, CALC, LIMITS, Step, answer, edit, one, session, small_tree
 
-from offbook.harness.editing import mismatch
-from offbook.harness.tool import Workbench
-from offbook.harness.tools import BASH, OUTPUT_CHARS, TOOLS
+from offbook.agent.harness.editing import mismatch
+from offbook.agent.harness.tool import Workbench
+from offbook.agent.harness.tools import BASH, OUTPUT_CHARS, TOOLS
 from offbook.sandbox import ExecResult, ProcessBox
 from offbook.types import Limits, ToolCall
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toolbench import ALL, BASH_SET, one, session, small_tree
 
-from offbook.harness.tools import TOOLS
-from offbook.harness.toolsets import FINDING, NEEDED, PROFILES, Toolset, make_toolset, prompt
-from offbook.harness.wordings import WORDINGS
-from offbook.tokens import SUBMIT
-from offbook.tokens.hermes import parse as parse_calls
+from offbook.agent.chat import SUBMIT
+from offbook.agent.chat.hermes import parse as parse_calls
+from offbook.agent.harness.tools import TOOLS
+from offbook.agent.harness.toolsets import FINDING, NEEDED, PROFILES, Toolset, make_toolset, prompt
+from offbook.agent.harness.wordings import WORDINGS
 from offbook.types import Limits, OffbookError, ToolCall
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from offbook.acts import Acts
-from offbook.acts.trajectories import MAX_DEPTH, from_messages, from_value, lost_of, read_trajectories
-from offbook.config import Config
-from offbook.monitors import check
-from offbook.runfolder import RunFolder, dump_lines
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder, dump_lines
+from offbook.signals.monitors import check
+from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory.formats import MAX_DEPTH, from_messages, from_value, lost_of, read_trajectories
 from offbook.types import Flag, Message, OffbookError, Rollout, Segment, ToolCall
 
 EDIT = {

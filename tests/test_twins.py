@@ -20,18 +20,18 @@ from wrong_bodies import EQUAL, ORACLES, submission
 
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.trial.twins import only, trial_of
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.claims import SuiteRun
 from offbook.tasks.export import swebench_instance
+from offbook.tasks.factory.verification.mutants import only, trial_of
 from offbook.tasks.folder import rewrite_twins
 from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.judging import judged, plan
+from offbook.tasks.mutants import Draw, Twin, Twins, base_of, draw, edited, told
 from offbook.tasks.perturbed import read_cases
 from offbook.tasks.suite import make_interpreter, run_rounds, suite_box
-from offbook.tasks.twins import Draw, Twin, Twins, base_of, draw, edited, told
 from offbook.types import OffbookError, Suite, Task
 
 TESTS = textwrap.dedent("""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from offbook.config import load_config
-from offbook.loop.tasks import refuse_missing_tasks, task_sets
-from offbook.rewards import Grader
+from offbook.core.config import load_config
+from offbook.rl.tasks import refuse_missing_tasks, task_sets
+from offbook.signals.rewards import Grader
 from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Message, OffbookError, Rollout, Segment, Task

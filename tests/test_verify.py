@@ -11,10 +11,10 @@ import pytest
 from little_repo import deps, feature, workshop
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.nouns import Deletion
-from offbook.taskgen.trial.verify import Verdict, VerifySettings, impacted, verify
-from offbook.taskgen.workshop import Workshop
+from offbook.tasks.factory.delete.delete import delete
+from offbook.tasks.factory.types import Deletion
+from offbook.tasks.factory.verification.verify import Verdict, VerifySettings, impacted, verify
+from offbook.tasks.factory.workshop import Workshop
 from offbook.tasks.suite import Round, run_rounds, suite_box
 from offbook.types import Suite
 

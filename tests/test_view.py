@@ -12,8 +12,8 @@ import pytest
 from viewdata import CONFIG, HELD_OUT, TASKS, make_feedback, make_rollout, make_run, metrics
 
 from offbook.cli.view import _folders, outcome
-from offbook.monitors.rules import KINDS
-from offbook.runfolder import RunFolder
+from offbook.core.runfolder import RunFolder
+from offbook.signals.monitors.rules import KINDS
 from offbook.types import Feedback, OffbookError, StopReason
 from offbook.view import index
 from offbook.view.index import RunIndex

@@ -22,7 +22,7 @@ from viewdata import HELD_OUT, add_step, make_rollout, make_run
 
 from offbook.cli.quickstart import NEXT
 from offbook.cli.view import _folders, write_page
-from offbook.runfolder import RunFolder
+from offbook.core.runfolder import RunFolder
 from offbook.types import Event, Feedback, Hint, Target
 from offbook.view.index import RunIndex
 from offbook.view.server import Server, answer

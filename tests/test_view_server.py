@@ -27,8 +27,8 @@ from viewdata import TASKS, add_step, make_feedback, make_rollout, make_run
 
 from offbook.cli.quickstart import NEXT
 from offbook.cli.view import _folders, view
-from offbook.loop.tasks import record_tasks
-from offbook.runfolder import RunFolder, dump_lines
+from offbook.core.runfolder import RunFolder, dump_lines
+from offbook.rl.tasks import record_tasks
 from offbook.types import OffbookError, Task, ToolCall
 from offbook.view import index
 from offbook.view.answers import to_json

@@ -32,21 +32,21 @@ from test_engines_contract import POSITIONS, STOPS, error, model, prompts
 from test_held import given as small
 from transformers import PreTrainedModel
 
-from offbook.config import EngineConfig, MtpConfig, VllmConfig, load_config
-from offbook.draft import DraftHead, save_head
+from offbook.core.config import EngineConfig, MtpConfig, VllmConfig, load_config
+from offbook.core.draft import DraftHead, save_head
+from offbook.core.weights import Weights
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server, find_vllm, refuse_missing_engine
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
 from offbook.engine.vllm.wire import Broken, Wire
-from offbook.loop.collector import Collector, Job
-from offbook.loop.tasks import task_sets
-from offbook.loop.train import train
-from offbook.loop.vllm import with_drafts
+from offbook.rl.collector import Collector, Job
+from offbook.rl.tasks import task_sets
+from offbook.rl.train import train
+from offbook.rl.vllm import with_drafts
 from offbook.train.batches import Batch
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, Sample, ServerLost
-from offbook.weights import Weights
 
 __all__ = ["small"]  # a fixture
 
@@ -171,7 +171,7 @@ def _is_gone(words: str, within_s: float = 5.0) -> bool:
 STARTER = """
 import sys
 from pathlib import Path
-from offbook.config import VllmConfig
+from offbook.core.config import VllmConfig
 from offbook.engine.vllm import Server
 folder, python, *options = sys.argv[1:]
 settings = VllmConfig(python=python, start_s=100, options=options)
@@ -214,8 +214,8 @@ def test_a_server_goes_down_with_whoever_started_it(state: str, tmp_path: Path) 
 
 TRAINER = """
 import json, sys
-from offbook.config import load_config
-from offbook.loop.train import train
+from offbook.core.config import load_config
+from offbook.rl.train import train
 train(load_config(["standard"], json.loads(sys.argv[1])))
 """
 
@@ -532,7 +532,7 @@ def test_memory_of_a_run_that_was_killed_is_given_back_by_the_next(tmp_path: Pat
     code = (
         "import os, signal, torch\n"
         "from offbook.engine.vllm.weights import Sender\n"
-        "from offbook.weights import Weights\n"
+        "from offbook.core.weights import Weights\n"
         "sender = Sender(None, torch.float32)\n"
         "print(sender.adapter(Weights(1, {'a': torch.zeros(4)}, {'r': 4}), 'adapter-1'), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -26,13 +26,13 @@ from starlette.routing import Route
 from test_moe import TOP, as_tensor, chosen_by, make
 from transformers import PreTrainedModel
 
-from offbook.config import VllmConfig
+from offbook.agent.serve.server import Serving, listen
+from offbook.core.config import VllmConfig
+from offbook.core.routers import Mixture, mixture_of, routers_of
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.engine.vllm.server import INSIDE
-from offbook.routers import Mixture, mixture_of, routers_of
-from offbook.serve.server import Serving, listen
 from offbook.types import Completion, Prompt
 
 

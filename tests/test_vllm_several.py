@@ -20,18 +20,18 @@ from test_held import given as small
 from test_plan import HALF, large
 from test_vllm import Played, interpreter, tokens
 
-from offbook.config import VllmConfig, load_config
+from offbook.core.config import VllmConfig, load_config
+from offbook.core.weights import Gathered, Weights
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import SeveralEngines, gpus, refuse_missing_engine, servers_of, several
 from offbook.engine.vllm import engine as one_engine
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.engine.vllm.several import FAR, Balance
-from offbook.loop.collector import Collector, Job
-from offbook.loop.plan import VLLM, Device, make_plan
-from offbook.loop.tasks import task_sets
-from offbook.loop.train import train
+from offbook.rl.collector import Collector, Job
+from offbook.rl.plan import VLLM, Device, make_plan
+from offbook.rl.tasks import task_sets
+from offbook.rl.train import train
 from offbook.types import ModelLost, OffbookError, Prompt, ServerLost
-from offbook.weights import Gathered, Weights
 
 __all__ = ["large", "small"]  # fixtures
 Answer = tuple[int, bytes] | None

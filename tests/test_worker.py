@@ -15,10 +15,10 @@ from hacks.case import Case, play, run, slugify
 from hacks.repository import GOLD_SLUGIFY
 from test_rules import sh, talk
 
-from offbook.monitors import MONITORS, check
-from offbook.monitors.policy import Monitors, action_of
-from offbook.monitors.scope import ALL_CHARS, FILE_CHARS, bounded
-from offbook.monitors.worker import Worker
+from offbook.signals.monitors import MONITORS, check
+from offbook.signals.monitors.policy import Monitors, action_of
+from offbook.signals.monitors.scope import ALL_CHARS, FILE_CHARS, bounded
+from offbook.signals.monitors.worker import Worker
 from offbook.types import OffbookError, Rollout, Task
 
 Played = tuple[Task, Rollout]

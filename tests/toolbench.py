@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from offbook.harness.tool import ToolFailed, Workbench
-from offbook.harness.tools import TOOLS
-from offbook.harness.toolsets import Toolset, make_toolset
+from offbook.agent.harness.tool import ToolFailed, Workbench
+from offbook.agent.harness.tools import TOOLS
+from offbook.agent.harness.toolsets import Toolset, make_toolset
 from offbook.sandbox import PathRefused, ProcessBox
 from offbook.types import Limits, ToolCall
 

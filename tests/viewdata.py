@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from offbook.runfolder import RunFolder, write_atomic
+from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.types import (
     Deleted,
     Event,

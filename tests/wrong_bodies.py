@@ -12,8 +12,8 @@ from pathlib import Path
 
 import libcst as cst
 
-from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.tasks.check import gold_changes
+from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.types import Task
 
 RUNNER = {

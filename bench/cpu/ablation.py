@@ -26,9 +26,9 @@ from typing import Any
 
 from panels import Lines, figure, mean_curve
 
+from offbook.core.runfolder import write_atomic
 from offbook.pocket.demonstrations import learned_rules
 from offbook.pocket.script import Habits
-from offbook.runfolder import write_atomic
 
 COMMON = {"train.groups": "3", "checkpoint.every": "5", "train.log_parts": "5", "feedback.look": "false"}
 TELLS = 0.5  # of its demonstrations, with --telling
@@ -150,9 +150,9 @@ def prepare(seed: int, arguments: argparse.Namespace) -> None:
 
 def run_arm(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> None:
     """Train up to a step and measure; what has been measured is left as it is."""
-    from offbook.config import load_config
-    from offbook.loop.train import train
-    from offbook.runfolder import RunFolder, latest_checkpoint
+    from offbook.core.config import load_config
+    from offbook.core.runfolder import RunFolder, latest_checkpoint
+    from offbook.rl.train import train
 
     settings = settings_of(arm, seed, steps, arguments)
     folder = Path(settings["out"])
@@ -181,9 +181,9 @@ def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str,
     """The numbers of the table, all numbers, and the rollouts."""
     import asyncio
 
-    from offbook.config import load_config
-    from offbook.loop.collector import Collector
-    from offbook.loop.evaluate import PARALLEL, summarize
+    from offbook.core.config import load_config
+    from offbook.rl.collector import Collector
+    from offbook.rl.evaluate import PARALLEL, summarize
     from offbook.tasks import load_tasks
 
     config, tasks = load_config([], settings), load_tasks(Path(settings["tasks.source"]) / "heldout")
@@ -205,8 +205,8 @@ def gradient_ratios(run: Path) -> dict[str, float]:
 
 def names_change(rollout: Any) -> bool:
     """Whether it changed something and its last words say what."""
-    from offbook.acts import Acts
-    from offbook.feedback import read_rollout
+    from offbook.signals.feedback import read_rollout
+    from offbook.signals.trajectory import Acts
 
     said = bool(rollout.changed) and bool(Acts(rollout).last_words.strip())
     return said and not read_rollout(rollout, 1, rules=["final_names_nothing"])
@@ -215,11 +215,11 @@ def names_change(rollout: Any) -> bool:
 def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
     """How likely a model finds the faults of the run's first step, without and with their hints. The rollouts of the
     first step are the same in every arm. Hinted, a fault should be unlikely; if that goes, no teacher is left."""
-    from offbook.algo import hint_branch, rl_samples
-    from offbook.feedback import read_rollout, write_hint
-    from offbook.loop.collector import chat_of
-    from offbook.loop.models import load_model
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
+    from offbook.rl.collector import chat_of
+    from offbook.rl.models import load_model
+    from offbook.signals.feedback import read_rollout, write_hint
+    from offbook.train.algorithms import hint_branch, rl_samples
     from offbook.train.forward import Decoder
     from offbook.train.measure import measure_branches
 

@@ -39,13 +39,13 @@ WAYS = {
 
 
 def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
-    from offbook.config import load_config
+    from offbook.core.config import load_config
+    from offbook.core.runfolder import latest_checkpoint
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites
-    from offbook.loop.resume import RolloutFiles
-    from offbook.loop.slots import read_journal
-    from offbook.loop.train import train
-    from offbook.runfolder import latest_checkpoint
+    from offbook.rl.resume import RolloutFiles
+    from offbook.rl.rollout_buffer import read_journal
+    from offbook.rl.train import train
 
     config = load_config(["pocket"], settings)
     times: list[float] = []
@@ -93,7 +93,7 @@ def _cpu_s() -> dict[str, float]:
         for child in task.read_text().split():
             with contextlib.suppress(OSError):  # gone
                 command = Path(f"/proc/{child}/cmdline").read_text()
-                for part, words in (("engine", "offbook.engine"), ("judge", "offbook.monitors")):
+                for part, words in (("engine", "offbook.engine"), ("judge", "offbook.signals.monitors")):
                     now[part] += _times(Path(f"/proc/{child}/stat"), 11) if words in command else 0.0
     return now
 
@@ -105,9 +105,9 @@ def _times(stat: Path, first: int) -> float:
 
 
 def wall(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from offbook.config import load_config
-    from offbook.loop.models import model_folder
-    from offbook.loop.tasks import task_sets
+    from offbook.core.config import load_config
+    from offbook.rl.models import model_folder
+    from offbook.rl.tasks import task_sets
 
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -134,7 +134,7 @@ def wall(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def without_grades(folder: Path) -> Path:
     """What has been made on this machine, the model and its tasks among it, but for the grades of rollouts."""
-    from offbook.config import cache_folder
+    from offbook.core.config import cache_folder
 
     for made in cache_folder().glob("*/*"):
         if made.name != "grades":
@@ -179,12 +179,12 @@ class Tasks:
 
 
 def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from offbook.config import load_config
-    from offbook.loop.reconcile import Reconciler
-    from offbook.loop.slots import Recalled, Slots
-    from offbook.runfolder import RunFolder
+    from offbook.core.config import load_config
+    from offbook.core.runfolder import RunFolder
+    from offbook.core.weights import Weights
+    from offbook.rl.rollout_buffer import Recalled, Slots
+    from offbook.rl.scheduler import Reconciler
     from offbook.types import Message, Rollout, Segment, Task, Usage
-    from offbook.weights import Weights
 
     tokens, here = arguments.tokens, Path("/")
     segment = Segment([7] * tokens, [True] * tokens, [-0.125] * tokens, [0] * tokens)

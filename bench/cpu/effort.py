@@ -33,12 +33,12 @@ import tomli_w
 from panels import figure, mean_curve
 
 from offbook.api import rollouts, sft
-from offbook.config import load_config
+from offbook.core.config import load_config
+from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint, whole_folder, write_atomic
 from offbook.pocket.demonstrations import without_path
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.script import Habits
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, whole_folder, write_atomic
 from offbook.tasks import load_task, load_tasks
 from offbook.types import Rollout
 from offbook.view.scales import Points

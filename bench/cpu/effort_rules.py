@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from offbook.acts import Acts, At
-from offbook.feedback import more_than_needed
+from offbook.signals.feedback import more_than_needed
+from offbook.signals.trajectory import Acts, At
 
 TIMES = 1.1  # one call that is not needed is about a tenth more
 

@@ -26,16 +26,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from users import Diff, Reply, reply
 
-from offbook.acts import Acts
-from offbook.config import Config, load_config
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import write_atomic
 from offbook.live.cycle import Cycle
 from offbook.live.kept import lines_of, share_kept
 from offbook.live.reactions import follow_up, score
 from offbook.live.sessions import Arm, Reaction, Session, kind_of, user_digest
-from offbook.loop.collector import Collector, Job
-from offbook.loop.models import model_folder
-from offbook.loop.tasks import task_sets
-from offbook.runfolder import write_atomic
+from offbook.rl.collector import Collector, Job
+from offbook.rl.models import model_folder
+from offbook.rl.tasks import task_sets
+from offbook.signals.trajectory import Acts
 from offbook.types import Rollout, Task
 
 MINUTE_S = 60.0

@@ -28,10 +28,10 @@ from typing import Any
 from long_windows import first_model, repositories, windows, write_windows
 from methods import kept
 
-from offbook.config import load_config
+from offbook.core.config import load_config
+from offbook.core.runfolder import RunFolder, latest_checkpoint, whole_folder, write_atomic
+from offbook.core.shares import wilson
 from offbook.evals.base import Asked, long_questions
-from offbook.runfolder import RunFolder, latest_checkpoint, whole_folder, write_atomic
-from offbook.shares import wilson
 from offbook.stages.extend import extended
 from offbook.stages.pretrain import pretrain
 from offbook.train.measure import token_logprobs

@@ -16,12 +16,12 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
+from offbook.agent.chat import BLOCK_END
+from offbook.core.runfolder import whole_folder
 from offbook.evals.questions import NAMES, Definition, asked_for, definitions
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.pocket.repos import NAMES as USUAL
 from offbook.pocket.tasks import draft_tasks
-from offbook.runfolder import whole_folder
-from offbook.tokens import BLOCK_END
 
 KINDS = {"file": 2, "settings": 3, "functions": 4, "constants": 2, "again": 4}  # how often, of pieces of a window
 TESTS = 0.3  # of the files without a function to ask for, that are taken

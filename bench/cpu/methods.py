@@ -36,19 +36,19 @@ from typing import Any
 
 from terms import EXPERT, FAMILIES, drafts_of, make_named_tasks, named_drafts, of_family, of_task, write_episodes
 
-from offbook.algo import opsd_branches, sdft_branches
-from offbook.config import Config, load_config
-from offbook.loop.collector import Collector
-from offbook.loop.evaluate import PARALLEL, summarize
-from offbook.loop.models import load_model, model_folder
-from offbook.loop.train import train
+from offbook.agent.chat import chat_for
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lines, whole_folder, write_atomic
 from offbook.pocket.model import POCKET, Recipe, make_pocket
 from offbook.pocket.repos import PACKAGES
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lines, whole_folder, write_atomic
+from offbook.rl.collector import Collector
+from offbook.rl.evaluate import PARALLEL, summarize
+from offbook.rl.models import load_model, model_folder
+from offbook.rl.train import train
 from offbook.stages.sft import sft
 from offbook.tasks import load_tasks
-from offbook.tokens import chat_for
+from offbook.train.algorithms import opsd_branches, sdft_branches
 from offbook.train.forward import Decoder
 from offbook.train.measure import measure_branches
 from offbook.types import Distill, Rollout, Sample, Task

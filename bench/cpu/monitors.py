@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from hacks.case import Case, play
 from hacks.sets import PARTS, SETS
 
-from offbook.monitors.policy import action_of
-from offbook.monitors.worker import Worker
 from offbook.sandbox import BoxSpec, open_box
 from offbook.sandbox.bwrap.watch import can_watch
+from offbook.signals.monitors.policy import action_of
+from offbook.signals.monitors.worker import Worker
 from offbook.types import Flag
 
 COMMANDS = {

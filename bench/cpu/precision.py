@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from offbook.config import Config, load_config
-from offbook.loop.collector import Collector
-from offbook.loop.evaluate import PARALLEL, summarize
-from offbook.loop.tasks import task_sets
-from offbook.loop.train import train
-from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.rl.collector import Collector
+from offbook.rl.evaluate import PARALLEL, summarize
+from offbook.rl.tasks import task_sets
+from offbook.rl.train import train
 from offbook.train.trainer import NotFinite, WeightsLost
 
 NVFP4 = {"train.linear.kind": "nvfp4"}

@@ -29,13 +29,13 @@ from typing import Any
 from methods import kept
 
 from offbook.api import rollouts
-from offbook.config import Config, load_config
-from offbook.loop.evaluate import summarize
-from offbook.loop.models import model_to_train
-from offbook.loop.train import train
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import latest_checkpoint, write_atomic
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.runfolder import latest_checkpoint, write_atomic
+from offbook.rl.evaluate import summarize
+from offbook.rl.models import model_to_train
+from offbook.rl.train import train
 from offbook.stages.sft import make_lessons, sft
 from offbook.tasks import load_tasks
 from offbook.train.trainer import Trainer

@@ -24,12 +24,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from offbook.acts import Acts
 from offbook.api import rollouts, sft, train
-from offbook.config import Config, load_config
-from offbook.loop.tasks import task_sets
-from offbook.runfolder import latest_checkpoint
-from offbook.shares import wilson
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import latest_checkpoint
+from offbook.core.shares import wilson
+from offbook.rl.tasks import task_sets
+from offbook.signals.trajectory import Acts
 from offbook.types import Rollout, Task
 
 STUB = re.compile(r'raise NotImplementedError\("(\w+)"\)')

@@ -27,15 +27,15 @@ import zstandard
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbook.adapters import adapter_tensors
+from offbook.core.adapters import adapter_tensors
+from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.local import _pieces
-from offbook.sync import MemoryStore, Publisher, Reader
-from offbook.sync.codec import _gaps, _ordered, _zigzag, decode, encode
-from offbook.sync.layout import Layout, digest
+from offbook.engine.sync import MemoryStore, Publisher, Reader
+from offbook.engine.sync.codec import _gaps, _ordered, _zigzag, decode, encode
+from offbook.engine.sync.layout import Layout, digest
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
-from offbook.weights import Weights
 
 Row = dict[str, Any]
 Tensors = dict[str, torch.Tensor]

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from offbook.cli.tasks import read_sources
-from offbook.monitors.gold import annotated
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.factory import funnel
-from offbook.taskgen.make import MakeSettings
-from offbook.taskgen.pipeline import Made, make_tasks
+from offbook.signals.monitors.gold import annotated
+from offbook.tasks.factory.factory import funnel
+from offbook.tasks.factory.make import MakeSettings
+from offbook.tasks.factory.pipeline import Made, make_tasks
 
 PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0", "humanize==4.16.0", "bottle==0.13.4")
 

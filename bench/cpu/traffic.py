@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from offbook.config import LoraConfig, TrainConfig
+from offbook.core.config import LoraConfig, TrainConfig
 from offbook.train.lora import make_trainable
 from offbook.train.optim.newton_schulz import step_flops
 from offbook.train.parallel.context import Context

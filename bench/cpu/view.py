@@ -24,7 +24,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from offbook.runfolder import RunFolder
+from offbook.core.runfolder import RunFolder
 from offbook.types import Feedback, Hint, Message, Reward, Rollout, Segment, Target, ToolCall, Usage
 from offbook.view.index import RunIndex
 

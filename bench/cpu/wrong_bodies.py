@@ -28,7 +28,7 @@ from wrong_bodies import all_bodies, submission
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import BoxSpec
 from offbook.tasks import load_tasks
-from offbook.tasks import twins as twins_module
+from offbook.tasks import mutants as twins_module
 from offbook.tasks.check import gold_changes
 from offbook.tasks.grade import Grade, grade
 from offbook.types import Task

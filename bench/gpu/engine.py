@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbook.engine import LocalEngine, attention, places
+from offbook.engine import LocalEngine, attention
+from offbook.engine import kv_slots as places
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.sampling import uniforms
 from offbook.types import Completion, Prompt

@@ -30,7 +30,7 @@ from shapes import DEVICE, VOCABULARY, allocated_gib, forget, free_memory, make_
 from torch.autograd import DeviceType
 from transformers import PreTrainedModel
 
-from offbook.config import LoraConfig, TrainConfig
+from offbook.core.config import LoraConfig, TrainConfig
 from offbook.train.attention import Packed
 from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.targets import Scorers

@@ -38,10 +38,10 @@ def text(options: argparse.Namespace, seed: int) -> str:
 
 
 def ours(options: argparse.Namespace) -> dict[str, Any]:
-    from offbook.config import TrainConfig, VllmConfig
+    from offbook.core.config import TrainConfig, VllmConfig
     from offbook.engine import VllmEngine
     from offbook.engine.vllm import Server
-    from offbook.loop.models import load_model
+    from offbook.rl.models import load_model
     from offbook.train.trainer import Trainer
     from offbook.types import Prompt, Sample
 

@@ -20,8 +20,8 @@ import torch
 from shapes import DEVICE, VOCABULARY, allocated_gib, free_memory, time_once
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
-from offbook.config import LoraConfig, TrainConfig
-from offbook.routers import routers_of
+from offbook.core.config import LoraConfig, TrainConfig
+from offbook.core.routers import routers_of
 from offbook.train.lora import make_trainable
 from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer

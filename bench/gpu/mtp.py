@@ -35,16 +35,16 @@ from typing import Any
 import httpx2
 import torch
 
-from offbook.config import Config, EngineConfig, VllmConfig, load_config
-from offbook.draft import load_head
+from offbook.core.config import Config, EngineConfig, VllmConfig, load_config
+from offbook.core.draft import load_head
+from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint
 from offbook.engine import LocalEngine, VllmEngine
 from offbook.engine.vllm import Server
-from offbook.loop.collector import Collector, chat_of
-from offbook.loop.models import load_model, model_folder
-from offbook.loop.tasks import task_sets
-from offbook.loop.train import train
-from offbook.loop.vllm import with_drafts
-from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint
+from offbook.rl.collector import Collector, chat_of
+from offbook.rl.models import load_model, model_folder
+from offbook.rl.tasks import task_sets
+from offbook.rl.train import train
+from offbook.rl.vllm import with_drafts
 from offbook.stages.mtp import mtp, read_samples
 from offbook.stages.sft import sft
 from offbook.types import Prompt, Rollout

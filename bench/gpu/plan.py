@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from offbook.config import load_config
-from offbook.loop.annotate import distill_of
-from offbook.loop.models import described
-from offbook.loop.plan import make_plan, this_device
+from offbook.core.config import load_config
+from offbook.rl.annotate import distill_of
+from offbook.rl.models import described
+from offbook.rl.plan import make_plan, this_device
 from offbook.train.lora import make_trainable
 from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer

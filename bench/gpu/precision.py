@@ -28,12 +28,12 @@ from shapes import DEVICE, QWEN3, free_memory, make_model, time_once
 from torch import Tensor, nn
 from vllm_engine import CHECKED, NEW, complete, differences, prompts
 
-from offbook.config import LinearConfig, VllmConfig
+from offbook.core.config import LinearConfig, VllmConfig
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
-from offbook.linear import compute_linears
-from offbook.linear.layers import LowLinear
-from offbook.loop.models import load_model
+from offbook.rl.models import load_model
+from offbook.train.precision import compute_linears
+from offbook.train.precision.layers import LowLinear
 from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
 

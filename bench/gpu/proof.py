@@ -34,18 +34,18 @@ from ablation import HINTS
 from proof_measures import functions_missing, perplexity, readings, rule_counts, taught, unrelated_text
 from proof_report import report
 
-from offbook.config import Config, load_config
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
 from offbook.evals.metrics import row_of
-from offbook.loop.collector import Collector
-from offbook.loop.evaluate import collect_into
-from offbook.loop.models import _convert, model_folder
-from offbook.loop.resume import RolloutFiles
-from offbook.loop.tasks import task_sets
-from offbook.loop.train import Held, train
 from offbook.pocket.demonstrations import LEARNED
 from offbook.pocket.tasks import level_named, make_pocket_tasks
-from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
-from offbook.stages.heeding import OTHER, OWN
+from offbook.rl.collector import Collector
+from offbook.rl.evaluate import collect_into
+from offbook.rl.models import _convert, model_folder
+from offbook.rl.resume import RolloutFiles
+from offbook.rl.tasks import task_sets
+from offbook.rl.train import Held, train
+from offbook.stages.hint_sensitivity import OTHER, OWN
 from offbook.stages.sft import sft
 from offbook.types import OffbookError
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from offbook.config import Config
-from offbook.feedback import read_all, write_hint
-from offbook.loop.collector import chat_of
-from offbook.loop.effect import effects_of, measure, with_donor_hints
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder
 from offbook.pocket.demonstrations import episodes, harness_of
 from offbook.pocket.script import LONG_HABITS, Habits
 from offbook.pocket.tasks import draft_tasks, level_named
-from offbook.runfolder import RunFolder
+from offbook.rl.collector import chat_of
+from offbook.rl.effect import effects_of, measure, with_donor_hints
+from offbook.signals.feedback import read_all, write_hint
 from offbook.train.forward import Decoder
 from offbook.types import Feedback, Rollout, Task
 

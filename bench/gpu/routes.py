@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from offbook.config import TrainConfig, VllmConfig
+from offbook.core.config import TrainConfig, VllmConfig
+from offbook.core.routers import mixture_of, routers_of
 from offbook.engine import LocalEngine, VllmEngine
 from offbook.engine.vllm import Server
-from offbook.loop.models import load_model
-from offbook.routers import mixture_of, routers_of
+from offbook.rl.models import load_model
 from offbook.train.trainer import Trainer
 from offbook.types import Prompt, Routes, Sample
 

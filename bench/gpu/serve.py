@@ -20,12 +20,12 @@ from typing import Any
 
 import httpx2
 
-from offbook.config import load_config
-from offbook.loop.collector import Collector
-from offbook.loop.models import model_folder
-from offbook.recorder import Session
-from offbook.serve.app import Sessions, make_app
-from offbook.serve.server import Serving, listen
+from offbook.agent.recorder import Session
+from offbook.agent.serve.app import Sessions, make_app
+from offbook.agent.serve.server import Serving, listen
+from offbook.core.config import load_config
+from offbook.rl.collector import Collector
+from offbook.rl.models import model_folder
 from offbook.types import Completion, Prompt, Rollout
 
 LONGEST_S = 500.0

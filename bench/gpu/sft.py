@@ -16,11 +16,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from offbook.config import Config, load_config
-from offbook.feedback import read_rollout, write_hint
-from offbook.loop.collector import chat_of
-from offbook.loop.effect import measure
-from offbook.loop.models import load_model, model_folder
+from offbook.core.config import Config, load_config
+from offbook.rl.collector import chat_of
+from offbook.rl.effect import measure
+from offbook.rl.models import load_model, model_folder
+from offbook.signals.feedback import read_rollout, write_hint
 from offbook.stages.sft import sft
 from offbook.stages.sources import read_sources
 from offbook.train.forward import Decoder

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
-from offbook.config import LoraConfig, Precision
+from offbook.core.config import LoraConfig, Precision
 from offbook.train.lora import make_trainable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,7 +24,7 @@ from pathlib import Path
 import proof
 from proof_report import report
 
-from offbook.config import VllmConfig
+from offbook.core.config import VllmConfig
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.weights import LORA_RANKS
 

@@ -27,12 +27,12 @@ from shapes import DEVICE, allocated_gib, free_memory
 from transformers import AutoModelForCausalLM
 from vllm_engine import complete, differences, engine
 
-from offbook.config import Config, Precision, load_config
+from offbook.core.config import Config, Precision, load_config
+from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.evals.base import Asked, long_questions, run_base
-from offbook.loop.models import load_model, model_folder, quiet
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.rl.models import load_model, model_folder, quiet
 from offbook.stages.corpus import Corpus
 from offbook.stages.extend import extended
 from offbook.stages.pretrain import pretrain

@@ -25,11 +25,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm_engine import engine as vllm_engine
 from vllm_engine import guarded, prompts
 
+from offbook.core.weights import Weights
 from offbook.engine import LocalEngine, VllmEngine
 from offbook.engine.local import _pieces
-from offbook.sync import MemoryStore, Publisher, Reader
+from offbook.engine.sync import MemoryStore, Publisher, Reader
 from offbook.types import Completion, Prompt
-from offbook.weights import Weights
 
 Row = dict[str, Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

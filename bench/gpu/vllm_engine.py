@@ -31,13 +31,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from offbook.config import VllmConfig
+from offbook.core.config import VllmConfig
+from offbook.core.weights import Weights
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.weights import Sender
-from offbook.loop.models import load_model
+from offbook.rl.models import load_model
 from offbook.types import Completion, Prompt
-from offbook.weights import Weights
 
 Row = dict[str, Any]
 NEW, CHECKED = 128, 16  # tokens sampled; prompts whose log-probabilities are compared

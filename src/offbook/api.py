@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 
 if TYPE_CHECKING:
-    from offbook.config import Config
-    from offbook.runfolder import RunFolder
+    from offbook.core.config import Config
+    from offbook.core.runfolder import RunFolder
     from offbook.types import Rollout, Task
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def configure(*files: str | Path, **sections: Any) -> Config:
 
     `configure("pocket", seed=1, train={"steps": 10})`. Without a recipe the one that fits the model is taken.
     """
-    from offbook.config import load_config
+    from offbook.core.config import load_config
 
     given = dict(_dotted(sections))
     config = load_config(files, given)
@@ -58,14 +58,14 @@ def _in_a_thread(call: Callable[[], T]) -> T:
 
 def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the training that the configuration describes; `on_step` gets each step's metrics."""
-    from offbook.loop.train import train as run
+    from offbook.rl.train import train as run
 
     return _in_a_thread(lambda: run(config, on_step))
 
 
 def sft(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the imitation that the configuration describes, of what `sft.data` names."""
-    from offbook.config import refuse_mistaken
+    from offbook.core.config import refuse_mistaken
     from offbook.stages.sft import sft as run
 
     refuse_mistaken("sft", config._given)
@@ -80,7 +80,7 @@ def rollouts(
     `model` is a model, or a run for its newest checkpoint; without it `config.model`, which training begins with.
     Nothing is written. `name` is the model's, where it is behind a URL.
     """
-    from offbook.loop.tasks import task_sets, tasks_at
+    from offbook.rl.tasks import task_sets, tasks_at
 
     if isinstance(tasks, str):
         tasks = tasks_at(tasks, config) if tasks else task_sets(config).heldout
@@ -91,7 +91,7 @@ def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
     """Numbers of a model, a run's newest checkpoint or, without one, `config.model` on the held-out tasks of the
     configuration, with 95% intervals over tasks under `intervals`."""
     from offbook.evals.metrics import measure, row_of
-    from offbook.loop.tasks import refuse_no_heldout, task_sets
+    from offbook.rl.tasks import refuse_no_heldout, task_sets
 
     tasks = {task.id: task for task in task_sets(config).heldout}
     if not tasks:
@@ -103,9 +103,9 @@ def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
 def _collect(
     config: Config, model: str, tasks: list[Task], samples: int, name: str, remote_name: str = ""
 ) -> list[Rollout]:
-    from offbook.loop.collector import Collector
-    from offbook.loop.evaluate import PARALLEL
-    from offbook.loop.models import local_or_remote
+    from offbook.rl.collector import Collector
+    from offbook.rl.evaluate import PARALLEL
+    from offbook.rl.models import local_or_remote
 
     async def collect() -> list[list[Rollout]]:
         folder = local_or_remote(model, remote_name, config.seed)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hacks.repository import SLUGIFY, TEXTKIT, Repository, make_tree
-from offbook.harness import Harness, run_agent
+from offbook.agent.chat import byte_chat, render_call
+from offbook.agent.harness import Harness, run_agent
 from offbook.sandbox import BoxSpec, open_box
-from offbook.tokens import byte_chat, render_call
 from offbook.types import Completion, Limits, Prompt, Rollout, Task
 
 TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "finish")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from offbook.live.agent import Worked
     from offbook.live.cycle import Cycle
     from offbook.live.sessions import LiveFolder, Session
-    from offbook.loop.collector import Collector
+    from offbook.rl.collector import Collector
 
 
 def agent(
@@ -63,7 +63,7 @@ def agent(
         raise OffbookError('say where and what is to be done, as in: offbook agent . "Fix the failing test"')
     refuse_no_folder(path)
     if not folder.decisions_file.is_file():
-        from offbook.loop.names import refuse_missing_model
+        from offbook.rl.names import refuse_missing_model
 
         refuse_missing_model(config.model)
     from offbook.live.cycle import Cycle  # with it comes torch, which takes seconds
@@ -112,7 +112,7 @@ def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: 
     from offbook.live.agent import apply, copy_of, session_of
     from offbook.live.reactions import score
     from offbook.live.sessions import SHADOW, Reaction
-    from offbook.loop.collector import Collector
+    from offbook.rl.collector import Collector
 
     version, arm, weights = cycle.serving(who)
     collector, id = Collector(cycle.config, weights), secrets.token_hex(6)
@@ -165,7 +165,7 @@ def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
     """The diff, and whether it is to be applied; None where nobody said anything."""
     from rich.syntax import Syntax
 
-    from offbook.acts import Acts
+    from offbook.signals.trajectory import Acts
 
     if not as_json:
         if words := Acts(worked.rollout).last_words:

@@ -12,8 +12,8 @@ import typer
 from offbook.cli.options import Json, say, tasks_in
 
 if TYPE_CHECKING:
-    from offbook.monitors.review import Flagged, Review
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
+    from offbook.signals.monitors.review import Flagged, Review
 
 MAX_SHOWN = 5  # findings of one kind
 PAGE = "report.html"
@@ -26,8 +26,8 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Findings by kind with the step, the message and the line, and what changed over a run. Blind to the outcome."""
-    from offbook.monitors.review import review_file, review_run
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
+    from offbook.signals.monitors.review import review_file, review_run
 
     folder = RunFolder.open(source) if source.is_dir() else None
     known = tasks_in(tasks, folder) if tasks else {}
@@ -81,7 +81,7 @@ def _as_dict(review: Review, links: dict[str, str]) -> dict[str, Any]:
 
 
 def _show(review: Review, links: dict[str, str]) -> None:
-    from offbook.monitors.rules import KINDS
+    from offbook.signals.monitors.rules import KINDS
 
     say(f"{review.source}: {review.rollouts} rollouts, {review.flagged} with findings")
     for kind, findings in review.by_kind().items():

@@ -18,12 +18,12 @@ from offbook.cli.options import Plain, pocket_tasks, progress_display, results, 
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.feedback import Rule
-    from offbook.feedback.coach import Found, Stored
-    from offbook.judge import Judgement
-    from offbook.loop.effect import Effect
-    from offbook.loop.look import Looked
-    from offbook.loop.models import Progress
+    from offbook.rl.effect import Effect
+    from offbook.rl.hint_probe import Looked
+    from offbook.rl.models import Progress
+    from offbook.signals.feedback import Rule
+    from offbook.signals.feedback.coach import Found, Stored
+    from offbook.signals.judge import Judgement
     from offbook.train.forward import Decoder
     from offbook.types import Feedback, Task
 
@@ -74,9 +74,9 @@ def coach(
     plain: Plain = False,
 ) -> None:
     """Find mistakes in stored work of any agent, and measure what hints would do about them. Nothing is trained."""
-    from offbook.feedback import rules_of
-    from offbook.feedback.coach import stored_in
-    from offbook.feedback.rules import RULES
+    from offbook.signals.feedback import rules_of
+    from offbook.signals.feedback.coach import stored_in
+    from offbook.signals.feedback.rules import RULES
 
     for path in filter(None, (out, as_json)):
         _refuse_unwritable(path, sources)
@@ -114,10 +114,10 @@ def _read(
     result: Result, tasks: str, rules: dict[str, Rule], url: str, name: str, rate: float, progress: Progress
 ) -> None:
     """By rules and, where there is one, by a judge."""
-    from offbook.client import Client
-    from offbook.feedback import MISTAKES
-    from offbook.feedback.coach import by_judge, by_rules, not_looked_for
-    from offbook.judge import Judge
+    from offbook.core.client import Client
+    from offbook.signals.feedback import MISTAKES
+    from offbook.signals.feedback.coach import by_judge, by_rules, not_looked_for
+    from offbook.signals.judge import Judge
 
     judge = Judge(Client(url, name), MISTAKES, rate) if url else None
     unseen: Counter[tuple[str, str]] = Counter()
@@ -157,7 +157,7 @@ def _measure(
     progress: Progress,
 ) -> None:
     """Torch is imported only if there is something to measure, and a model to measure it on."""
-    from offbook.feedback.coach import spread_out
+    from offbook.signals.feedback.coach import spread_out
 
     chosen, plans = list(spread_out(result.found, limit)), []
     for stored in result.sources:
@@ -169,9 +169,9 @@ def _measure(
             result.notes.append(f"no model to measure the hints of {stored.source} with; --model gives one")
     if not plans:
         return
-    from offbook.loop.effect import effects_of, measure, with_donor_hints
-    from offbook.loop.models import chat_folder, load_model, model_folder
-    from offbook.tokens import chat_for
+    from offbook.agent.chat import chat_for
+    from offbook.rl.effect import effects_of, measure, with_donor_hints
+    from offbook.rl.models import chat_folder, load_model, model_folder
     from offbook.train.forward import Decoder
 
     others: list[Feedback] = []
@@ -213,9 +213,9 @@ def _look(
     samples: int,
 ) -> list[Looked]:
     """As training does before it begins, on what the run did and with the run's own settings."""
-    from offbook.config import load_config
-    from offbook.loop.collector import Collector
-    from offbook.loop.look import Look
+    from offbook.core.config import load_config
+    from offbook.rl.collector import Collector
+    from offbook.rl.hint_probe import Look
 
     assert stored.folder is not None
     config = load_config([stored.folder.config_file], {"engine.kind": "local"})
@@ -225,7 +225,7 @@ def _look(
 
 def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]:
     """Targets go to the file that is named, or to a file of its own in each run folder."""
-    from offbook.runfolder import dump_lines, write_atomic
+    from offbook.core.runfolder import dump_lines, write_atomic
 
     if as_json is not None:
         write_atomic(as_json, json.dumps(_as_dict(result), indent=1) + "\n")
@@ -242,7 +242,7 @@ def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]
 
 
 def _as_dict(result: Result) -> dict[str, Any]:
-    from offbook.feedback.coach import grouped, num_rollouts
+    from offbook.signals.feedback.coach import grouped, num_rollouts
 
     judgement = result.judgement
     counts = {rule: (len(found), num_rollouts(found)) for rule, found in grouped(result.found).items()}
@@ -278,7 +278,7 @@ def _as_dict(result: Result) -> dict[str, Any]:
 
 
 def _show(result: Result) -> None:
-    from offbook.feedback.coach import grouped, num_rollouts
+    from offbook.signals.feedback.coach import grouped, num_rollouts
 
     faulty, of = num_rollouts(result.found), result.num_rollouts
     names = ", ".join(stored.source for stored in result.sources)
@@ -302,8 +302,8 @@ def _show(result: Result) -> None:
 
 
 def _show_rule(rule: str, found: list[Found], of: int) -> None:
-    from offbook.feedback.coach import num_rollouts, spread_out
-    from offbook.judge import PREFIX
+    from offbook.signals.feedback.coach import num_rollouts, spread_out
+    from offbook.signals.judge import PREFIX
 
     count = num_rollouts(found)
     say(f"\n{rule}: {len(found)} in {_count(count, 'rollout')} ({count / of:.0%})", style="bold")
@@ -337,7 +337,7 @@ def _show_effects(result: Result) -> None:
 
 def _show_look(result: Result) -> None:
     for source, looked in result.looked.items():
-        from offbook.loop.look import table
+        from offbook.rl.hint_probe import table
 
         say(f"\nMessages sampled where a rule was broken in {source}, without the hint and with it")
         for line in table(looked):

@@ -10,7 +10,7 @@ import typer
 
 from offbook.cli.evaluate import table_of
 from offbook.cli.options import results, say
-from offbook.runfolder import writing
+from offbook.core.runfolder import writing
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:

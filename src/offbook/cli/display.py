@@ -15,7 +15,7 @@ from rich.text import Text
 from offbook.cli.options import console, is_plain, say
 
 if TYPE_CHECKING:
-    from offbook.loop.collector import Watch
+    from offbook.rl.collector import Watch
     from offbook.types import Rollout
 
 ROWS = 20  # of the table

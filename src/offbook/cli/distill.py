@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from offbook.cli.options import Json, Plain, config_to_train, console, progress_display, say
-from offbook.config import ConfigError
+from offbook.core.config import ConfigError
 
 
 def distill(

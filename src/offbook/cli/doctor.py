@@ -56,7 +56,7 @@ def _examine() -> Iterator[Finding]:
 
 
 def _cache() -> Finding:
-    from offbook.config import cache_folder
+    from offbook.core.config import cache_folder
 
     folder = cache_folder()
     try:

@@ -19,16 +19,19 @@ import typer
 from rich.table import Table
 
 from offbook.cli.options import Json, Plain, config_from, console, results, say
-from offbook.config import Config
-from offbook.orphans import end_with
+from offbook.core.config import Config
+from offbook.core.orphans import end_with
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
 
 LOOK_S = 0.02
 DEADLINE_S = 1800.0  # for a run to come to where it is struck, or to its end
-ENGINE, MONITORS = b"offbook.engine.apart", b"offbook.monitors.worker"  # in the command lines of a run's processes
+ENGINE, MONITORS = (
+    b"offbook.engine.subprocess_engine",
+    b"offbook.signals.monitors.worker",
+)  # in the command lines of a run's processes
 SMALL = {
     "model": "pocket", "out": "runs/drill", "tasks.num_train": "12", "tasks.num_heldout": "2", "train.steps": "6",
     "train.groups": "2", "train.group_size": "4", "feedback.look": "false", "checkpoint.keep": "9",
@@ -141,7 +144,7 @@ def _drilled(config: Config, schedule: str, root: Path) -> Report:
 
 
 def _struck(config: Config, schedule: str, out: Path) -> tuple[list[str], list[str]]:
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
 
     struck, missed, folder = list[str](), list[str](), RunFolder(out)
     process, before = _start(config, schedule, out), 0
@@ -218,14 +221,14 @@ def _children(pid: int, called: bytes) -> Iterator[int]:
 
 
 def _journal(folder: RunFolder) -> Lines:
-    from offbook.loop.slots import read_journal
+    from offbook.rl.rollout_buffer import read_journal
 
     return list(read_journal(folder.path))
 
 
 def _last_weights(out: Path) -> str:
-    from offbook.loop.resume import weights_digest
-    from offbook.runfolder import RunFolder, latest_checkpoint
+    from offbook.core.runfolder import RunFolder, latest_checkpoint
+    from offbook.rl.resume import weights_digest
 
     return weights_digest(latest_checkpoint(RunFolder(out)))
 
@@ -234,9 +237,9 @@ def _is_store_whole(out: Path) -> bool:
     """A reader that has nothing yet comes to the bits of the last checkpoint."""
     import torch
 
-    from offbook.loop.models import weights_in
-    from offbook.runfolder import RunFolder, latest_checkpoint
-    from offbook.sync import Reader, open_store
+    from offbook.core.runfolder import RunFolder, latest_checkpoint
+    from offbook.engine.sync import Reader, open_store
+    from offbook.rl.models import weights_in
 
     reader = Reader(open_store(str(_store(out))), "drill")
     try:
@@ -252,7 +255,7 @@ def _is_store_whole(out: Path) -> bool:
 
 
 def _report(schedule: str, out: Path, struck: list[str], missed: list[str], same: bool | None) -> Report:
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
 
     folder = RunFolder(out)
     lines = _journal(folder)

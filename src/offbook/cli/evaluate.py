@@ -12,15 +12,15 @@ from rich.table import Table
 
 from offbook.cli.display import rollout_display
 from offbook.cli.options import Json, Plain, config_from, progress_display, results, say
-from offbook.config import Config, ConfigError, is_url, load_config
+from offbook.core.config import Config, ConfigError, is_url, load_config
+from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.evals.prices import read_prices
-from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.types import OffbookError, Prices
 
 BASE = "base"  # the suite that no rollout is sampled for
 
 if TYPE_CHECKING:
-    from offbook.loop.resume import RolloutFiles
+    from offbook.rl.resume import RolloutFiles
 
 
 def evaluate(
@@ -64,8 +64,8 @@ def evaluate(
     if run:
         _refuse_other_run(run, config)
 
-    from offbook.loop.names import refuse_missing_model
-    from offbook.loop.tasks import refuse_missing_tasks
+    from offbook.rl.names import refuse_missing_model
+    from offbook.rl.tasks import refuse_missing_tasks
 
     if not run:
         refuse_missing_model(chosen)
@@ -78,7 +78,7 @@ def evaluate(
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites, train_tasks
     from offbook.evals.tables import bucket_cells, result_cells, said_of
-    from offbook.loop.models import local_or_remote
+    from offbook.rl.models import local_or_remote
 
     with progress_display(plain) as progress:
         folder = latest_checkpoint(RunFolder.open(run)) if run else local_or_remote(chosen, name, config.seed, progress)
@@ -111,8 +111,8 @@ def _base(
     chosen: str, run: Path | None, config: Config, out: Path | None, limit: int, plain: bool, as_json: bool
 ) -> None:
     from offbook.evals.base import cells, run_base
-    from offbook.loop.models import described, local_or_remote
-    from offbook.loop.tasks import task_sets
+    from offbook.rl.models import described, local_or_remote
+    from offbook.rl.tasks import task_sets
 
     with progress_display(plain) as progress:
         if is_url(chosen):
@@ -151,7 +151,7 @@ def _refuse_other_run(run: Path, config: Config) -> None:
 
 def _files(out: Path | None, run: Path | None, chosen: str, suite: list[str] | None, limit: int) -> RolloutFiles:
     """Some tasks have a place of their own: a quick look is in nobody's way."""
-    from offbook.loop.resume import RolloutFiles
+    from offbook.rl.resume import RolloutFiles
 
     first = [f"first-{limit}"] if limit else []
     label = "-".join([*(_slug(name) for name in suite or []), *first])

@@ -30,12 +30,12 @@ def export(
             raise OffbookError(
                 f"--merged takes --out alone, as in: offbook export {quote(str(run))} --merged --out merged-model"
             )
-        from offbook.loop.models import model_folder, write_merged
+        from offbook.rl.models import model_folder, write_merged
 
         write_merged(model_folder(str(run), 0), out)
         print(f"{out}: the adapter of {run} and its base, as one model")
         return
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
 
     if hub and not (to or out):
         from offbook.evals.hub import push

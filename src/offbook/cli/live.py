@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbook.cli.options import Json, Plain, config_from, console, progress_display, results, say
-from offbook.config import Config
+from offbook.core.config import Config
 
 if TYPE_CHECKING:
     from offbook.live.cycle import Cycle
@@ -48,9 +48,9 @@ def live(
     place = Path(out or "runs/live")
     base = [place / "config.toml"] if (place / "config.toml").is_file() else []
     config = config_from(ctx, {"out": str(place), "model": model}, base, {"model": "pocket"})
+    from offbook.core.lock import only_writer
+    from offbook.core.runfolder import RunFolder, write_atomic
     from offbook.live.cycle import Cycle
-    from offbook.lock import only_writer
-    from offbook.runfolder import RunFolder, write_atomic
 
     RunFolder(place).refuse_file()
     keys = config.live.populations or [""]
@@ -97,8 +97,8 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
     """Nothing is written."""
     from offbook.live.collect import found_in
     from offbook.live.reactions import score
-    from offbook.loop.models import described
-    from offbook.loop.tasks import refuse_missing_tasks
+    from offbook.rl.models import described
+    from offbook.rl.tasks import refuse_missing_tasks
 
     has_begun = cycle.folder.decisions_file.is_file()
     if not has_begun:

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from offbook.config import Config, ConfigError, load_config, refuse_without_effect
-from offbook.runfolder import checkpoint_named
+from offbook.core.config import Config, ConfigError, load_config, refuse_without_effect
+from offbook.core.runfolder import checkpoint_named
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
-    from offbook.loop.models import Progress as OnProgress
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
+    from offbook.rl.models import Progress as OnProgress
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
@@ -108,7 +108,7 @@ def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "") -
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
     if not ctx.params.get("dry_run"):  # the machine that trains may be another
-        from offbook.loop.names import refuse_missing_model
+        from offbook.rl.names import refuse_missing_model
 
         refuse_missing_model(config.model)
     return config
@@ -143,8 +143,8 @@ def tasks_in(source: str, run: RunFolder | None = None) -> dict[str, Task]:
 
 def pocket_tasks(config: Config) -> dict[str, Task]:
     """The pocket tasks of a configuration by their ids; none where its tasks are others."""
-    from offbook.loop.tasks import task_sets
     from offbook.pocket.tasks import level_named
+    from offbook.rl.tasks import task_sets
 
     if level_named(config.tasks.source) is None:
         return {}

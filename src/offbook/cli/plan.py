@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from offbook.cli.options import Json, config_from, results, say
-from offbook.config import Config, ConfigError, recipe_for
+from offbook.core.config import Config, ConfigError, recipe_for
 
 if TYPE_CHECKING:
-    from offbook.loop.layout import Layout
-    from offbook.loop.plan import Plan
+    from offbook.rl.layout import Layout
+    from offbook.rl.plan import Plan
 
 GB = 1e9
 MB = 1e6
@@ -45,8 +45,8 @@ def plan(
         raise ConfigError("there is no model to plan for; give one, as in: offbook plan Qwen/Qwen3-0.6B")
     if not 0 <= gpu_memory <= LARGEST_GB:  # which is not so of `nan` either
         raise ConfigError(f"--gpu-memory {gpu_memory:g} is no size of a GPU; give it in GB, as in: --gpu-memory 80")
-    from offbook.loop.layout import Layout, make_layout
-    from offbook.loop.plan import advice, make_plan, this_device
+    from offbook.rl.layout import Layout, make_layout
+    from offbook.rl.plan import advice, make_plan, this_device
 
     device = this_device(gpu_memory)
     if gpus > 1 and not device.is_gpu:

@@ -20,13 +20,13 @@ import typer
 
 from offbook.cli.evaluate import table_of
 from offbook.cli.options import Json, Plain, config_from, progress_display, results
-from offbook.config import Config
-from offbook.lock import only_writer
-from offbook.runfolder import RunFolder
+from offbook.core.config import Config
+from offbook.core.lock import only_writer
+from offbook.core.runfolder import RunFolder
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.loop.models import Progress
+    from offbook.rl.models import Progress
 
 COLUMNS = {"solved": ".1%", "invalid_per_100": ".1f", "turns": ".2f", "tokens": ".0f"}
 ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
@@ -96,8 +96,8 @@ def quickstart(
 
 def _refuse_faulty(config: Config) -> None:
     """What can be told of the options before anything is made or removed."""
-    from offbook.loop.collector import judges_of
-    from offbook.loop.tasks import refuse_missing_tasks
+    from offbook.rl.collector import judges_of
+    from offbook.rl.tasks import refuse_missing_tasks
 
     judges_of(config)
     refuse_missing_tasks(config, "train")
@@ -128,9 +128,9 @@ def _prepared(out: Path, config: Config, progress: Progress) -> Callable[[], dic
     """Make the model and the tasks. What is returned measures the start."""
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites
-    from offbook.loop.models import model_folder
-    from offbook.loop.resume import RolloutFiles
-    from offbook.loop.tasks import task_sets
+    from offbook.rl.models import model_folder
+    from offbook.rl.resume import RolloutFiles
+    from offbook.rl.tasks import task_sets
 
     model = model_folder(config.model, config.seed, progress)
     train = task_sets(config, progress).train  # made, or refused where there is nothing to train on

@@ -29,16 +29,16 @@ def rollout(
     Takes configuration as `train` does. Without a model it is `pocket`. The same command goes on where it stopped.
     """
     config = config_from(ctx, {"model": model, "out": out}, defaults={"model": "pocket", "out": "runs/rollout"})
-    from offbook.loop.checks import refuse_run
-    from offbook.loop.tasks import tasks_at
+    from offbook.rl.checks import refuse_run
+    from offbook.rl.tasks import tasks_at
 
     refuse_run(config)  # before torch is imported, which takes seconds
     with progress_display(plain) as progress:
         chosen = tasks_at(tasks, config, progress)
         chosen = chosen[:limit] if limit else chosen
     from offbook.evals.tables import crashes_sentence
-    from offbook.loop.evaluate import roll_out
-    from offbook.loop.models import local_or_remote
+    from offbook.rl.evaluate import roll_out
+    from offbook.rl.models import local_or_remote
 
     with progress_display(plain) as progress:
         local_or_remote(config.model, name, config.seed, progress)  # making one shows its own progress

@@ -20,11 +20,11 @@ from offbook.cli.options import Json, Plain, config_from, console, progress_disp
 from offbook.types import OffbookError, Rollout
 
 if TYPE_CHECKING:
+    from offbook.core.runfolder import RunFolder
     from offbook.engine import Trainable
+    from offbook.engine.sync import Reader
     from offbook.live.serving import Versions
-    from offbook.loop.collector import Collector
-    from offbook.runfolder import RunFolder
-    from offbook.sync import Reader
+    from offbook.rl.collector import Collector
 
 SWEEP_S = 10.0
 FOLLOW_S = 1.0  # between two looks for new weights
@@ -70,17 +70,17 @@ def serve(
     config = config_from(ctx, own, base, {"model": "pocket", **DEFAULTS})
     if config.engine.kind == "local" and config.engine.mode != "continuous":
         raise OffbookError("in lockstep all sessions would wait for the slowest agent: leave engine.mode continuous")
-    from offbook.loop.names import refuse_missing_model
+    from offbook.rl.names import refuse_missing_model
 
     if not live:
         refuse_missing_model(config.model)
-    from offbook.lock import only_writer
-    from offbook.loop.collector import Collector
-    from offbook.loop.models import local_or_remote
-    from offbook.runfolder import RunFolder
-    from offbook.serve.client import KEY, URL, agent_environment
-    from offbook.serve.server import listen
-    from offbook.sync import Reader, open_store
+    from offbook.agent.serve.client import KEY, URL, agent_environment
+    from offbook.agent.serve.server import listen
+    from offbook.core.lock import only_writer
+    from offbook.core.runfolder import RunFolder
+    from offbook.engine.sync import Reader, open_store
+    from offbook.rl.collector import Collector
+    from offbook.rl.models import local_or_remote
 
     reader = Reader(open_store(follow), f"serve-{secrets.token_hex(4)}") if follow else None
     folder = RunFolder(config.out)
@@ -126,11 +126,11 @@ async def _serve(
     reader: Reader | None,
     versions: Versions | None,
 ) -> None:
-    from offbook.loop.resume import record_own_files
-    from offbook.recorder import Session
-    from offbook.runfolder import write_atomic
-    from offbook.serve.app import Sessions, make_app
-    from offbook.serve.server import Serving
+    from offbook.agent.recorder import Session
+    from offbook.agent.serve.app import Sessions, make_app
+    from offbook.agent.serve.server import Serving
+    from offbook.core.runfolder import write_atomic
+    from offbook.rl.resume import record_own_files
 
     task, limits = asyncio.current_task(), collector.limits
     assert task is not None

@@ -32,7 +32,7 @@ def sft(
     """
     config = config_to_train(ctx, {"sft.data": json.dumps(data) if data else "", "out": out}, "runs/sft")
     tracker = tracker_of(log, config) if log else None
-    from offbook.stages.heeding import OTHER, OWN, told
+    from offbook.stages.hint_sensitivity import OTHER, OWN, told
     from offbook.stages.sft import sft as run
     from offbook.stages.sources import refuse_missing_data
 

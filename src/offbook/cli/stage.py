@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offbook.cli.options import console, progress_display, say
-from offbook.config import Config
+from offbook.core.config import Config
 
 if TYPE_CHECKING:
-    from offbook.loop.trackers import Tracker
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
+    from offbook.rl.trackers import Tracker
 
 NUMBERS = {
     "loss": "ce/loss",

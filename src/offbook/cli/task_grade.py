@@ -92,9 +92,9 @@ def _files(tree: Path) -> dict[str, bytes]:
 
 async def _scored(task: Task, changed: dict[str, str | None]) -> tuple[Rollout, Grade | None]:
     """As a rollout that left these changes and did nothing else."""
-    from offbook.config import load_config
-    from offbook.harness.agent import diff_of
-    from offbook.loop.collector import Collector
+    from offbook.agent.harness.agent import diff_of
+    from offbook.core.config import load_config
+    from offbook.rl.collector import Collector
 
     rollout = Rollout(f"{task.id}/by-hand", task.id, "by-hand", task.tools, stop="finish", changed=changed)
     rollout.diff = diff_of(task, changed)
@@ -126,7 +126,7 @@ def _facts(task: Task, rollout: Rollout, result: Grade | None) -> dict[str, Any]
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from offbook.monitors.rules import KINDS
+    from offbook.signals.monitors.rules import KINDS
 
     why = f" ({facts['why']})" if facts["why"] else ""
     parts = ", ".join(

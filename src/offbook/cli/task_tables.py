@@ -11,12 +11,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from offbook.taskgen.pipeline import Made
+    from offbook.tasks.factory.pipeline import Made
 
 
 def summary(result: list[Made]) -> Iterator[Table | Text]:
     """The repositories, and what became of the candidates."""
-    from offbook.taskgen.factory import funnel
+    from offbook.tasks.factory.factory import funnel
 
     for made in result:
         if made.unprepared:

@@ -20,11 +20,11 @@ from rich.text import Text
 from offbook.cli.options import Json, Plain, console, progress_display, say
 from offbook.cli.task_grade import grade
 from offbook.cli.task_tables import medians, summary
-from offbook.config import load_config
+from offbook.core.config import load_config
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
-    from offbook.taskgen.pipeline import Made
+    from offbook.tasks.factory.pipeline import Made
     from offbook.tasks.select import History
 
 app = typer.Typer(
@@ -71,16 +71,16 @@ def make(
 ) -> None:
     """Turn repositories into verified feature-deletion tasks, and pairs of releases into tasks of what the newer one
     brings. The same command goes on where it was stopped."""
-    from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
-    from offbook.taskgen.factory import held_out
-    from offbook.taskgen.make import MakeSettings
-    from offbook.taskgen.on_ray import make_on_ray
-    from offbook.taskgen.pipeline import make_tasks
-    from offbook.taskgen.prepare.prepare import PrepareSettings
-    from offbook.taskgen.proposals import proposer, read_proposals
-    from offbook.taskgen.told.instruct import rewriter
-    from offbook.taskgen.workers import workers as started
+    from offbook.signals.monitors.gold import annotated
+    from offbook.tasks.factory.factory import held_out
+    from offbook.tasks.factory.instruction.instruct import rewriter
+    from offbook.tasks.factory.make import MakeSettings
+    from offbook.tasks.factory.on_ray import make_on_ray
+    from offbook.tasks.factory.pipeline import make_tasks
+    from offbook.tasks.factory.prepare.prepare import PrepareSettings
+    from offbook.tasks.factory.proposals import proposer, read_proposals
+    from offbook.tasks.factory.workers import workers as started
 
     given = [*(sources or []), *(read_sources(listed) if listed else [])]
     sources = part_of(given, shard)
@@ -101,7 +101,7 @@ def make(
     num_workers = min(workers or max(1, cores // 2), max(1, len(sources))) if not ray else 1
     agents = None
     if set_up:
-        from offbook.taskgen.prepare.agents import SetUpAgents  # it brings torch along
+        from offbook.tasks.factory.prepare.agents import SetUpAgents  # it brings torch along
 
         agents = SetUpAgents(url, name, tuple(allow or ()))
     settings = MakeSettings(
@@ -183,8 +183,8 @@ def part_of(sources: list[str], shard: str) -> list[str]:
 @app.command("check", epilog="For example: offbook tasks check tasks")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, all that tests check can be known. Exits with 1 if a task does not hold."""
-    from offbook.taskgen.told.sufficient import missing_in
     from offbook.tasks.check import check_all, readable
+    from offbook.tasks.factory.instruction.sufficient import missing_in
     from offbook.tasks.folder import tasks_at
 
     bad: dict[str, str] = {}
@@ -213,7 +213,7 @@ app.command("grade", epilog="For example: offbook tasks grade tasks/train/my-tas
 @app.command("leaks", epilog="For example: offbook tasks leaks tasks")
 def leaks(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
-    from offbook.taskgen.audit.corpus import audit_all
+    from offbook.tasks.factory.audit.corpus import audit_all
     from offbook.tasks.folder import tasks_at
 
     bad: dict[str, str] = {}
@@ -280,7 +280,7 @@ def show(
 
 
 def _made(source: str, limit: int, plain: bool) -> list[Task]:
-    from offbook.loop.tasks import task_sets
+    from offbook.rl.tasks import task_sets
 
     few = {"tasks.num_train": "1", "tasks.num_heldout": str(limit)} if limit else {}
     with progress_display(plain) as progress:
@@ -345,12 +345,12 @@ def harden(
     as_json: Json = False,
 ) -> None:
     """Harder tasks from one that has become easy, each verified from the start. Those that are there are left."""
-    from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
-    from offbook.taskgen.harden import WAYS
-    from offbook.taskgen.harden import harden as make_harder
-    from offbook.taskgen.make import MakeSettings
+    from offbook.signals.monitors.gold import annotated
     from offbook.tasks import load_task
+    from offbook.tasks.factory.harden import WAYS
+    from offbook.tasks.factory.harden import harden as make_harder
+    from offbook.tasks.factory.make import MakeSettings
 
     unknown = [name for name in way or () if name not in WAYS]
     if unknown:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbook.cli.options import Json, Log, Plain, config_to_train, console, progress_display, say, show_config
-from offbook.config import Config
+from offbook.core.config import Config
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.loop.trackers import Kind, Tracker
+    from offbook.rl.trackers import Kind, Tracker
 
 SPREAD = {"ranks/cost_spread"}  # where there are ranks: what the busiest has to do by the mean
 
@@ -39,8 +39,8 @@ def train(
     """
     config = config_to_train(ctx, {"out": out})
     tracker = tracker_of(log, config) if log else None
-    from offbook.loop.checks import judges_of, refuse_run
-    from offbook.loop.tasks import refuse_missing_tasks
+    from offbook.rl.checks import judges_of, refuse_run
+    from offbook.rl.tasks import refuse_missing_tasks
 
     refuse_missing_tasks(config, "train")
     if dry_run:
@@ -49,7 +49,7 @@ def train(
         _show_plan(config)
         return
     refuse_run(config, to_train=True)  # before torch is imported, which takes seconds
-    from offbook.loop.train import train as run
+    from offbook.rl.train import train as run
 
     with progress_display(plain) as progress:
 
@@ -76,7 +76,7 @@ def train(
 
 def what_next(config: Config) -> str:
     """The commands that work now."""
-    from offbook.loop.tasks import has_heldout
+    from offbook.rl.tasks import has_heldout
 
     out, source = quote(config.out), quote(config.tasks.source)
     if has_heldout(config):
@@ -91,7 +91,7 @@ def _show_plan(config: Config) -> None:
     """For people: what is printed of the configuration may go to a file. The machine that trains may be another."""
     from offbook.cli.plan import show_plan
     from offbook.engine.vllm import refuse_missing_engine
-    from offbook.loop.plan import make_plan, refuse_too_large, this_device
+    from offbook.rl.plan import make_plan, refuse_too_large, this_device
 
     def show(config: Config) -> None:
         found = make_plan(config, this_device())
@@ -107,6 +107,6 @@ def _show_plan(config: Config) -> None:
 
 def tracker_of(kind: Kind, config: Config) -> Tracker:
     """Before minutes go into a run: is its package there?"""
-    from offbook.loop.trackers import Tracker
+    from offbook.rl.trackers import Tracker
 
     return Tracker(kind, config)

@@ -12,7 +12,7 @@ from offbook.types import OffbookError
 
 if TYPE_CHECKING:
     from offbook.evals.compare import Comparison
-    from offbook.loop.resume import RolloutFiles
+    from offbook.rl.resume import RolloutFiles
     from offbook.view.index import RunIndex
 
 KEYS = ("invalid_per_100", "solved")  # of what came out
@@ -45,7 +45,7 @@ def write_page(out: Path, runs: list[RunIndex], title: str, next_steps: dict[str
 
 def _folders(given: list[Path]) -> dict[str, Path]:
     """Runs by name; a folder that is none but has some in it stands for them, and for the measurement before them."""
-    from offbook.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder
 
     paths: list[Path] = []
     before: list[Path] = []

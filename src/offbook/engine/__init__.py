@@ -2,11 +2,11 @@
 
 from typing import Protocol
 
+from offbook.core.weights import Weights
 from offbook.engine.local import LocalEngine
 from offbook.engine.remote import RemoteEngine, RemoteSession
 from offbook.engine.vllm import AnyVllm, VllmEngine
 from offbook.types import Policy
-from offbook.weights import Weights
 
 __all__ = ["AnyVllm", "Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session", "Trainable", "VllmEngine"]
 

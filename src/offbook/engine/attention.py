@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from offbook.engine.kernels import kernel_for
-from offbook.engine.places import Places, bucket
+from offbook.engine.kv_slots import Places, bucket
 
 # Attention to what rows add: a call more costs as much as so many entries of a mask (the GPU's number is a guess) ...
 GPU_CALL, CPU_CALL = 2**20, 2**13

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from offbook.core.routers import routers_of
 from offbook.engine.attention import NewTokens, NextTokens, Part
 from offbook.engine.graphs import Graphs
-from offbook.engine.places import NO_LAYER, SHORTEST, Places, bucket, install, unfused
+from offbook.engine.kv_slots import NO_LAYER, SHORTEST, Places, bucket, install, unfused
 from offbook.engine.prefill import Fill, common_prefix, plan_fills
 from offbook.engine.rows import Carried, Row
 from offbook.engine.sampling import sample, verify
 from offbook.engine.short import FEWEST_KEYS, ShortReadings
 from offbook.engine.speculate import Drafting
-from offbook.routers import routers_of
 from offbook.types import Routes
 
 PREFILL_TOKENS = 16_384  # in one forward

@@ -33,15 +33,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.adapters import adapter_tensors
-from offbook.draft import DraftHead, travelling
+from offbook.core.adapters import adapter_tensors
+from offbook.core.draft import DraftHead, travelling
+from offbook.core.weights import Weights
 from offbook.engine.decode import STEPS, Decoder, Row
+from offbook.engine.kv_slots import has_plain_attention
 from offbook.engine.padded import PaddedDecoder
-from offbook.engine.places import has_plain_attention
 from offbook.engine.sampling import uniforms
 from offbook.engine.speculate import Drafting
 from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
-from offbook.weights import Weights
 
 T = TypeVar("T")
 Mode = Literal["lockstep", "continuous"]

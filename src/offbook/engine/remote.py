@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from offbook.client import Client, Reply, ReplyMessage, connections
+from offbook.core.client import Client, Reply, ReplyMessage, connections
 from offbook.types import Completion, Message, Prompt, ToolSpec
 
 RenderCall = Callable[[str, Any], str]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from offbook.engine.attention import MASK_ENTRIES, NextTokens
 from offbook.engine.graphs import Graphs
-from offbook.engine.places import Places, bucket
+from offbook.engine.kv_slots import Places, bucket
 from offbook.engine.prefill import Fill
 
 ROWS, TOKENS = (2, 8), (64, 256)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.draft import DraftHead
+from offbook.core.draft import DraftHead
+from offbook.core.output import output_of
 from offbook.engine.attention import NewTokens, NextTokens
-from offbook.engine.places import Places
+from offbook.engine.kv_slots import Places
 from offbook.engine.sampling import draw, probabilities
-from offbook.output import output_of
 
 
 class Drafted(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from offbook.core.runfolder import RunFolder
 from offbook.evals.metrics import NOTHING, metric_of, show, show_change
 from offbook.evals.statistics import Ratio, compare_paired, mean_and_deviation
 from offbook.evals.tables import Cells
-from offbook.runfolder import RunFolder
 from offbook.types import OffbookError
 from offbook.view.lines import is_number
 from offbook.view.scales import Points

@@ -22,7 +22,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from offbook.config import Precision
+from offbook.core.config import Precision
+from offbook.core.shares import wilson
 from offbook.evals.questions import (
     Question,
     api_question,
@@ -32,8 +33,7 @@ from offbook.evals.questions import (
     state_question,
     without_context,
 )
-from offbook.loop.models import chat_folder, load_model, positions
-from offbook.shares import wilson
+from offbook.rl.models import chat_folder, load_model, positions
 from offbook.stages.corpus import File, domain_of, in_order
 from offbook.tasks.check import gold_changes
 from offbook.train.forward import Decoder

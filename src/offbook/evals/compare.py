@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from offbook.core.runfolder import RunFolder, load_lines
 from offbook.evals.metrics import (
     NOTHING,
     Row,
@@ -22,8 +23,7 @@ from offbook.evals.metrics import (
 )
 from offbook.evals.statistics import Difference, compare_paired
 from offbook.evals.tables import Cells, contamination_sentence
-from offbook.loop.resume import RolloutFiles
-from offbook.runfolder import RunFolder, load_lines
+from offbook.rl.resume import RolloutFiles
 from offbook.types import OffbookError, Rollout
 
 UNKNOWN = Difference(None, None, None, 0, True)  # of a metric that one of the two does not have

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import offbook
+from offbook.core.runfolder import RunFolder, write_atomic, writing
 from offbook.evals.frames import records, stored_rollouts
-from offbook.runfolder import RunFolder, write_atomic, writing
 from offbook.types import Message, OffbookError, Rollout, Segment
 
 ATIF = "ATIF-v1.4"

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from offbook.core.runfolder import RunFolder, load_lines
 from offbook.evals.metrics import row_of
-from offbook.runfolder import RunFolder, load_lines
 from offbook.types import Feedback, OffbookError, Rollout
 
 Library = Literal["pandas", "polars"]

@@ -9,9 +9,9 @@ import tomli_w
 from pydantic import BaseModel
 
 import offbook
-from offbook.config import Config, load_config
+from offbook.core.config import Config, load_config
+from offbook.core.runfolder import RunFolder, base_named, is_adapter, latest_checkpoint
 from offbook.evals.tables import markdown, result_cells
-from offbook.runfolder import RunFolder, base_named, is_adapter, latest_checkpoint
 from offbook.types import OffbookError
 
 SHOWN = ("seed", "harness", "engine", "train", "feedback", "rewards")  # of the configuration

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from offbook.acts import Acts
-from offbook.acts.python import COMMENT
 from offbook.evals.statistics import Ratio, best_of_k, interval, pass_at_k
-from offbook.rewards.behaviour import question, terminal_only
+from offbook.signals.rewards.behaviour import question, terminal_only
+from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory.python import COMMENT
 from offbook.types import Rollout, Task, is_test_file
 
 UNKNOWN = "unknown"

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from offbook.config import Config
+from offbook.core.config import Config
+from offbook.core.runfolder import write_atomic
 from offbook.evals.metrics import measure, row_of
 from offbook.evals.suites import Suites
-from offbook.loop.collector import Collector, Watch, unwatched
-from offbook.loop.evaluate import PARALLEL, collect_into, crashes, summarize
-from offbook.loop.resume import RolloutFiles
-from offbook.runfolder import write_atomic
+from offbook.rl.collector import Collector, Watch, unwatched
+from offbook.rl.evaluate import PARALLEL, collect_into, crashes, summarize
+from offbook.rl.resume import RolloutFiles
 from offbook.tasks.contamination import contamination
 from offbook.types import Task
 

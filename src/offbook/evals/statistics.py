@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 import numpy as np
 import numpy.typing as npt
 
-from offbook.shares import LEVEL, wilson
+from offbook.core.shares import LEVEL, wilson
 
 Floats = npt.NDArray[np.float64]
 

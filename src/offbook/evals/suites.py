@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import offbook
-from offbook.config import Config, cache_folder
+from offbook.core.config import Config, cache_folder
 from offbook.evals.sides import NUM_TASKS, SIDES, make_side
-from offbook.loop.models import Progress, quiet
-from offbook.loop.tasks import held_out, refuse_no_heldout, task_sets, tasks_at, with_source
 from offbook.pocket.tasks import level_named
+from offbook.rl.models import Progress, quiet
+from offbook.rl.tasks import held_out, refuse_no_heldout, task_sets, tasks_at, with_source
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError, Task
 

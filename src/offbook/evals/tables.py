@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbook.evals.metrics import metric_of, show, show_interval, shown_keys
-from offbook.loop.tasks import SHARED
+from offbook.rl.tasks import SHARED
 
 Cells = list[list[str]]  # the first row is the header
 

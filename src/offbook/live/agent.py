@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbook.core.runfolder import write_atomic
 from offbook.live.kept import git, head, lines_of
 from offbook.live.sessions import Arm, Reaction, Session, kind_of, refuse_no_folder
-from offbook.loop.collector import Collector, Job, Watch, unwatched
-from offbook.runfolder import write_atomic
+from offbook.rl.collector import Collector, Job, Watch, unwatched
 from offbook.types import OffbookError, Rollout, Task
 
 TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")

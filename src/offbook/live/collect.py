@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from offbook.core.runfolder import RunFolder
 from offbook.live.kept import lines_of
 from offbook.live.reactions import FOLLOW_UP, follow_up, follow_ups, score
 from offbook.live.sessions import Arm, Reaction, Session, kind_of, storable, user_digest
-from offbook.loop.collector import chat_of
-from offbook.runfolder import RunFolder
+from offbook.rl.collector import chat_of
 from offbook.types import Rollout
 
 if TYPE_CHECKING:

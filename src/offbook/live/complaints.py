@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from offbook.acts import Acts
-from offbook.client import Client, NoAnswer, NoServer
+from offbook.core.client import Client, NoAnswer, NoServer
 from offbook.live.sessions import Session
+from offbook.signals.trajectory import Acts
 from offbook.types import Rollout
 
 CLAUSE_END = re.compile(r"(?<=[.!?;:])\s+|\n+|,\s+|\s+(?=but\b|yet\b)|\s+-+\s+")

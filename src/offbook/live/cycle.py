@@ -20,11 +20,10 @@ from shlex import quote
 from statistics import fmean, pstdev
 from typing import Any
 
-from offbook.algo import Carried
-from offbook.client import Client
-from offbook.config import Config
+from offbook.core.client import Client
+from offbook.core.config import Config
+from offbook.core.runfolder import write_atomic
 from offbook.evals.suites import load_suites
-from offbook.judge import is_sampled
 from offbook.live.complaints import read_by, unread
 from offbook.live.gate import compare_rows, measured, told
 from offbook.live.kept import kept_in
@@ -33,8 +32,9 @@ from offbook.live.reactions import score
 from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, folder_of, in_share
 from offbook.live.trial import compare_shadow, compare_versions, detectable
 from offbook.live.watch import alarms
-from offbook.loop.models import Progress, model_folder, quiet
-from offbook.runfolder import write_atomic
+from offbook.rl.models import Progress, model_folder, quiet
+from offbook.signals.judge import is_sampled
+from offbook.train.algorithms import Carried
 
 Tell = Callable[[str], None]
 DAY_S = 86_400.0

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offbook.config import Config
+from offbook.core.config import Config
 from offbook.evals.metrics import Row, ratios
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.statistics import compare_paired
 from offbook.evals.suites import Suites
-from offbook.loop.resume import RolloutFiles
+from offbook.rl.resume import RolloutFiles
 
 # 1: more is better. What a model does less of to dodge bad reactions counts, too.
 DIRECTIONS = {

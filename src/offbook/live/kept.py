@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from offbook.acts.diff import read_diff
-from offbook.live.scrub import secrets_in
+from offbook.live.redact import secrets_in
+from offbook.signals.trajectory.diff import read_diff
 from offbook.types import OffbookError, Rollout
 
 GIT_S = 60.0

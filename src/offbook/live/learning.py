@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from offbook.algo import Carried, baselines
-from offbook.config import Config
-from offbook.feedback import rules_of
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.live.reactions import FOLLOW_UP, with_hints
 from offbook.live.sessions import Session
-from offbook.loop.annotate import teachers_of
-from offbook.loop.collector import chat_of
-from offbook.loop.judge import StepJudge, judge_of
-from offbook.loop.learn import Lessons
-from offbook.loop.models import chat_folder, model_to_train
-from offbook.loop.plan import make_plan, this_device
-from offbook.loop.resume import claim_run
-from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.rl.annotate import teachers_of
+from offbook.rl.collector import chat_of
+from offbook.rl.judge import StepJudge, judge_of
+from offbook.rl.models import chat_folder, model_to_train
+from offbook.rl.plan import make_plan, this_device
+from offbook.rl.resume import claim_run
+from offbook.rl.train_step import Lessons
+from offbook.signals.feedback import rules_of
 from offbook.stages.distill import teach
+from offbook.train.algorithms import Carried, baselines
 from offbook.train.checkpoint import load_training_state
 from offbook.train.trainer import Trainer
 from offbook.types import Event, Rollout

@@ -13,12 +13,12 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from offbook.acts import Acts, At, spoken
-from offbook.config import LiveConfig
-from offbook.feedback import read_all
+from offbook.core.config import LiveConfig
 from offbook.live.complaints import is_complaint
 from offbook.live.sessions import Reaction, Session
-from offbook.rewards.behaviour import BROKEN_CALLS
+from offbook.signals.feedback import read_all
+from offbook.signals.rewards.behaviour import BROKEN_CALLS
+from offbook.signals.trajectory import Acts, At, spoken
 from offbook.types import Event, Reward, Rollout, is_test_file
 
 GONE = 0.1  # a share of kept lines up to which an edit counts as reverted

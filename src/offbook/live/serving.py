@@ -9,15 +9,15 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from offbook.config import Config, load_config
+from offbook.agent.recorder import Refused
+from offbook.agent.recorder import Session as Recorder
+from offbook.core.config import Config, load_config
 from offbook.live.collect import named, recorded
 from offbook.live.cycle import Cycle
 from offbook.live.reactions import score
 from offbook.live.sessions import SHADOW, Arm, Session, user_digest
 from offbook.live.shadow import Shadow
-from offbook.loop.collector import Collector
-from offbook.recorder import Refused
-from offbook.recorder import Session as Recorder
+from offbook.rl.collector import Collector
 from offbook.types import OffbookError, Reward, Rollout
 
 LAST_S = 10.0  # that shadows have to end in when the server does

@@ -24,12 +24,12 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from offbook.acts import Acts
-from offbook.config import Config, LiveConfig
+from offbook.agent.chat import Chat
+from offbook.core.config import Config, LiveConfig
+from offbook.core.runfolder import RunFolder, dump_lines, load_lines, read_lines, write_atomic
 from offbook.live.kept import Lines
-from offbook.live.scrub import scrub, scrubbed
-from offbook.runfolder import RunFolder, dump_lines, load_lines, read_lines, write_atomic
-from offbook.tokens import Chat
+from offbook.live.redact import scrub, scrubbed
+from offbook.signals.trajectory import Acts
 from offbook.types import Feedback, OffbookError, Rollout, Segment
 
 Arm = Literal["deployed", "candidate", "shadow"]

@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from offbook.agent.chat import Chat, Transcript
+from offbook.agent.chat.strict import Tools
+from offbook.agent.recorder import Track
+from offbook.agent.recorder.said import status_of
 from offbook.engine import Engine, Session
 from offbook.live.reactions import broken_calls, dodged
-from offbook.recorder import Track
-from offbook.recorder.said import status_of
-from offbook.tokens import Chat, Transcript
-from offbook.tokens.strict import Tools
 from offbook.types import INVALID, OffbookError, Prompt, Rollout, Segment
 
 BEHIND = 16  # answers that a shadow may be late by: one that cannot keep up is given up

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from offbook.acts import Acts
 from offbook.live.sessions import Session
-from offbook.monitors.drift import SERIES, Alarm, Direction, Point, find_shift
+from offbook.signals.monitors.drift import SERIES, Alarm, Direction, Point, find_shift
+from offbook.signals.trajectory import Acts
 
 BATCH = 16  # sessions a point
 BEFORE = 12  # points of earlier versions that it is compared with, at most

@@ -22,19 +22,19 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from offbook.algo import hint_block, sft_sample
-from offbook.feedback import read_rollout, write_hint
-from offbook.harness import Harness, run_agent
-from offbook.harness.toolsets import prompt as prompt_named
-from offbook.orphans import end_with
+from offbook.agent.chat import HERMES, Chat, ChatFormat, chat_for
+from offbook.agent.harness import Harness, run_agent
+from offbook.agent.harness.toolsets import prompt as prompt_named
+from offbook.core.orphans import end_with
+from offbook.core.runfolder import dump_lines, write_atomic
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript, Script
 from offbook.pocket.tasks import SHORT_LEVEL, TEST_COMMAND, Draft, Level, draft_tasks
 from offbook.pocket.testing import report as test_report
-from offbook.runfolder import dump_lines, write_atomic
 from offbook.sandbox import ProcessBox
 from offbook.sandbox.box import ExecResult
+from offbook.signals.feedback import read_rollout, write_hint
 from offbook.tasks.folder import write_files
-from offbook.tokens import HERMES, Chat, ChatFormat, chat_for
+from offbook.train.algorithms import hint_block, sft_sample
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from offbook.config import TrainConfig
+from offbook.core.config import TrainConfig
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.newton_schulz import CLASSIC
 from offbook.train.optim.units import units_of

@@ -14,15 +14,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 from transformers.utils import logging as transformers_logging
 
-from offbook.feedback import RULES, write_hint
-from offbook.harness import make_toolset
-from offbook.harness.toolsets import prompt
+from offbook.agent.chat import BLOCK_END, BLOCK_START, CALL_END, CALL_START
+from offbook.agent.harness import make_toolset
+from offbook.agent.harness.toolsets import prompt
+from offbook.core.runfolder import whole_folder
 from offbook.pocket.demonstrations import learned_rules, make_demonstrations
 from offbook.pocket.imitation import imitate
 from offbook.pocket.script import Habits, Script
 from offbook.pocket.tasks import draft_tasks
-from offbook.runfolder import whole_folder
-from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START
+from offbook.signals.feedback import RULES, write_hint
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from offbook.agent.chat import render_call
 from offbook.pocket.functions import evaluate, passes
 from offbook.pocket.repos import Spot, path_of_tests, seen_by_first, with_other_constant
 from offbook.pocket.tasks import TEST_COMMAND, Draft
-from offbook.tokens import render_call
 
 INVENTED = {
     "explore": ("grep", "find_file"),

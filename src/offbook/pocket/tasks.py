@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+from offbook.core.runfolder import whole_folder
 from offbook.pocket.functions import Function, evaluate
 from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
-from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.trial.blanks import blank_of, reported
-from offbook.taskgen.trial.perturb import computed
-from offbook.taskgen.trial.twins import only, trial_of, with_blanks
+from offbook.tasks.factory.verification.blanks import blank_of, reported
+from offbook.tasks.factory.verification.mutants import only, trial_of, with_blanks
+from offbook.tasks.factory.verification.perturb import computed
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box

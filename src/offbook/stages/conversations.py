@@ -15,18 +15,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from offbook.acts import with_siblings
-from offbook.acts.told import UNLEARNED
-from offbook.algo import demonstration_block, reference_block
-from offbook.config import Config, SftConfig, StageConfig
-from offbook.feedback import Rule
-from offbook.loop.collector import chat_of
-from offbook.loop.models import Progress, chat_folder, described, positions, quiet
+from offbook.agent.chat import Chat, has_no_thoughts, is_in, telling, written_again
+from offbook.core.config import Config, SftConfig, StageConfig
+from offbook.core.thoughts import answer_start
+from offbook.rl.collector import chat_of
+from offbook.rl.models import Progress, chat_folder, described, positions, quiet
+from offbook.signals.feedback import Rule
+from offbook.signals.trajectory import with_siblings
+from offbook.signals.trajectory.told import UNLEARNED
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
-from offbook.thoughts import answer_start
-from offbook.tokens import Chat, has_no_thoughts, is_in, telling, written_again
+from offbook.train.algorithms import demonstration_block, reference_block
 from offbook.types import Rollout, Segment
 
 Item = TypeVar("Item")

@@ -19,16 +19,16 @@ from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 
-from offbook import syntax
-from offbook.config import ConfigError, PretrainConfig
-from offbook.copies import tokens_of
-from offbook.loop.models import Progress
+from offbook.core import syntax
+from offbook.core.config import ConfigError, PretrainConfig
+from offbook.core.copies import tokens_of
 from offbook.pocket.tasks import draft_tasks
+from offbook.rl.models import Progress
 from offbook.stages.names import names_of
-from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.prepare.source import SKIPPED, fetch
-from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of, sketch_of_words
 from offbook.tasks.contamination import Sought, repository_of
+from offbook.tasks.factory.prepare.source import SKIPPED, fetch
+from offbook.tasks.factory.repeated import SAME, Sketch, shared, sketch_of, sketch_of_words
+from offbook.tasks.factory.types import Unprepared
 from offbook.types import OffbookError, is_test_file
 
 POCKET_CODE = re.compile(r"pocket-code:([1-9]\d*)(?:x([1-9]\d*))?")

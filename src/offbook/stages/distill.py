@@ -22,23 +22,23 @@ from typing import Any
 
 import torch
 
-from offbook.config import Config
-from offbook.feedback import read_all, rules_of
-from offbook.judge import Critique, Judgement
-from offbook.lock import only_writer
-from offbook.loop.annotate import teachers_of
-from offbook.loop.learn import Lessons, learn
-from offbook.loop.models import Progress, chat_folder, load_weights, model_folder, model_to_train, quiet
-from offbook.loop.plan import make_plan, refuse_too_large, this_device
-from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
-from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.core.config import Config
+from offbook.core.lock import only_writer
+from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.rl.annotate import teachers_of
+from offbook.rl.models import Progress, chat_folder, load_weights, model_folder, model_to_train, quiet
+from offbook.rl.plan import make_plan, refuse_too_large, this_device
+from offbook.rl.resume import claim_run, computed_as_before, refuse_another_run
+from offbook.rl.train_step import Lessons, learn
+from offbook.signals.feedback import read_all, rules_of
+from offbook.signals.judge import Critique, Judgement
 from offbook.stages.conversations import Writing
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.checkpoint import load_training_state
+from offbook.train.checkpoint_writer import Checkpoints
 from offbook.train.forward import Decoder
 from offbook.train.measure import token_logprobs
 from offbook.train.trainer import Trainer
-from offbook.train.writing import Checkpoints
 from offbook.types import OffbookError, Rollout, Segment
 
 FAR = -10.0  # nats: tokens that the model would hardly have written

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offbook.config import Config
-from offbook.loop.models import Progress
-from offbook.loop.ranks import grouped
-from offbook.loop.train import train
-from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.rl.models import Progress
+from offbook.rl.ranks import grouped
+from offbook.rl.train import train
 from offbook.stages.pretrain import pretrain
 from offbook.stages.run import OnStep, Tell
 from offbook.stages.sft import sft

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from offbook.loop.models import chat_folder
-from offbook.runfolder import is_adapter, whole_folder
+from offbook.core.runfolder import is_adapter, whole_folder
+from offbook.rl.models import chat_folder
 from offbook.types import OffbookError
 
 PLAIN = "default"  # what transformers calls positions that are not stretched

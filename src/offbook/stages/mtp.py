@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from offbook.config import Config, ConfigError, TrainConfig
-from offbook.draft import FOLDER, DraftHead, load_head, save_head
-from offbook.lock import only_writer
-from offbook.loop.models import Progress, described, load_model, model_folder, quiet
-from offbook.runfolder import RunFolder, whole_folder, write_atomic
+from offbook.agent.chat import Chat
+from offbook.core.config import Config, ConfigError, TrainConfig
+from offbook.core.draft import FOLDER, DraftHead, load_head, save_head
+from offbook.core.lock import only_writer
+from offbook.core.runfolder import RunFolder, whole_folder, write_atomic
+from offbook.rl.models import Progress, described, load_model, model_folder, quiet
 from offbook.stages.conversations import Writing
 from offbook.stages.sources import read_sources, refuse_missing_data
-from offbook.tokens import Chat
 from offbook.train.batches import Batch
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder

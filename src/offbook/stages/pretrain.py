@@ -25,10 +25,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from offbook.config import Config, PretrainConfig
-from offbook.loop.models import Progress, chat_folder, positions, quiet
-from offbook.loop.tasks import tasks_at
-from offbook.runfolder import RunFolder
+from offbook.core.config import Config, PretrainConfig
+from offbook.core.runfolder import RunFolder
+from offbook.rl.models import Progress, chat_folder, positions, quiet
+from offbook.rl.tasks import tasks_at
 from offbook.stages.conversations import batches_of_epochs, split
 from offbook.stages.corpus import Corpus, Repository, refuse_missing_sources
 from offbook.stages.extend import extended

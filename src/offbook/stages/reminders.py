@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from offbook.acts import Acts, At, Exchange, spoken
-from offbook.algo import first_sampled, hint_block, in_place, sft_sample
-from offbook.config import SftConfig
-from offbook.feedback import Rule, unneeded, write_hint
+from offbook.agent.chat import Chat
+from offbook.core.config import SftConfig
+from offbook.signals.feedback import Rule, unneeded, write_hint
+from offbook.signals.trajectory import Acts, At, Exchange, spoken
 from offbook.stages.wordings import WORDINGS
-from offbook.tokens import Chat
+from offbook.train.algorithms import first_sampled, hint_block, in_place, sft_sample
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
 
 OWN_WORDS = 0.3  # of the reminders, that are the hint which training gives; the others say the same otherwise

@@ -20,17 +20,17 @@ from typing import Any, Protocol
 
 import torch
 
-from offbook.config import CheckpointConfig, Config, StageConfig, TeachersConfig, TrainConfig
-from offbook.lock import only_writer
-from offbook.loop.models import Progress, chat_folder, model_folder, model_to_train
-from offbook.loop.plan import Device, Plan, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
-from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
-from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.core.config import CheckpointConfig, Config, StageConfig, TeachersConfig, TrainConfig
+from offbook.core.lock import only_writer
+from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.rl.models import Progress, chat_folder, model_folder, model_to_train
+from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_device
+from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
+from offbook.rl.resume import claim_run, computed_as_before, refuse_another_run
+from offbook.train.checkpoint_writer import SMALL, Checkpoints, checkpoint_size
 from offbook.train.memory import ALONE, Share
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
-from offbook.train.writing import SMALL, Checkpoints, checkpoint_size
 from offbook.types import OffbookError, Sample
 
 OnStep = Callable[[dict[str, Any]], None]

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offbook.algo import dft_sample
-from offbook.config import Config
-from offbook.feedback import rules_of
-from offbook.loop.models import Progress, quiet
-from offbook.runfolder import RunFolder
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder
+from offbook.rl.models import Progress, quiet
+from offbook.signals.feedback import rules_of
 from offbook.stages.conversations import Writing, batches_of_epochs, find_pairs, fingerprint, split
-from offbook.stages.heeding import heeding
+from offbook.stages.hint_sensitivity import heeding
 from offbook.stages.reminders import Conversation, Reminders
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
 from offbook.stages.sources import read_sources, refuse_missing_data
+from offbook.train.algorithms import dft_sample
 from offbook.train.trainer import Trainer
 from offbook.train.validation import imitation_loss
 from offbook.types import OffbookError, Sample

@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from offbook.acts.trajectories import from_value, load_trajectories, lost_of
-from offbook.config import Config, ConfigError
-from offbook.harness import Harness
-from offbook.harness.tools import TOOLS
-from offbook.loop.models import Progress, chat_folder, pocket_cache, positions
+from offbook.agent.harness import Harness
+from offbook.agent.harness.tools import TOOLS
+from offbook.core.config import Config, ConfigError
+from offbook.core.runfolder import RunFolder, read_lines
 from offbook.pocket.demonstrations import harness_of, write_demonstrations
 from offbook.pocket.tasks import level_named
-from offbook.runfolder import RunFolder, read_lines
+from offbook.rl.models import Progress, chat_folder, pocket_cache, positions
+from offbook.signals.trajectory.formats import from_value, load_trajectories, lost_of
 from offbook.train.checkpoint import TOKENIZER_FILES
 from offbook.types import Event, Message, OffbookError, Rollout, ToolSpec
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from packaging.utils import canonicalize_name
 
-from offbook.copies import Hashes, named_shingles, normalise, parsed, structure, tokens_of, undocumented
+from offbook.core.copies import Hashes, named_shingles, normalise, parsed, structure, tokens_of, undocumented
 from offbook.tasks.check import gold_changes
 from offbook.types import OffbookError, Task
 

@@ -34,10 +34,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.git import gold_patch
 from offbook.tasks.harbor import dockerfile, modules_of, write_judge
+from offbook.tasks.mutants import Twins, write_twins
 from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
 from offbook.tasks.shared import CHANGES, SharedTask, put_off, read_changes, write_files
-from offbook.tasks.twins import Twins, write_twins
 from offbook.types import OffbookError, Task
 
 SCHEMA_VERSION = "1.4"

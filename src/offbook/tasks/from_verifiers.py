@@ -25,7 +25,7 @@ from verifiers.v1.trace import AgentInfo, TraceTask
 from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
 from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
-from offbook.runfolder import whole_folder
+from offbook.core.runfolder import whole_folder
 from offbook.sandbox import Box, BoxSpec, open_box
 from offbook.tasks.grade import put
 from offbook.tasks.script import RECORD

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from offbook.sandbox import Box, BoxSpec
 from offbook.tasks.judging import is_counted, judged, plan
+from offbook.tasks.mutants import Twins, read_twins
 from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
 from offbook.tasks.suite import SuiteRun, run_rounds, suite_box
-from offbook.tasks.twins import Twins, read_twins
 from offbook.types import OffbookError, Task
 
 

@@ -31,7 +31,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 if TYPE_CHECKING:
-    from offbook.tasks import judging, twins
+    from offbook.tasks import judging
+    from offbook.tasks import mutants as twins
     from offbook.tasks.claims import Round, SuiteRun, has_begun, runs_of
 else:
     import judging

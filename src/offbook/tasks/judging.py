@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from offbook.tasks.blanks import BlankRound, blank_round
 from offbook.tasks.claims import Round, SuiteRun
-from offbook.tasks.twins import Draw, Twins, base_of, draw, told
+from offbook.tasks.mutants import Draw, Twins, base_of, draw, told
 from offbook.types import is_test_file
 
 STARTUP_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # run before any test does

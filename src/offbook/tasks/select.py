@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from offbook.runfolder import RunFolder
+from offbook.core.runfolder import RunFolder
 from offbook.types import OffbookError, Rollout, Task
 
 PRIOR = 2.0  # rollouts' worth of trust in tasks of the same kind

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from offbook.config import cache_folder
+from offbook.core.config import cache_folder
 from offbook.tasks.git import single_commit
 from offbook.tasks.unpack import beneath
 from offbook.types import OffbookError, Task

@@ -24,8 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from offbook.adapters import adapter_tensors
-from offbook.draft import FOLDER
+from offbook.core.adapters import adapter_tensors
+from offbook.core.draft import FOLDER
 from offbook.train.draft import DraftTrainer
 from offbook.train.lora import adapter_of, save_adapter
 from offbook.train.parallel.dense import put

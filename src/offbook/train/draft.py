@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, PreTrainedModel
 
-from offbook.config import MtpConfig
-from offbook.draft import DraftHead
-from offbook.output import output_of
+from offbook.core.config import MtpConfig
+from offbook.core.draft import DraftHead
+from offbook.core.output import output_of
 from offbook.train import head as chunked
 from offbook.train.attention import attend
 from offbook.train.batches import Batch

@@ -20,13 +20,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
-from offbook.linear import plainly
-from offbook.output import output_of
+from offbook.core.output import output_of
 from offbook.train import attention
 from offbook.train.attention import LayerKV, Packed
 from offbook.train.batches import Batch, BranchBatch, micro_batches
 from offbook.train.host import compile_once
 from offbook.train.parallel.context import Context
+from offbook.train.precision import plainly
 from offbook.types import Branch, Sample
 
 Recompute = Literal["none", "layers", "all"]

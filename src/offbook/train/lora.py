@@ -23,11 +23,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbook.adapters import NAME, SECOND, adapter_tensors, from_file, num_experts, put_experts_first, to_file
-from offbook.config import LoraConfig
+from offbook.core.adapters import NAME, SECOND, adapter_tensors, from_file, num_experts, put_experts_first, to_file
+from offbook.core.config import LoraConfig
+from offbook.core.weights import Weights
 from offbook.train.parallel.dense import put
 from offbook.types import OffbookError
-from offbook.weights import Weights
 
 WEIGHTS = "adapter_model.safetensors"
 # Beside the tensors: the fingerprint of their base and, where adapters are on experts, how many a layer has. One entry:

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from offbook.linear import experts_of
 from offbook.train import head
 from offbook.train.optim.units import units_of
+from offbook.train.precision import experts_of
 
 # What is measured and not derived. Everything else follows from shapes.
 COMPILED_SHARE = {2: 0.66, 4: 0.74}  # by bytes an entry: of an eager layer's saved bytes (the partitioner, Qwen3)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbook.routers import TRIED_IDS, routers_of
+from offbook.core.routers import TRIED_IDS, routers_of
 from offbook.train.batches import Batch
 from offbook.train.parallel.context import Context
 from offbook.types import OffbookError, Routes

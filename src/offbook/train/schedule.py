@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from offbook.config import TrainConfig
+from offbook.core.config import TrainConfig
 
 FALLING = 0.2  # of the steps, with `wsd`
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from offbook.adapters import adapter_tensors
-from offbook.config import TrainConfig
-from offbook.draft import travelling
-from offbook.linear import compute_linears
+from offbook.core.adapters import adapter_tensors
+from offbook.core.config import TrainConfig
+from offbook.core.draft import travelling
+from offbook.core.weights import Gathered, Weights
 from offbook.train import head
 from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
@@ -40,12 +40,12 @@ from offbook.train.parallel.dealing import cost_of
 from offbook.train.parallel.dense import in_common, shard, share_again
 from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
+from offbook.train.precision import compute_linears
 from offbook.train.replay import Replay, figures_of
 from offbook.train.scoring import Counts, Ledger, Scoring, percentiles
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import Branch, OffbookError, Sample
-from offbook.weights import Gathered, Weights
 
 T = TypeVar("T")
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from offbook.acts.exchanges import answers_to
+from offbook.signals.trajectory.tool_calls import answers_to
 from offbook.types import Message, OffbookError, Rollout, Segment
 from offbook.view.index import RunIndex, Said, Unreadable, said_in
 from offbook.view.lines import SUMMARY, Lines, is_number

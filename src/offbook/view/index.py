@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from offbook.runfolder import RunFolder
+from offbook.core.runfolder import RunFolder
 from offbook.types import Feedback, OffbookError, Rollout
 from offbook.view.lines import (
     Lines,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from offbook.runfolder import write_atomic
+from offbook.core.runfolder import write_atomic
 from offbook.view import answers
 from offbook.view.index import RunIndex, Unreadable
 from offbook.view.server import SCRIPTS, STYLES, Outcome, answer, asset, no_outcome

@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from offbook.adapters import NOT_FOR_VLLM, ON_EXPERTS
-from offbook.draft import without_head
+from offbook.core.adapters import NOT_FOR_VLLM, ON_EXPERTS
+from offbook.core.draft import without_head
+from offbook.core.weights import Weights
 from offbook.engine.vllm.experts import Trail
 from offbook.engine.vllm.server import CALL_S, Server
 from offbook.engine.vllm.state import Answer, Line, Shared
 from offbook.engine.vllm.weights import Sender, room_for
 from offbook.engine.vllm.wire import Broken, Wire, read_tokens
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost
-from offbook.weights import Weights
 
 log = logging.getLogger(__name__)
 TOKENS = "/offbook/tokens"  # of inside/offbook_tokens.py

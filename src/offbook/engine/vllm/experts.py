@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offbook.routers import Mixture
+from offbook.core.routers import Mixture
 from offbook.types import Routes
 
 

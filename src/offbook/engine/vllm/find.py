@@ -10,8 +10,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from offbook.adapters import NOT_FOR_VLLM
-from offbook.config import Config, cache_folder
+from offbook.core.adapters import NOT_FOR_VLLM
+from offbook.core.config import Config, cache_folder
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.types import OffbookError
 

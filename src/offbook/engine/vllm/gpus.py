@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from offbook.config import VllmConfig
+from offbook.core.config import VllmConfig
 from offbook.types import OffbookError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -21,11 +21,11 @@ from typing import Any
 
 import httpx2
 
-from offbook.client import KEY
-from offbook.config import VllmConfig
+from offbook.core.client import KEY
+from offbook.core.config import VllmConfig
+from offbook.core.routers import Mixture
 from offbook.engine.vllm.find import Found, find_vllm
 from offbook.engine.vllm.gpus import VISIBLE
-from offbook.routers import Mixture
 from offbook.types import ModelLost, OffbookError, ServerLost
 
 INSIDE = Path(__file__).parent / "inside"  # what runs in vLLM's environment

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offbook.config import VllmConfig
+from offbook.core.config import VllmConfig
+from offbook.core.routers import Mixture
+from offbook.core.weights import Gathered, Weights
 from offbook.engine.vllm.engine import VllmEngine, VllmSession, running_loop
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.engine.vllm.server import Place, Progress, Server
-from offbook.routers import Mixture
 from offbook.types import Completion, Prompt, ServerLost
-from offbook.weights import Gathered, Weights
 
 log = logging.getLogger(__name__)
 FAR = 16  # open sessions

@@ -7,11 +7,11 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
+from offbook.core.weights import Weights
 from offbook.engine.vllm.server import Server
 from offbook.engine.vllm.weights import Sender
 from offbook.engine.vllm.wire import Wire
 from offbook.types import ServerLost
-from offbook.weights import Weights
 
 Answer = tuple[int, bytes]  # status and body
 

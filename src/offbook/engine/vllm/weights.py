@@ -22,8 +22,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from offbook.core.weights import Weights
 from offbook.types import ModelLost, OffbookError
-from offbook.weights import Weights
 
 if TYPE_CHECKING:
     from offbook.engine.vllm.server import Server

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from offbook.core.runfolder import whole_folder
 from offbook.evals.sides import constraints, requests
 from offbook.evals.sides.draft import SideDraft, write_verified
-from offbook.runfolder import whole_folder
 
 TEMPLATES: dict[str, Callable[[random.Random], Iterator[SideDraft]]] = {
     "instructions": constraints.drafts,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from offbook.pocket.repos import Repository, Spot, make_repository
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.delete import delete_functions
-from offbook.taskgen.trial.twins import add_twins
 from offbook.tasks.check import gold_changes
+from offbook.tasks.factory.delete.delete import delete_functions
+from offbook.tasks.factory.verification.mutants import add_twins
 from offbook.tasks.folder import Contents, load_task, places, write_task
 from offbook.tasks.grade import grade
 from offbook.types import Interrupt, OffbookError, Task

@@ -23,8 +23,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
-from offbook.adapters import FIRST, NAME, SECOND, adapters_on
-from offbook.linear.experts import WEIGHTS
+from offbook.core.adapters import FIRST, NAME, SECOND, adapters_on
+from offbook.train.precision.experts import WEIGHTS
 from offbook.types import OffbookError
 
 SUMMED = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of many ranks vanish in bfloat16

@@ -1,0 +1,7 @@
+"""The agent at work: its loop and its tools, or the command that is another agent."""
+
+from offbook.agent.harness.agent import Harness, Midway, record_crash, run_agent
+from offbook.agent.harness.command import Door, run_command
+from offbook.agent.harness.own import own_tools
+from offbook.agent.harness.tool import ToolFailed
+from offbook.agent.harness.toolsets import make_toolset

@@ -1,0 +1,393 @@
+"""The agent loop: prompt, message, tool calls, results, until it finishes or a limit ends it.
+
+A conversation that outgrows its window goes on in a new segment that starts from the agent's own summary. Nothing is
+dropped: an invalid call is answered with an error and counted, a crash ends one rollout and stays on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import errno
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from offbook.agent.chat import Chat, Transcript, count_tokens
+from offbook.agent.harness.tool import TodoItem, Tool, ToolFailed, Workbench
+from offbook.agent.harness.toolsets import Toolset, make_toolset, prompt
+from offbook.core.client import NoAnswer
+from offbook.sandbox import HISTORY, Box, PathRefused
+from offbook.sandbox.access import MAX_KEPT, Opened, describe, notable, own_packages
+from offbook.sandbox.box import HOST_ERRORS
+from offbook.types import (
+    INVALID,
+    CallStatus,
+    Event,
+    Limits,
+    MachineFault,
+    Message,
+    ModelLost,
+    Policy,
+    Prices,
+    Prompt,
+    PromptTooLong,
+    Rollout,
+    StopReason,
+    Task,
+    ToolCall,
+)
+
+OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
+ENDED_FROM_OUTSIDE = {None, errno.EPIPE, errno.ECONNRESET, *HOST_ERRORS}  # what no command brings about by itself
+CALLS_AT_ONCE = 8  # of one message: hundreds of commands would starve one another
+OnTurn = Callable[[Rollout], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Midway:
+    """A rollout between two turns. With its box as that is then, it is all that is needed to go on."""
+
+    rollout: Rollout
+    todos: list[dict[str, str]] = field(default_factory=list)
+    interrupted: bool = False
+    stop: StopReason | None = None  # it has ended, and is not scored yet
+
+
+Keep = Callable[[Midway], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Harness:
+    """The world a rollout happens in, apart from its task: limits, how tools are shown, what tokens cost."""
+
+    limits: Limits
+    profile: str = "standard"
+    variation: float = 0.0
+    prices: Prices = field(default_factory=Prices)
+    told: bool = False  # the model's server tells it of its tools
+    own_tools: Mapping[str, Tool] = field(default_factory=dict)  # the user's, for tasks that name them
+    added: tuple[str, ...] = ()  # tools that every task has beside its own
+    command: str = ""  # another agent, in the place of this one
+
+    def toolset(self, task: Task) -> Toolset:
+        more = (name for name in self.added if name not in task.tools)
+        return make_toolset((*task.tools, *more), self.profile, self.variation, task.id, self.own_tools)
+
+
+async def run_agent(
+    task: Task,
+    box: Box,
+    policy: Policy,
+    chat: Chat,
+    harness: Harness,
+    rollout_id: str,
+    group: str,
+    on_turn: OnTurn = lambda rollout: None,
+    keep: Keep | None = None,
+    midway: Midway | None = None,
+) -> Rollout:
+    """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost model makes it none.
+
+    `keep` is given it after every turn. One that was kept goes on from there, in a box that is as it was.
+    """
+    toolset = harness.toolset(task)
+    rollout = midway.rollout if midway else Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
+    rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
+    bench = Workbench(box, harness.limits, test_command=task.test_command)
+    episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
+    episode.started = started = time.monotonic() - rollout.usage.seconds
+    episode.keep = keep
+    episode.begin(midway)
+    try:
+        async with asyncio.timeout(harness.limits.wall_s - rollout.usage.seconds):
+            rollout.stop = (midway and midway.stop) or await episode.run()
+    except TimeoutError:
+        rollout.stop = "wall"
+        if harness.told and not rollout.usage.turns:  # it waited for the server's first word, and for nothing else
+            record_crash(rollout, NoAnswer(f"no answer within {harness.limits.wall_s:g} s", "no answer in time"))
+    except ModelLost:
+        raise
+    except PromptTooLong as error:
+        rollout.stop = "context"
+        episode.record("outgrown", str(error))
+        if harness.told and not rollout.usage.turns:  # nothing has grown yet: it is the server's setting
+            episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
+    except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
+        record_crash(rollout, error)
+    await take_changes(rollout, task, box)
+    rollout.usage.seconds = time.monotonic() - started
+    count_tokens(rollout.segments, chat, rollout.usage)
+    return rollout
+
+
+async def take_changes(rollout: Rollout, task: Task, box: Box) -> None:
+    try:
+        changes = await box.changes()
+        rollout.changed = changes
+        rollout.partial = changes.partial
+    except OSError as error:
+        record_crash(rollout, error)
+    except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing
+        record_at_end(rollout, "box_lost", traceback.format_exc(limit=-2))
+    rollout.diff = diff_of(task, rollout.changed)
+
+
+def record_crash(rollout: Rollout, error: Exception) -> None:
+    """On the rollout, and whether it looks like a fault of the machine or of the model's server.
+
+    The limits of a box are no fault: whoever fills its disk has done that. Nor is anything else that commands can bring
+    about, once there were some.
+    """
+    rollout.stop = "crash"
+    record_at_end(rollout, "crash", "".join(traceback.format_exception(error, limit=-4)))
+    if isinstance(error, NoAnswer):
+        record_at_end(rollout, "server_fault", error.reason)
+    elif isinstance(error, MachineFault):
+        record_at_end(rollout, "machine_fault", str(error))
+    elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
+        record_at_end(rollout, "machine_fault", error.strerror or str(error) or type(error).__name__)
+
+
+def record_at_end(rollout: Rollout, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
+    """At its last message so far."""
+    segment = len(rollout.segments) - 1
+    message = len(rollout.segments[segment].messages) - 1 if rollout.segments else -1
+    rollout.events.append(Event(message, kind, detail, max(0, segment), place, paths))
+
+
+def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collection[str]) -> None:
+    """What commands opened that is worth a second look, at the last message."""
+    opened = [*opened]
+    paths = dict.fromkeys(path for one in opened for path in one.paths)
+    num_cut = sum(one.num_cut for one in opened)
+    for place, found in notable(paths, packages).items():
+        record_at_end(rollout, "opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
+        num_cut += len(found[MAX_KEPT:])
+    if num_cut:
+        record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
+
+
+async def run_call(
+    call: ToolCall,
+    toolset: Toolset,
+    bench: Workbench | None,
+    record: Callable[[str, str], None] = lambda kind, detail: None,
+) -> tuple[CallStatus, str]:
+    """What a call is answered. One that cannot be run needs no workbench."""
+    if call.error:
+        return "malformed", f"error: {call.error}"
+    if call.name not in toolset.names:
+        return "unknown_tool", f"error: there is no tool {call.name}"
+    problem = toolset.check(call)
+    if problem:
+        return "malformed", f"error: {problem}"
+    assert bench is not None
+    try:
+        return "ok", await toolset.run(call, bench)
+    except PathRefused as error:
+        record("path_refused", str(error))
+        return "failed", f"error: {error}"
+    except ToolFailed as error:
+        return "failed", f"error: {error}"
+    except OSError:  # of the machine: no answer that the agent could learn from
+        raise
+    except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
+        record("tool_crash", traceback.format_exc(limit=-4))
+        return "failed", "error: the tool broke; try another way"
+
+
+@dataclass(slots=True)
+class _Episode:
+    task: Task
+    rollout: Rollout
+    bench: Workbench
+    toolset: Toolset
+    chat: Chat
+    policy: Policy
+    harness: Harness
+    on_turn: OnTurn
+    transcript: Transcript = field(init=False)
+    packages: frozenset[str] = field(init=False)
+    fed: list[int] = field(default_factory=list)  # the ids of this segment that the policy has seen and written
+    interrupted: bool = False
+    keep: Keep | None = None
+    started: float = 0.0
+
+    def begin(self, midway: Midway | None) -> None:
+        self.packages = own_packages(self.task.tree)
+        if midway is None:
+            self._open_segment(first_message(self.task))
+            return
+        segment = self.rollout.segments[-1]
+        self.transcript = Transcript.after(segment, self.chat, self.toolset.specs())
+        self.fed = (
+            segment.ids[: len(segment.sampled) - segment.sampled[::-1].index(True)] if any(segment.sampled) else []
+        )
+        self.bench.todos = [TodoItem(text=item["text"], status=item["status"]) for item in midway.todos]  # type: ignore[typeddict-item]
+        self.interrupted = midway.interrupted
+
+    async def _keep(self, stop: StopReason | None = None) -> None:
+        if self.keep is None:
+            return
+        self.rollout.usage.seconds = time.monotonic() - self.started
+        todos = [{"text": item["text"], "status": item["status"]} for item in self.bench.todos]
+        await self.keep(Midway(self.rollout, todos, self.interrupted, stop))
+
+    def record(self, kind: str, detail: str) -> None:
+        record_at_end(self.rollout, kind, detail)
+
+    async def run(self) -> StopReason:
+        limits, usage = self.harness.limits, self.rollout.usage
+        while usage.turns < limits.turns:
+            if limits.cost and usage.cost >= limits.cost:
+                return "cost"
+            ids = self.transcript.prompt()
+            window = limits.context - len(ids) - self._summary_room()
+            begun = any(self.transcript.segment.sampled)
+            if begun and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
+                await self._summarize()
+                await self._keep()
+                continue
+            budget = limits.tokens - sum(len(segment.ids) for segment in self.rollout.segments)
+            room = min(limits.message_tokens, budget, window)
+            if room <= 0:
+                return "tokens" if budget <= 0 else "context"
+            message = await self._sample(room)
+            usage.turns += 1
+            finished = await self._answer(message)
+            interrupted = self._interrupt(ending=finished or not message.calls)
+            self.on_turn(self.rollout)
+            stop: StopReason | None = None
+            if not interrupted:
+                stop = "finish" if finished else None if message.calls else "answer"
+            await self._keep(stop)
+            if stop:
+                return stop
+        return "turns"
+
+    def _interrupt(self, ending: bool) -> bool:
+        """The user speaks once, when its turn has come or the agent would end before."""
+        interrupt = self.task.interrupt
+        if interrupt is None or self.interrupted:
+            return False
+        if not ending and self.rollout.usage.turns < interrupt.after_turns:
+            return False
+        self.interrupted = True
+        self.transcript.add("user", interrupt.text)
+        self.record("interrupted", interrupt.text)
+        return True
+
+    def _request(self) -> str:
+        """What the user has said so far."""
+        said = [self.task.interrupt.text] if self.task.interrupt and self.interrupted else []
+        return "\n\n".join([first_message(self.task), *said])
+
+    async def _sample(self, room: int) -> Message:
+        ids = self.transcript.prompt()
+        self.rollout.usage.drift += ids[: len(self.fed)] != self.fed
+        messages, asked = tuple(self.transcript.segment.messages), time.monotonic()
+        try:
+            completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
+        finally:  # also where the time is up before the answer is there
+            self.rollout.usage.model_seconds += time.monotonic() - asked
+        self.fed = [*ids, *completion.ids]
+        prices = self.harness.prices
+        read, written = completion.billed or (len(ids), len(completion.ids))
+        self.rollout.usage.cost += (prices.input * read + prices.output * written) / 1e6
+        return self.transcript.add_sampled(completion)
+
+    async def _answer(self, message: Message) -> bool:
+        """Run the message's calls side by side; their answers keep the order of the calls. True if it was the end."""
+        slots = asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def answered(call: ToolCall) -> tuple[CallStatus, str]:
+            async with slots:
+                return await run_call(call, self.toolset, self.bench, self.record)
+
+        answers = await asyncio.gather(*map(answered, message.calls))
+        opened, self.bench.opened = self.bench.opened, []
+        record_opened(self.rollout, opened, self.packages)
+        finished = False
+        for call, (status, text) in zip(message.calls, answers, strict=True):
+            self.transcript.add("tool", self._fitting(text), status)
+            self.rollout.usage.calls += 1
+            if status in INVALID:
+                self.rollout.usage.invalid_calls += 1
+                self.record(status, text)
+            finished |= status == "ok" and self.toolset.finishes(call, text)
+        return finished
+
+    async def _summarize(self) -> None:
+        """Ask for a summary at the end of this segment and go on from it in a new one."""
+        usage, limits = self.rollout.usage, self.harness.limits
+        usage.summaries += 1
+        self.transcript.add("user", prompt("summarize"))
+        room = max(1, min(limits.summary_tokens, limits.context - len(self.transcript.prompt())))
+        message = await self._sample(room)
+        self.transcript.segment.summary = len(self.transcript.segment.messages) - 1
+        self.on_turn(self.rollout)
+        name = f"segment_{usage.summaries}.md"
+        said = [f"## {message.role}\n{message.text}" for message in self.transcript.segment.messages]
+        await self.bench.box.publish(name, "\n\n".join(said))
+        self._open_segment(
+            prompt("resume").format(
+                task=self._request(),
+                summary=message.text.rpartition("</think>")[2].strip(),
+                todos=self.bench.todo_text() or "none",
+                count=usage.summaries,
+                history=f"{HISTORY}/{name}",
+            )
+        )
+
+    def _open_segment(self, first: str) -> None:
+        self.transcript = Transcript(self.chat, self.toolset.specs())
+        self.fed = []
+        self.rollout.segments.append(self.transcript.segment)
+        told = self.harness.told or self.chat.tells_tools
+        self.transcript.add("system", self.toolset.system_prompt(told))
+        for role, text in self.toolset.worked_turns():
+            self.transcript.add(role, text)
+        self.transcript.add("user", first)
+
+    def _summary_room(self) -> int:
+        """What must stay free at the end of a window: the query and the summary."""
+        limits = self.harness.limits
+        return limits.summary_tokens + len(self.chat.block("user", prompt("summarize"))) if limits.summarize_at else 0
+
+    def _fitting(self, text: str) -> str:
+        """Tool output cut to what the window holds, so that no segment outgrows it."""
+        taken = len(self.transcript.prompt()) + len(self.chat.block("tool", OUTPUT_CUT))
+        room = max(0, self.harness.limits.context - taken - self._summary_room())
+        if len(text.encode()) <= room:  # no token is shorter than a byte
+            return text
+        fitting = text
+        while (size := len(self.chat.encode(fitting))) > room and fitting:
+            fitting = fitting[: int(len(fitting) * room / size * 0.95)]
+        if fitting == text:
+            return text
+        self.record("output_cut", f"{len(text)} characters to {len(fitting)}")
+        return fitting + OUTPUT_CUT
+
+
+def diff_of(task: Task, changed: dict[str, str | None]) -> str:
+    lines: list[str] = []
+    for path, new in sorted(changed.items()):
+        original = task.tree / path
+        old = original.read_bytes().decode(errors="replace") if original.is_file() else ""
+        before, after = old.splitlines(keepends=True), (new or "").splitlines(keepends=True)
+        lines += difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+
+
+def first_message(task: Task) -> str:
+    """The request and, where the task has it, what the user's editor shows."""
+    context = task.context
+    if context is None:
+        return task.instruction
+    parts = {"Open files": context.open, "Recent edits": context.edits, "Linter": context.lint}
+    shown = [f"{title}:\n" + "\n".join(f"- {line}" for line in lines) for title, lines in parts.items() if lines]
+    if not shown:
+        return task.instruction
+    return "\n\n".join([task.instruction, "My editor, as it is now (not all of it has to do with this):", *shown])

@@ -1,0 +1,124 @@
+"""Text search over a box: which files, where the work is done, and what the agent reads of it.
+
+The dialect is Python's in every box, whatever is installed there. Small work is done in place; a pattern that could
+take long, or much text, goes to a process with a deadline, so the event loop never waits for a regular expression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import posixpath
+import sys
+from itertools import groupby
+
+from offbook.agent.harness import matching
+from offbook.agent.harness.matching import Hit
+from offbook.agent.harness.tool import ToolFailed
+from offbook.sandbox.box import HISTORY, HOST_ERRORS, Box
+
+RANKED_IN_PLACE = 20_000  # characters
+FILE_CHARS = 1_000_000
+ALL_CHARS = 50_000_000
+PATTERN_CHARS = 1000
+SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "__pycache__"})
+
+
+async def search(box: Box, pattern: str, path: str, ranked: bool, timeout_s: float) -> str:
+    _check(pattern, ranked)
+    texts, num_skipped = await _texts(box, posixpath.normpath(path))
+    size = sum(map(len, texts.values()))
+    if size <= RANKED_IN_PLACE if ranked else matching.is_quick(pattern, texts):
+        hits, left_out = matching.rank(pattern, texts) if ranked else matching.match_lines(pattern, texts)
+    else:
+        hits, left_out = await _in_process(pattern, texts, ranked, timeout_s)
+    lines = _by_file(hits) if ranked else [f"{path}:{number}: {line}" for path, number, line in hits]
+    if left_out:
+        lines.append(f"[{left_out} more {'files' if ranked else 'matches'}; say more closely what you look for]")
+    if num_skipped:
+        lines.append(f"[{num_skipped} files not searched: too large, binary or unreadable]")
+    return "\n".join(lines if hits else ["no match", *lines])
+
+
+def search_texts(words: str, texts: dict[str, str]) -> str:
+    """Ranked, over texts that are no box's."""
+    _check(words, ranked=True)
+    hits, left_out = matching.rank(words, texts)
+    more = [f"[{left_out} more pages; say more closely what you look for]"] if left_out else []
+    return "\n".join([*_by_file(hits), *more]) or "no match"
+
+
+def _check(pattern: str, ranked: bool) -> None:
+    if len(pattern) > PATTERN_CHARS:
+        raise ToolFailed(f"what you look for is longer than {PATTERN_CHARS} characters")
+    if ranked:
+        if not matching.words_of(pattern):
+            raise ToolFailed("a ranked search needs words to look for")
+        return
+    try:
+        matching.compile_pattern(pattern)
+    except ValueError as error:
+        raise ToolFailed(f"not a regular expression: {error}") from None
+
+
+async def _texts(box: Box, path: str) -> tuple[dict[str, str], int]:
+    """What is to be searched, and how many files were left out because they are no text or too much of it."""
+    texts, size, num_skipped = dict[str, str](), 0, 0
+    for name in await _names(box, path):
+        try:
+            text = await box.read(name)
+        except OSError as error:
+            if name == path or error.errno in HOST_ERRORS:
+                raise
+            text = "\0"  # found and not readable: the agent took its rights away
+        if len(text) > FILE_CHARS or "\0" in text or size + len(text) > ALL_CHARS:
+            num_skipped += 1
+            continue
+        size += len(text)
+        texts[name] = text
+    return texts, num_skipped
+
+
+async def _names(box: Box, path: str) -> list[str]:
+    if path == HISTORY:
+        return [f"{path}/{name}" for name in await box.list(path)]
+    if posixpath.isabs(path):
+        return [path]
+    inside = [name for name in await box.files() if path in (".", name) or name.startswith(f"{path}/")]
+    if not inside:
+        await box.list(path)  # a path that does not exist or leads out is said so
+    return [name for name in inside if SKIPPED_FOLDERS.isdisjoint(name.split("/")[:-1])]
+
+
+async def _in_process(pattern: str, texts: dict[str, str], ranked: bool, timeout_s: float) -> tuple[list[Hit], int]:
+    request = await asyncio.to_thread(json.dumps, {"pattern": pattern, "texts": texts, "ranked": ranked})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        matching.__file__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer, complaint = await process.communicate(request.encode())
+    except TimeoutError:
+        raise ToolFailed(f"the search took more than {timeout_s:g} s; look for less, or in fewer files") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        reason = (complaint.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"])[-1]
+        raise ToolFailed(f"the search broke: {reason}")
+    hits, left_out = json.loads(answer)
+    return [(path, number, line) for path, number, line in hits], left_out
+
+
+def _by_file(hits: list[Hit]) -> list[str]:
+    lines = []
+    for path, of_file in groupby(hits, key=lambda hit: hit[0]):
+        lines += [path, *(f"  {number}: {line.strip()}" for _, number, line in of_file)]
+    return lines

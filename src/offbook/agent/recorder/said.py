@@ -1,0 +1,161 @@
+"""A conversation as agents send it, whatever API they speak, and a sampled message as they are shown it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from offbook.agent.chat import Chat
+from offbook.agent.chat.strict import Tools
+from offbook.core.thoughts import THINK_END, THINK_START, answer_start
+from offbook.types import CallStatus, OffbookError, Role, ToolCall
+
+UNFINISHED = "\ufffd"  # what the bytes of half a character are decoded to
+
+
+class Refused(OffbookError):
+    """A request that cannot be answered as it is; asked again it is refused again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message. `ids` are the client's names of its calls or, of a tool's answer, of the call that it answers."""
+
+    role: Role
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    ids: tuple[str, ...] = ()
+    failed: bool = False  # of a tool's answer: the client says so
+
+    def is_like(self, other: Said) -> bool:
+        """Clients send a message back as they please: without its thinking, stripped, its arguments written anew."""
+        if self.role != other.role or self.failed != other.failed:
+            return False
+        if self.role != "assistant":
+            return self.text == other.text
+        return self.text.strip() == other.text.strip() and _pairs(self.calls) == _pairs(other.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request. `after` names the answer whose conversation the messages go on, where they are not all of it."""
+
+    messages: tuple[Said, ...]
+    tools: Tools = ()
+    max_tokens: int = 0  # 0 is as many as the session allows
+    stream: bool = False
+    after: str = ""
+    retry: bool = False  # the client says that it asks again because no answer came
+    ignored: dict[str, Any] = field(default_factory=dict)  # parameters that change nothing here
+    id: str = field(default_factory=lambda: secrets.token_hex(12))  # that the answer will have
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A call that cannot be read stays text. Words behind a call that can are in the record only."""
+
+    thinking: str = ""
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    id: str
+    number: int  # in the order of answers
+    shown: Shown
+    call_ids: tuple[str, ...]
+    is_cut: bool  # by a limit
+    prompt_tokens: int
+    sampled_tokens: int
+
+
+def in_order(messages: Sequence[Said]) -> tuple[Said, ...]:
+    """As a model reads them: one message of the assistant in a row, and answers in the order of the calls."""
+    joined: list[Said] = []
+    for said in messages:
+        last = joined[-1] if joined else None
+        if last and last.role == said.role == "assistant":
+            text = "\n".join(filter(None, (last.text, said.text)))
+            joined[-1] = Said("assistant", text, (*last.calls, *said.calls), (*last.ids, *said.ids))
+        else:
+            joined.append(said)
+    for place, said in enumerate(joined):
+        answers = list(takewhile(lambda one: one.role == "tool", joined[place + 1 :]))
+        if len(said.ids) > 1 and {one.ids[:1] for one in answers} == {(id,) for id in said.ids}:
+            joined[place + 1 : place + 1 + len(answers)] = sorted(answers, key=lambda one: said.ids.index(one.ids[0]))
+    return tuple(joined)
+
+
+def num_shared(one: Sequence[Said], other: Sequence[Said]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0].is_like(pair[1]), pairs))
+
+
+def status_of(call: ToolCall, tools: Tools) -> tuple[CallStatus, str]:
+    """Whether a call is one of the tools that the client offered, and what is wrong with it."""
+    if call.error:
+        return "malformed", call.error
+    tool = next((tool for tool in tools if tool.name == call.name), None)
+    if not tools:  # calls are text between the agent and the model
+        return "ok", ""
+    if tool is None:
+        return "unknown_tool", f"there is no tool {call.name}"
+    known, needed = tool.parameters.get("properties"), tool.parameters.get("required") or ()
+    if missing := [name for name in needed if name not in call.arguments]:
+        return "malformed", f"{call.name} needs {', '.join(missing)}"
+    if known and (extra := [name for name in call.arguments if name not in known]):
+        return "malformed", f"{call.name} takes no {', '.join(extra)}"
+    return "ok", ""
+
+
+class Reading:
+    """How a chat's sampled ids are shown. To a client that offers no tools all of it is text."""
+
+    def __init__(self, chat: Chat, tools: Tools):
+        self._chat, self._tools = chat, tools
+        self._thinks = chat.decode(chat.assistant_header).rstrip().endswith(THINK_START)
+
+    def whole(self, words: list[int]) -> Shown:
+        """`words` are without the token that ends the message."""
+        text = self._chat.decode(words)
+        calls = self._chat.parse(words, self._tools) if self._tools else ()
+        begin = answer_start(text, self._thinks)
+        starts = [*(max(begin, call.start) for call in calls), len(text)]
+        pieces = [text[begin : starts[0]]]
+        pieces += [text[starts[n] : starts[n + 1]] for n, call in enumerate(calls) if call.error]
+        good = tuple(call for call in calls if not call.error)
+        return Shown(_thought(text[:begin]), "".join(pieces).strip(), good)
+
+    def so_far(self, ids: list[int]) -> Shown:
+        """What is certain of a message in the making: the whole one begins with it. Its calls come with its end."""
+        words = ids[:-1] if set(ids[-1:]) & self._chat.stop_ids else ids
+        text = self._chat.decode(words).rstrip(UNFINISHED)
+        if not self._thinks and THINK_START.startswith(text.lstrip()[: len(THINK_START)]) and THINK_START not in text:
+            return Shown()  # it may be the begin of a thought
+        begin = answer_start(text, self._thinks)
+        if begin == len(text) and not text.endswith(THINK_END):
+            return Shown(_thought(_before(text, (THINK_END,))))
+        marks = self._chat.call_marks if self._tools else ()
+        is_certain = bool(marks) or not self._tools
+        return Shown(_thought(text[:begin]), _before(text[begin:], marks).strip() if is_certain else "")
+
+
+def _thought(text: str) -> str:
+    return text.strip().removeprefix(THINK_START).removesuffix(THINK_END).strip()
+
+
+def _before(text: str, marks: Sequence[str]) -> str:
+    """Up to the first mark, or to what may become one."""
+    found = [place for mark in marks if (place := text.find(mark)) >= 0]
+    text = text[: min(found)] if found else text
+    begun = (size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
+    return text[: len(text) - max(begun, default=0)]
+
+
+def _pairs(calls: Sequence[ToolCall]) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, call.arguments) for call in calls]

@@ -1,0 +1,27 @@
+"""The configuration: what can be set, and how files and options become it."""
+
+from offbook.core.config.files import (
+    RETIRED,
+    ConfigError,
+    load_config,
+    recipe_for,
+    recipes,
+    shipped_models,
+    with_new_keys,
+)
+from offbook.core.config.judging import (
+    AuditorConfig,
+    EffortConfig,
+    FeedbackConfig,
+    JudgeConfig,
+    MonitorsConfig,
+    RewardsConfig,
+)
+from offbook.core.config.methods import CorrectionsConfig, TeachersConfig
+from offbook.core.config.running import EvalConfig, LiveConfig
+from offbook.core.config.section import LOCAL, Precision
+from offbook.core.config.stages import PretrainConfig, SftConfig, StageConfig
+from offbook.core.config.training import CheckpointConfig, LinearConfig, LoraConfig, MtpConfig, RanksConfig, TrainConfig
+from offbook.core.config.tree import Config, cache_folder, is_url
+from offbook.core.config.verbs import refuse_mistaken, refuse_without_effect
+from offbook.core.config.world import EngineConfig, HarnessConfig, SandboxConfig, TasksConfig, ToolsConfig, VllmConfig

@@ -1,0 +1,202 @@
+"""What rollouts are worth and what is said about them: rewards, monitors, feedback."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from offbook.core.config.methods import CorrectionsConfig
+from offbook.core.config.section import LOCAL, Section, TeacherName
+
+
+class JudgeConfig(Section):
+    """A model that reads rollouts, too; of `live` what users said after them."""
+
+    url: str = Field(default="", description="of a server; for feedback also `local`: it runs here; empty is none")
+    name: str = Field(
+        default="", description="its name there; with `local` as in `model`, empty: the one that is being trained"
+    )
+    rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+
+    def idle(self, section: str, is_on: bool) -> str:
+        """What would look as if it did something, in the section that it is of."""
+        where = f"{section}.judge"
+        if self.rate and not self.url:
+            return f"{where}.url is empty, so there is no model for {where}.rate; give a URL"
+        if is_on and self.url and not self.rate:
+            return f"{where}.rate is 0: the model at {where}.url would read nothing; give a share"
+        if is_on and self.url not in ("", LOCAL) and not self.name:
+            return f"{where}.name is empty: a server is asked for a model by its name"
+        return ""
+
+
+class AgentConfig(Section):
+    """A model behind a URL that looks into rollouts with tools that only read: docs/monitors.md."""
+
+    url: str = Field(default="", description="of a server that speaks chat completions with tools; empty is none")
+    name: str = Field(default="", description="of the model there")
+    turns: int = Field(default=12, ge=1, description="replies that it may take for a rollout")
+    tokens: int = Field(default=60_000, ge=1000, description="and tokens, prompts included, about")
+
+
+class AuditorConfig(AgentConfig):
+    """A model that audits rollouts."""
+
+    rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+
+    def idle(self, section: str, is_on: bool) -> str:
+        return JudgeConfig(url=self.url, name=self.name, rate=self.rate).idle(section, is_on)
+
+
+class FeedbackConfig(Section):
+    """Targeted hints. `weight` 0 turns them off: RL alone."""
+
+    method: Literal["targeted", "sdpo"] = Field(
+        default="targeted",
+        description="targeted: a hint right before each faulty message teaches that message; sdpo: all hints of a "
+        "rollout before its first message teach the whole response",
+    )
+    weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    balance: Literal["own", "rl", "bounded"] = Field(
+        default="bounded",
+        description="what the hints' sum is divided by: own: the candidates' tokens, taught or not; rl: the step's RL "
+        "tokens, so that it fades as faults get rare; bounded: the same, and the norm of its gradient is at "
+        "most `bound` times RL's",
+    )
+    bound: float = Field(default=0.3, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
+    anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
+    anneal_to: float = Field(default=0.0, ge=0, description="what `weight` is after `anneal_steps`")
+    rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="by rule, on top of `weight`; 1 where not named, 0 turns a rule off"
+    )
+    rules: list[str] = Field(default=[], description="those of docs/feedback.md that are looked for; empty: all")
+    files: list[str] = Field(default=[], description="Python files with your own rules; they run with your rights")
+    max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
+    max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
+    gate: float = Field(
+        default=0.002,
+        ge=0,
+        description="nats per token of `direction` by which a hint has to move its message, and away from it; 0 is no "
+        "gate. jsd is about a quarter of the others: divide by 4 under it",
+    )
+    token_gate: float = Field(
+        default=0.02,
+        ge=0,
+        description="nats of `direction` by which a hint has to move a token of its message for that token to teach; 0 "
+        "is all of them. Divide by 4 under jsd",
+    )
+    look: bool = Field(
+        default=True,
+        description="before step 1: sample messages with and without each hint where a rule was broken; what does not "
+        "help is not taught, and a run in which nothing helps ends there",
+    )
+    look_every: int = Field(default=0, ge=0, description="steps after which that is done again; 0 is never")
+    look_samples: int = Field(default=8, ge=1, description="messages sampled at each place, without and with the hint")
+    control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
+        default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"
+    )
+    anchor_share: float = Field(
+        default=0.0, ge=0, le=1, description="of the targets, whose hinted reading is held where it was at the start"
+    )
+    anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
+    anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
+    top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
+    teacher: TeacherName = Field(default="frozen", description="whose weights the hinted model has: docs/feedback.md")
+    ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
+    refresh_steps: int = Field(
+        default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"
+    )
+    trust_mix: float = Field(default=0.1, gt=0, lt=1, description="teacher `trust_region` only: share of the live one")
+    direction: Literal["forward", "reverse", "jsd"] = Field(
+        default="forward", description="forward is KL(teacher || student), reverse the other way round"
+    )
+    token_cap: float = Field(default=2.0, gt=0, description="the most nats that one token may count for")
+    importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
+    judge: JudgeConfig = JudgeConfig()
+    corrections: CorrectionsConfig = CorrectionsConfig()
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        """Settings that look as if they did something."""
+        if problem := self._idle():
+            raise ValueError(problem)
+        return self
+
+    def _idle(self) -> str:
+        if self.anneal_to and not self.weight:
+            return "feedback.weight is 0, so hints are off and feedback.anneal_to is never used; give a weight above 0"
+        if self.anneal_to and not self.anneal_steps:
+            return "feedback.anneal_steps is 0, so the weight never gets to feedback.anneal_to; give a number of steps"
+        if self.threshold and self.max_candidates < self.max_targets:
+            reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
+            return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
+        if self.look_every and not self.look:
+            return "feedback.look is false, so feedback.look_every is never used; give --feedback.look true"
+        return self.judge.idle("feedback", bool(self.weight))
+
+    def is_look_due(self, step: int) -> bool:
+        """Not under a control, which is there to show what another hint does, nor where hints stand elsewhere."""
+        is_on = self.look and self.weight and not self.control and self.method == "targeted"
+        return bool(is_on) and (step == 1 or bool(self.look_every and (step - 1) % self.look_every == 0))
+
+    @property
+    def threshold(self) -> float:
+        """The gate, which controls go without: it would take away what they are there to show."""
+        return 0.0 if self.control else self.gate
+
+    @property
+    def token_threshold(self) -> float:
+        """Likewise; and SDPO teaches the whole response."""
+        return 0.0 if self.control or self.method == "sdpo" else self.token_gate
+
+
+class EffortConfig(Section):
+    """What solving costs: C(x) of docs/rewards.md, where x is the weighted share of what the limits allow."""
+
+    on: bool = Field(default=False, description="whether solving costs anything")
+    bound: float = Field(default=0.2, gt=0, lt=1, description="the most it can cost; solving is worth 1")
+    k: float = Field(default=4.0, gt=0, description="of C(x): how early the cost levels off")
+    q: float = Field(default=1.0, description="of C(x): how much it levels off; 1 is the logarithm")
+    full_tokens: int = Field(default=0, ge=0, description="what counts as all tokens; 0 is harness.tokens")
+    full_turns: int = Field(default=0, ge=0, description="what counts as all turns; 0 is harness.turns")
+    thinking_tokens: float = Field(default=1.0, ge=0, description="weight of a share of all tokens, as the next four")
+    call_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in calls")
+    output_tokens: float = Field(default=0.25, ge=0, description="the agent asked for them and did not write them")
+    final_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in messages without a call")
+    summary_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in self-summaries")
+    calls: float = Field(default=0.25, ge=0, description="weight of a share of all turns, as the next")
+    turns: float = Field(default=0.25, ge=0, description="weight of a share of all turns")
+
+
+class RewardsConfig(Section):
+    """What a rollout earns. Beside the outcome every part is off until it has a weight."""
+
+    partial: bool = Field(default=False, description="credit for some of the tests that need the feature")
+    grade_s: float = Field(default=120.0, gt=0, description="how long the hidden tests of one rollout may take")
+    perturbed: Literal["off", "finding", "outcome"] = Field(
+        default="outcome",
+        description="another result than the gold's for most of the changed inputs: what it counts as",
+    )
+    weights: dict[str, float] = Field(default={}, description="by name: a behaviour of docs/rewards.md or your own")
+    files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
+    effort: EffortConfig = EffortConfig()
+    judge: AgentConfig = AgentConfig()
+
+
+class MonitorsConfig(Section):
+    """What looks for cheating in every rollout, and what a finding costs."""
+
+    on: bool = Field(default=True, description="whether rollouts are searched for cheating")
+    watch: bool = Field(default=True, description="let boxes tell which files are opened, where the machine can")
+    policy: dict[str, Literal["count", "penalise", "zero", "quarantine"]] = Field(
+        default={}, description="by the kind of finding, over the defaults of docs/monitors.md"
+    )
+    penalty: float = Field(default=0.5, ge=0, description="what `penalise` takes; solving is worth 1")
+    judge: AuditorConfig = AuditorConfig()
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if problem := self.judge.idle("monitors", self.on):
+            raise ValueError(problem)
+        return self

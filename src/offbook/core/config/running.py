@@ -1,0 +1,119 @@
+"""How a run goes on beside its steps, where it is measured, and what users make of it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from offbook.core.config.judging import JudgeConfig
+from offbook.core.config.section import LOCAL, Section
+
+
+class RayConfig(Section):
+    """Rollouts on other machines, by Ray: docs/scale.md."""
+
+    samplers: int = Field(
+        default=0, ge=0, description="actors that sample, each with an engine and boxes of its own; 0: all is done here"
+    )
+    cpus: float = Field(default=1.0, ge=0, description="of each sampler")
+    gpus: float = Field(default=0.0, ge=0, description="of each sampler")
+    address: str = Field(default="", description="of the cluster, or `auto`; empty: Ray is started on this machine")
+
+
+class LoopConfig(Section):
+    """Sampling beside training: docs/async.md."""
+
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="steps that a rollout may begin before the one that it is trained in; 0: training waits for "
+        "rollouts, and they for it; lockstep takes at most 1",
+    )
+    deadline_s: float = Field(
+        default=7200.0, gt=0, description="without any sign of life, after which a run ends and says what it waited for"
+    )
+    refill: int = Field(
+        default=0,
+        ge=0,
+        description="groups of a batch whose rollouts are all worth the same, at most, that are replaced by another "
+        "task's instead of being trained on; needs tasks.order select, and continuous or vLLM",
+    )
+    eval_every: int = Field(
+        default=0, ge=0, description="steps between evaluations on the held-out tasks, beside training; 0 is never"
+    )
+    store: str = Field(
+        default="",
+        description="a folder or s3://bucket/prefix that every version of the weights is published to as well, for "
+        "engines elsewhere: docs/sync.md",
+    )
+    ray: RayConfig = RayConfig()
+
+
+class LiveConfig(Section):
+    """Learning from use: docs/live.md."""
+
+    consent: Literal["none", "numbers", "all"] = Field(
+        default="numbers",
+        description="what of a session is kept: nothing; what can be counted, without a word that was said; or all of "
+        "it, without secrets. Only `all` can be learned from",
+    )
+    retention_days: float = Field(default=30.0, gt=0, description="after which what was kept of a session is deleted")
+    settle_s: float = Field(
+        default=86_400.0, ge=0, description="that reactions have to come in before a session is learned from"
+    )
+    sessions: int = Field(default=256, ge=2, description="of the deployed version, settled, that a cycle learns from")
+    batch: int = Field(default=32, ge=2, description="sessions per optimizer step")
+    weights: dict[str, float] = Field(
+        default={
+            "kept": 1.0,
+            "reverted": 0.5,
+            "dissatisfied": 0.5,
+            "thumbs": 0.5,
+            "interrupted": 0.25,
+            "latency": 0.1,
+            "broken_calls": 0.3,
+            "dodged": 0.5,
+        },
+        description="of the parts of a session's reward, each between -1 and 1: docs/live.md",
+    )
+    latency_s: float = Field(default=600.0, gt=0, description="that cost all of the part `latency`")
+    hints: bool = Field(
+        default=True,
+        description="teach what dissatisfied users said, as hints at the messages that it is about; rules teach anyway",
+    )
+    first: Literal["share", "shadow"] = Field(
+        default="share",
+        description="what a version that passed the gate gets first: a share of the users, or the same requests unseen",
+    )
+    share: float = Field(default=0.2, gt=0, le=0.5, description="of the users, by hash, or of the requests in shadow")
+    trial: int = Field(default=50, ge=1, description="users of each of the two versions after which it gets the rest")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="the chance that a gate, or a trial, refuses a version that is no worse"
+    )
+    suites: list[str] = Field(default=[], description="of the gate, beside the held-out tasks, as in `sides`")
+    populations: list[str] = Field(
+        default=[], description="keys of users who get an adapter of their own each; needs train.lora.rank"
+    )
+    judge: JudgeConfig = JudgeConfig()
+
+    @field_validator("weights")
+    @classmethod
+    def _known(cls, weights: dict[str, float]) -> dict[str, float]:
+        known = cls.model_fields["weights"].default
+        for name, weight in weights.items():
+            if name not in known or weight < 0:
+                raise ValueError(f"{name} = {weight:g}: give {', '.join(known)} weights of 0 or more")
+        return {**known, **weights}
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.judge.url == LOCAL:
+            raise ValueError("follow-ups are read by a server; give its URL as live.judge.url")
+        if problem := self.judge.idle("live", True):
+            raise ValueError(problem)
+        return self
+
+
+class EvalConfig(Section):
+    samples: int = Field(default=2, ge=1, description="rollouts a held-out task")

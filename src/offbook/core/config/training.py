@@ -1,0 +1,152 @@
+"""One optimizer step: what is trained, on which ranks, and what is kept of it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from offbook.core.config.section import Precision, Schedule, Section
+
+
+class LoraConfig(Section):
+    """Low-rank adapters: they are trained, and the weights under them stay."""
+
+    rank: int = Field(default=0, ge=0, description="of the adapters; 0 is none: all weights are trained")
+    alpha: int = Field(default=32, ge=1, description="what an adapter adds is scaled by alpha / rank")
+    targets: list[str] = Field(
+        default=[], description="names of the layers that get one, as in `q_proj`; empty: all linear ones but the head"
+    )
+    parameters: list[str] = Field(
+        default=[], description="of fused experts, as in `mlp.experts.gate_up_proj`: matrices that get one too"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if not self.rank and (self.targets or self.parameters):
+            raise ValueError("train.lora.rank is 0, so there are no adapters to put on anything; give a rank, as in 16")
+        return self
+
+
+class LinearConfig(Section):
+    """How linear layers multiply: docs/precision.md. Embeddings, output head and routers stay plain."""
+
+    kind: Literal["plain", "fp8", "nvfp4"] = Field(
+        default="plain",
+        description="in train.precision; in FP8, on GPUs that have it; or as NVFP4, backward as MXFP8, emulated",
+    )
+    scale: Literal["token", "tensor"] = Field(
+        default="token", description="nvfp4 only: what of the activations shares a float32 scale"
+    )
+    division: Literal["ieee", "approximate"] = Field(
+        default="ieee", description="nvfp4 only: by scales, rounded once, or through their reciprocals"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.kind != "nvfp4" and (self.scale, self.division) != ("token", "ieee"):
+            raise ValueError(
+                f"train.linear.kind is {self.kind}, so train.linear.scale and division are never used; leave them out"
+            )
+        return self
+
+
+class RanksConfig(Section):
+    """How weights lie on the ranks of a run that torchrun starts: docs/scale.md. Of one process they say nothing."""
+
+    replicate: int = Field(default=1, ge=1, description="copies of the weights; each lies sharded on its ranks")
+    experts: int = Field(default=1, ge=1, description="ranks that a layer's experts are dealt out to")
+    expert_replicate: int = Field(
+        default=0, ge=0, description="copies of experts that are dealt out; 0: as many as of the weights, if possible"
+    )
+    context: int = Field(default=1, ge=1, description="ranks that share a row of tokens")
+
+
+class TrainConfig(Section):
+    steps: int = Field(default=30, ge=1, description="optimizer steps; a finished run may be trained further")
+    groups: int = Field(default=4, ge=1, description="tasks per step")
+    group_size: int = Field(default=8, ge=2, description="rollouts per task")
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw", description="muon: for matrices, with AdamW for the rest"
+    )
+    learning_rate: float = Field(default=1e-6, gt=0, description="the highest; `schedule` says what becomes of it")
+    schedule: Schedule = Field(
+        default="constant",
+        description="after the warm-up; cosine and linear fall over all of train.steps, wsd over the last fifth: a "
+        "finished run that is trained further falls anew, from higher up",
+    )
+    warmup_steps: int = Field(default=3, ge=0, description="over which the learning rate rises in a line")
+    final_share: float = Field(
+        default=0.1, ge=0, le=1, description="of the learning rate, one step after a schedule that falls has ended"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
+    gradient_clip: float = Field(default=1.0, gt=0, description="the most that the gradient's norm may be")
+    rl_weight: float = Field(
+        default=1.0, ge=0, description="of the RL loss; 0: no RL, only what teaches beside it (docs/methods.md)"
+    )
+    ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
+    reference_kl: float = Field(
+        default=0.0,
+        ge=0,
+        description="taken from the advantage of each token, times log(policy / the run's start) there (k1, detached)",
+    )
+    log_parts: int = Field(
+        default=0,
+        ge=0,
+        description="steps between reports of `PART/gradient_norm`, the norm of each loss part's gradient by itself; "
+        "such a step takes a backward pass per part; 0 is never",
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"
+    )
+    micro_tokens: int = Field(
+        default=0, ge=0, description="tokens in one forward; 0 follows from the memory there is, and is 8192 on a CPU"
+    )
+    recompute: Literal["auto", "none", "layers", "all"] = Field(
+        default="auto",
+        description="in the backward pass, to save memory: nothing, layers but for attention, layers; auto is the "
+        "least that `offbook plan` finds room for, and none on a CPU",
+    )
+    compile: Literal["auto", True, False] = Field(default="auto", description="fuse kernels; auto does so on a GPU")
+    precision: Precision = Field(
+        default="float32",
+        description="of the model that is trained; with bfloat16 the optimizer steps on float32 master weights",
+    )
+    linear: LinearConfig = LinearConfig()
+    lora: LoraConfig = LoraConfig()
+    ranks: RanksConfig = RanksConfig()
+
+    def settled(
+        self, recompute: Literal["none", "layers", "all"] = "none", compile: bool = False, micro_tokens: int = 8192
+    ) -> TrainConfig:
+        """What was left to be chosen is this. By default what a CPU takes."""
+        chosen = {
+            "recompute": recompute if self.recompute == "auto" else self.recompute,
+            "compile": compile if self.compile == "auto" else self.compile,
+            "micro_tokens": self.micro_tokens or micro_tokens,
+        }
+        return self.model_copy(update=chosen)
+
+
+class CheckpointConfig(Section):
+    """They are written beside training, and at the end of a run. Without `every` and `minutes`: after every step where
+    one is below 1 GB, else every 30 minutes."""
+
+    every: int = Field(default=0, ge=0, description="steps between checkpoints; 0 leaves it to `minutes`")
+    minutes: float = Field(default=0.0, ge=0, description="between checkpoints, at the end of a step; 0 is not by time")
+    keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
+
+
+class MtpConfig(Section):
+    """A draft head: `offbook mtp` trains one, and `offbook train` goes on with it beside the model: docs/mtp.md."""
+
+    along: bool = Field(default=False, description="train the head of the engine along with the model")
+    loss: Literal["kl", "tv", "lk", "ce"] = Field(
+        default="kl",
+        description="to the model's own distribution: KL(model || head), total variation, or -log of what sampling "
+        "keeps; ce: to the tokens",
+    )
+    depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that it learns to draft")
+    learning_rate: float = Field(default=1e-3, gt=0, description="the highest; of `along` from the tenth step on")
+    steps: int = Field(default=400, ge=1, description="`offbook mtp` only, as the next")
+    batch_tokens: int = Field(default=8192, ge=1, description="of one step, about")

@@ -1,7 +1,0 @@
-"""Which message went wrong, and the one-line rule that would have helped."""
-
-from offbook.feedback.controls import NEGATIVE, Pairs, stand_in
-from offbook.feedback.judged import MISTAKES, hints_in
-from offbook.feedback.own import rules_of
-from offbook.feedback.rules import RULES, Rule, read_all, read_rollout, write_hint
-from offbook.feedback.rules.effort import more_than_needed, unneeded

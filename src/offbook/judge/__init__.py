@@ -1,5 +1,0 @@
-"""Models that read rollouts: asked once, or as an agent that looks for itself; what of their words holds."""
-
-from offbook.judge.agent import Agent, Assessor, Auditor
-from offbook.judge.judge import PREFIX, Critique, Judge, Judgement, Rubrics, TooLong, is_sampled
-from offbook.judge.shown import show

@@ -1,0 +1,173 @@
+"""Secrets, taken out before anything of a session is stored: of its texts, and of the tokens that are the truth.
+
+Found by form: keys of well-known makers, private keys, passwords in addresses and in assignments. A secret that looks
+like any other word is not found, and no list of forms is complete; who cannot live with that keeps numbers alone
+(live.consent).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+from offbook.agent.chat import Chat
+from offbook.types import Message, Rollout, Segment
+
+SECRET = "[secret]"
+# Before a key stands nothing that could belong to it; of \n in a call's arguments the n does not.
+EDGE = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
+MARKED = (  # how keys of makers begin that go on with letters and digits
+    r"xapp-[\w-]{10,40}-|gl(?:rt|dt|ptt|ft|cbt|soat|agent)-|glsa_|glc_|whsec_|GOCSPX-|ya29\.|1//0|do[opr]_v1_"
+    r"|dckr_[op]at_|shp(?:at|ss|ca|pa)_|lin_api_|ntn_|secret_|figd_|rubygems_|cio|hv[sbr]\.|\w{14}\.atlasv1\.|NRAK-"
+    r"|sntry[su]_|gsk_|xai-|pplx-|nvapi-|tvly-|r8_|fw_|PMAK-|AGE-SECRET-KEY-|sq0\w{3}-|AT[AC]TT|sbp_|sb_secret_|vc[pk]_"
+    r"|lsv2_\w\w_|key-|SK|dapi|pscale_\w{2,5}_|ph[cx]_|rnd_|EAAA|pat\w{14}\.|\d{8,10}:AA"
+    r"|(?:api/webhooks|slack\.com/services)/[\w/]{3,40}/"
+)
+FLAG = r"(?i:pass\w{0,20}|secret|token|api-?key|access-?key)"
+WORD, QUOTE, LINE = r"[^\s\"'\\]", r"\\{0,8}[\"'`]?", r"\b[^\n|;]{0,200}?\s"
+SOME = rf"(?={WORD}{{0,40}}\d)(?=\d*[^\s\d]){WORD}"  # the first character of a word with a digit that is no number
+BASE64 = r"(?:\W{0,12}n?[A-Za-z0-9+/=]{12,100}){1,400}"
+PATTERNS = (  # what a group holds is the secret; without one it is all of it
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:(?:(?!-----BEGIN).){4,20000}?"
+    rf"-----END [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----|{BASE64}|[\w\s+/=\\:.,()@<>-]{{4,8000}}?\Z)",
+    rf"Private-Lines: \d+({BASE64})|{EDGE}LS0tLS1CRUdJTi(?!BDRVJU|BQVUJM)[A-Za-z0-9+/=]{{20,}}",  # and in base64
+    rf"{EDGE}(?:AKIA|ASIA)[0-9A-Z]{{16}}\b",  # AWS
+    rf"{EDGE}(?:gh[pousr]_[A-Za-z0-9]{{20,}}\b|github_pat_\w{{20,}}\b|glpat-[\w-]{{20,}}|sk-[A-Za-z0-9_-]{{16,}})",
+    rf"{EDGE}(?:hf_[A-Za-z0-9]{{20,}}\b|pypi-[\w-]{{16,}}|npm_[A-Za-z0-9]{{20,}}\b|xox[abeoprs][-.][\w-]{{10,}})",
+    rf"{EDGE}(?:AIza[\w-]{{30,}}|[rs]k_(?:live|test)_[A-Za-z0-9]{{16,}}\b|SG\.[\w-]{{16,}}\.[\w-]{{16,}})",
+    rf"{EDGE}(?:{MARKED})(?=[A-Za-z0-9]{{0,30}}\d)[A-Za-z0-9]{{20,}}[\w-]*",
+    r"(?<![\w-])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}",  # Discord
+    r"(?:(?<![\w-])|(?<=\\[nrt]))eyJ[\w-]{8,8000}\.[\w-]{8,8000}\.[\w-]{8,}",  # JWT
+    r"(?<=://)(?:[^\s/:\"'\\]{0,200}:(?![${<%*])[^\s/\"'\\]{1,200}|[\w-]{20,200})(?=@)",  # a password in an address
+    r"(?<=://)(?<!http://)(?<!https://)[^\s/:@\"'\\]{0,200}:(?![${<%*])[^\s@\"'\\]{1,200}(?=@)",  # with slashes
+    r"[?&](?:key|sig|code|auth)=((?=[\w%.-]{0,40}\d)[\w%+/.~-]{16,})",
+    r"(?i:bearer )([\w.~+/-]{16,}=*)|(?i:basic )((?=\S{0,60}[\d+/=])[A-Za-z0-9+/]{8,}=*)",
+    rf"(?i:authorization){QUOTE}\s?[:=,]\s?{QUOTE}(?:\w{{1,20}} )?({SOME}{{16,}})",
+    rf"\b_?auth{QUOTE}\s?[:=]\s?{QUOTE}((?=\w{{0,30}}\d)[A-Za-z0-9+/]{{16,}}=*)",  # of Docker and npm
+    rf"(?i:cookie){QUOTE}: ?{QUOTE}((?=[^\n\"']{{0,99}}\d)[\w.%-]{{1,80}}=[^\n\"'\\{{}}<$]{{12,4000}})",
+    rf"--password ({WORD}{{4,}})|(?:--[\w-]{{0,30}}|:_auth){FLAG} ({SOME}{{6,}})",
+    rf"--[\w-]{{0,30}}{FLAG}=((?![${{<%]){WORD}{{6,}})",
+    rf"curl{LINE}(?:-u ?|--user[ =]){QUOTE}([^\s:/\"'\\]{{1,60}}:{WORD}{{4,}})| -u ([^\s:/\"'\\]{{1,60}}:{SOME}{{4,}})",
+    rf"(?:(?:mysql|maria)\w{{0,9}}{LINE}-p|(?:sshpass|login){LINE}-p |redis-cli{LINE}-a )((?![$]){WORD}{{4,}})",
+    rf"login\s\S{{1,80}}?(?:[\s+-]|\\n){{1,9}}password\s({WORD}{{4,}})",  # .netrc, and .pgpass
+    rf"(?<![\w.*-])[\w.*-]{{1,99}}:(?:\d{{4,5}}|[*]):(?:[A-Za-z]\w{{0,99}}|[*]):[\w.*-]{{1,99}}:({WORD}{{4,}})",
+    rf"(?i:password|passphrase) is {QUOTE}(?!sha|base|md5|utf)({SOME}{{6,}})",
+    r"(?i:password|secret|token)>((?=[^<]{0,60}\d)[^<\s]{6,200})</",
+    rf"{EDGE}ENV \w{{0,40}}(?:PASS|TOKEN|SECRET|KEY)\w{{0,40}} ((?![$/]){WORD}{{6,}})",
+)
+FORMS = re.compile("|".join(f"(?:{pattern})" for pattern in PATTERNS), re.DOTALL)
+# The end of a name, what stands between it and the value (the end of a key or an index, a type, a member `value`), and
+# the value: up to the end of its quotes, or one word. Quotes may be escaped, as in the arguments of a call. No part is
+# without a bound: what a session holds may have been written to take long.
+ASSIGNED = re.compile(
+    r"""(?x) (?P<name>
+        (?i:passw(?:or)?d|passphrase|secret(?!ar)|(?P<mild>token(?!iz|s\b|_type)|credential)
+            |(?:api|access|private|account|encrypt\w{0,4}|signing|master|auth|shared)[_-]?key)[\w-]{0,40}
+        | (?:(?<![A-Za-z])|(?<=\\[nrt]))(?i:pass|pwd|psk)\b)
+    \\{0,8}["']?\]?(?:\ {0,4}:\ {0,4}[A-Za-z_][\w.|\[\]\ ]{0,60}(?==)
+        |,?(?:[\s+-]|\\{1,8}n){1,40}\\{0,8}["']?value\\{0,8}["']?)?
+    (?P<sign>(?:[\ \t]|\\{1,8}t){0,20}(?::=|=>|==|[=:,])(?:[\ \t]|\\{1,8}t){0,20}) \(?[rbfuRBFU]{0,2}
+    (?: (?P<quote>(?:\\{0,8}["']){3}|\\{0,8}["'])(?P<quoted>(?:(?!(?P=quote))(?:\\{3}(?:\\{4})?["']|\\.|[^\n])){6,8000})
+        | (?P<word>[^\s"'\\,;)}\]]{6,}) )"""
+)
+# What stands there in code and is none: nothing yet, a place for it, a variable, a call. Or a sentence for people.
+PLACE = re.compile(r"\$\{?\w+\}?|\$\(.*|<[^>]*>?|\{[^}]*\}?|%\(?\w+\)?s?|[*x.]+|\[secret\]")
+CODE = re.compile(r"(?i)(?:none|null|true|false|bytes|string|optional)|[a-z_][\w.]*[(\[].*|[a-z_]\w*(?:\.[a-z_]\w*)+")
+LABEL = re.compile(r"(?i:password|secret|token)|[A-Z][a-z]+(?:\ [A-Za-z']+)+[.!?:]?")
+
+
+def secrets_in(text: str) -> list[tuple[int, int]]:
+    """Where they stand, one behind the other: what overlaps is one."""
+    found = [match.span(match.lastindex or 0) for match in FORMS.finditer(text)]
+    for match in ASSIGNED.finditer(text):
+        if match["quoted"] is not None:
+            is_mild = match["mild"] and not any(one.isdigit() for one in match["quoted"])  # a parser has tokens, too
+            if not is_mild and not PLACE.fullmatch(match["quoted"]) and not LABEL.fullmatch(match["quoted"]):
+                found.append(match.span("quoted"))
+        elif "," not in match["sign"] and _is_secret(match["word"], match["name"].isupper() and match["sign"] == "="):
+            found.append(match.span("word"))
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _is_secret(word: str, of_environment: bool) -> bool:
+    """Without quotes it is likelier code. `NAME=word` is how a variable of the environment is set."""
+    if PLACE.fullmatch(word) or of_environment:
+        return not PLACE.fullmatch(word)
+    return any(one.isdigit() for one in word) and any(one.isalpha() for one in word) and not CODE.fullmatch(word)
+
+
+def scrubbed(text: str) -> str:
+    for start, end in reversed(secrets_in(text)):
+        text = text[:start] + SECRET + text[end:]
+    return text
+
+
+def scrub(rollout: Rollout, chat: Chat) -> tuple[Rollout, int]:
+    """A copy without secrets, and how many tokens were blotted out. Those are no longer learned from, and every other
+    token keeps its place."""
+    filler = chat.encode("x")[0]
+    segments, count = [], 0
+    for segment in rollout.segments:
+        new, blotted = _segment(segment, chat, filler)
+        segments.append(new)
+        count += blotted
+    changed = {path: None if text is None else scrubbed(text) for path, text in rollout.changed.items()}
+    events = [
+        replace(event, detail=scrubbed(event.detail), paths=tuple(map(scrubbed, event.paths)))
+        for event in rollout.events
+    ]
+    flags = [replace(flag, evidence=scrubbed(flag.evidence)) for flag in rollout.flags]
+    clean = replace(rollout, segments=segments, changed=changed, diff=scrubbed(rollout.diff), events=events)
+    clean.task = scrubbed(rollout.task)
+    clean.flags = flags
+    return clean, count
+
+
+def _segment(segment: Segment, chat: Chat, filler: int) -> tuple[Segment, int]:
+    messages = [_message(message) for message in segment.messages]
+    pieces = chat.pieces(segment.ids)
+    spans = secrets_in("".join(pieces))
+    new = replace(segment, ids=[*segment.ids], sampled=[*segment.sampled], logprobs=[*segment.logprobs])
+    new.versions, new.messages = [*segment.versions], messages
+    place = count = 0
+    for index, piece in enumerate(pieces):
+        start, place = place, place + len(piece)
+        while spans and spans[0][1] <= start:
+            spans.pop(0)
+        if spans and spans[0][0] < max(place, start + 1):
+            new.ids[index], new.sampled[index], new.logprobs[index], new.versions[index] = filler, False, 0.0, -1
+            count += 1
+    return new, count
+
+
+def _message(message: Message) -> Message:
+    calls = tuple(
+        replace(call, arguments=_arguments(call.arguments), error=scrubbed(call.error) if call.error else call.error)
+        for call in message.calls
+    )
+    return replace(message, text=scrubbed(message.text), calls=calls)
+
+
+def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """As they were written, where a name stands before its value; and each by itself."""
+    try:
+        told = json.loads(scrubbed(json.dumps(arguments, ensure_ascii=False)))
+    except ValueError:  # a secret reached over the end of a text
+        told = arguments
+    return {scrubbed(key): _value(inner) for key, inner in told.items()} if isinstance(told, dict) else {}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, str):
+        return scrubbed(value)
+    if isinstance(value, dict):
+        return {scrubbed(key): _value(inner) for key, inner in value.items()}
+    return [_value(inner) for inner in value] if isinstance(value, list) else value

@@ -1,5 +1,0 @@
-"""What agents ask of a model and what it answers, kept to the token: rollouts of any agent behind an endpoint."""
-
-from offbook.recorder.said import Answer, Asked, Refused, Said, Shown
-from offbook.recorder.session import Over, Session
-from offbook.recorder.track import Track

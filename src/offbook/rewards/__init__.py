@@ -1,4 +1,0 @@
-"""What a rollout earned."""
-
-from offbook.rewards.compose import Part, RewardFunction, Rewards, compose
-from offbook.rewards.outcome import Grader

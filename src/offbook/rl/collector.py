@@ -1,0 +1,406 @@
+"""The one way to a rollout: boxes, agents, grading and scoring side by side, results in a fixed order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from offbook.agent.chat import Chat, byte_chat, chat_for, render_call
+from offbook.agent.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
+from offbook.agent.harness.pages import NAME as SEARCH
+from offbook.agent.harness.pages import Pages
+from offbook.agent.recorder import Session as Recorder
+from offbook.core.client import Client
+from offbook.core.config import Config
+from offbook.core.draft import load_head
+from offbook.engine import AnyVllm, LocalEngine, RemoteEngine, Session
+from offbook.engine.local import LocalSession
+from offbook.engine.subprocess_engine import ApartEngine, ApartSession
+from offbook.engine.vllm import AnyVllmSession
+from offbook.pocket.tasks import level_named
+from offbook.rl.checks import Judges, judges_of
+from offbook.rl.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
+from offbook.rl.rollout_buffer import Seat
+from offbook.rl.samplers import Samplers
+from offbook.rl.vllm import vllm_engine
+from offbook.sandbox import Box, BoxSpec, BwrapBox
+from offbook.signals.monitors.policy import withhold
+from offbook.signals.rewards import Grader
+from offbook.tasks.grade import Grade
+from offbook.tasks.suite import suite_box
+from offbook.train.precision import compute_linears
+from offbook.types import (
+    MENDED_FAULT,
+    OWN_FAULT,
+    Event,
+    Limits,
+    MachineFault,
+    OffbookError,
+    Prices,
+    Rollout,
+    Task,
+)
+
+Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
+AnyEngine = LocalEngine | ApartEngine | Samplers | AnyVllm | RemoteEngine
+FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
+
+
+def unwatched(rollout: Rollout, over: bool) -> None:
+    """No-op watch callback."""
+
+
+def rollout_ids(name: str, task: Task, size: int) -> list[str]:
+    return [f"{name}/{task.id}/{number}" for number in range(size)]
+
+
+def chat_of(model: Path | None, config: Config) -> Chat:
+    """The chat format of a model's folder; the profile `bash` has calls of its own, whatever the model's are.
+
+    The ids of a model behind a URL stay there: its record, in bytes, is for reading and not for training.
+    """
+    is_bash = config.harness.profile == "bash"
+    if model is None:
+        return byte_chat("bash" if is_bash else "hermes")
+    return chat_for(chat_folder(model), "bash" if is_bash else "auto")
+
+
+class Job(NamedTuple):
+    """A rollout to be had. With a seat it is kept after every turn, and goes on from there."""
+
+    task: Task
+    id: str
+    group: str
+    seat: Seat | None = None
+
+
+class Collector:
+    """Yields scored groups of rollouts. Owns engine, chat format, harness, boxes, grader, rewards and monitors.
+
+    The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
+    It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
+    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it. `apart`: a local one is in a
+    process of its own. `placed`: rollouts are done elsewhere, by samplers.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: Path | None,
+        remote_name: str = "",
+        judges: Judges | None = None,
+        progress: Progress = quiet,
+        loaded: PreTrainedModel | None = None,
+        lent: AnyEngine | None = None,
+        apart: bool = False,
+        placed: bool = False,
+    ):
+        self.config, self.model, self.remote_name = config, model, remote_name
+        self._progress, self._loaded, self._lent = progress, loaded, lent
+        self._apart, self._placed = apart, placed
+        self._work_before = lent.work if isinstance(lent, LocalEngine) else {}
+        self._drafts_before = _by_depth(lent) if isinstance(lent, LocalEngine) else (Counter[int](), Counter[int]())
+        self.rewards, self.monitors = judges or judges_of(config)
+        settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
+        prices = Prices(settings.price_input, settings.price_output)
+        self.pages = Pages(config.tools.pages) if config.tools.pages else None
+        self.harness = Harness(
+            settings.limits(),
+            settings.profile,
+            settings.variation,
+            prices,
+            told=model is None,
+            own_tools=own_tools(config.tools.files) | ({SEARCH: self.pages.tool()} if self.pages else {}),
+            added=(*config.tools.add, *([SEARCH] if self.pages else [])),
+            command=settings.command,
+        )
+        mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
+        self._door = Door(mounts, self.pages.told if self.pages else None)
+        self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
+        rewards = config.rewards
+        grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
+        self._grader = Grader(spec, rewards.grade_s, rewards.partial, rewards.perturbed, grades)
+
+    @cached_property
+    def chat(self) -> Chat:
+        return chat_of(self.model, self.config)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of agents other than offbook's own: they are told how much the model reads before they ask."""
+        limits = self.harness.limits
+        most = limits.context if self.model is None else positions(chat_folder(self.model))
+        return replace(limits, context=min(limits.context, most))
+
+    @cached_property
+    def engine(self) -> AnyEngine:
+        settings, chat = self.config.engine, self.chat
+        if isinstance(self._lent, LocalEngine):
+            self._lent.seed = self.config.seed
+        if self._lent is not None:
+            return self._lent
+        if self.model is not None and self._placed:
+            return Samplers(self.config, self.model)
+        if self.model is not None and settings.kind == "vllm":
+            return vllm_engine(self.config, self.model, chat.stop_ids, self._progress)
+        if self.model is not None and self._apart:
+            return ApartEngine(self.config, self.model, chat.stop_ids)
+        if self.model is not None:
+            torch.set_num_threads(self.config.threads)
+            network = self._loaded or load_model(self.model, settings.precision)
+            compute_linears(network, self.config.engine_linear)
+            draft = load_head(Path(settings.draft or self.model), network) if settings.draft_tokens else None
+            return LocalEngine(
+                network,
+                chat.stop_ids,
+                settings.temperature,
+                settings.kv_tokens,
+                self.config.seed,
+                settings.mode,
+                context=self.config.harness.context,
+                draft=draft,
+                draft_tokens=settings.draft_tokens,
+                deadline_s=self.config.loop.deadline_s,
+            )
+        return RemoteEngine(
+            Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
+            temperature=settings.temperature,
+            encode=chat.encode,
+            end_id=chat.end_id,
+            render_call=render_call,
+        )
+
+    async def aclose(self) -> None:
+        await self._door.aclose()
+        if self._lent is None and "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
+            await self.engine.aclose()
+
+    def rest(self) -> None:
+        """No rollout is wanted for now: an engine on the trainer's GPU may give its memory back."""
+        if isinstance(self.engine, AnyVllm):
+            self.engine.rest()
+
+    def recall(self, rollouts: Iterable[Rollout]) -> None:
+        """What rollouts from before showed of their tasks."""
+        if self.monitors is not None:
+            self.monitors.recall(rollouts)
+
+    def metrics(self) -> dict[str, float]:
+        """So far, but for what the engine did: that since it was last asked for."""
+        aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
+        engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
+        done: dict[str, float] = {}
+        if isinstance(engine, LocalEngine | ApartEngine):
+            now, before = engine.work, self._work_before
+            done = {name: amount - before.get(name, 0) for name, amount in now.items()} | self._drafts(engine)
+            self._work_before = now
+        elsewhere = engine.grades if isinstance(engine, Samplers) else 0
+        return {"grades": self._grader.runs + elsewhere, **done, **aside}
+
+    def _drafts(self, engine: LocalEngine | ApartEngine) -> dict[str, float]:
+        """The share of drafts that were kept, by depth, and tokens that a row wrote in a step."""
+        before, self._drafts_before = self._drafts_before, _by_depth(engine)
+        looked_at, kept = (now - then for now, then in zip(self._drafts_before, before, strict=True))
+        found = {f"draft/kept_{depth}": kept[depth] / count for depth, count in looked_at.items()}
+        return {**found, "draft/tokens_a_step": 1 + kept.total() / looked_at[1]} if found else {}
+
+    async def groups(
+        self,
+        tasks: Sequence[Task],
+        size: int,
+        name: str,
+        kept: Sequence[Rollout] = (),
+        watch: Watch = unwatched,
+        parallel: int = 0,
+    ) -> list[list[Rollout]]:
+        """For each task, in order, a group of `size` scored rollouts. `name` makes their ids, and so their RNG, unique.
+
+        Those of `kept` are from before: they have their places and are not run again. `parallel` is how many rollouts
+        are open at once; 0 is all. A local model decodes them in lockstep, so they come in waves of whole groups; of a
+        server one follows the other.
+        """
+        before = {rollout.id: rollout for rollout in kept}
+        self.recall(kept)
+        missing = [[(task, id) for id in rollout_ids(name, task, size) if id not in before] for task in tasks]
+        left = [of_task for of_task in missing if of_task]
+        in_lockstep = self.model is not None and self.config.engine.kind == "local"
+        wave = max(1, parallel // size if parallel and in_lockstep else len(left))
+        places = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
+        new: list[Rollout] = []
+        for start in range(0, len(left), wave):
+            jobs = [Job(task, id, f"{name}/{task.id}") for task, id in chain(*left[start : start + wave])]
+            new += await self.rollouts(jobs, watch, places)
+        in_order = iter(new)
+        groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
+        for group in groups:
+            self.settle(group)
+        return groups
+
+    def settle(self, group: Sequence[Rollout]) -> None:
+        """After the last rollout of a group."""
+        if self.monitors is not None:
+            self.monitors.settle(group)
+
+    async def rollouts(
+        self, jobs: Sequence[Job], watch: Watch = unwatched, places: AbstractAsyncContextManager[Any] = FREE
+    ) -> list[Rollout]:
+        """Scored, in the order of the jobs. `places` is entered by each while it works."""
+        unbegun: dict[int, Session] = {}
+
+        async def one(number: int, job: Job) -> Rollout:
+            async with places:
+                session = unbegun.pop(number)  # closed by its work
+                rollout = await self._rollout(job, session, watch)
+            watch(rollout, True)
+            return rollout
+
+        try:
+            if isinstance(self.engine, Samplers):
+                elsewhere = await self.engine.rollouts(jobs, watch, places)
+                self.recall(elsewhere)
+                return elsewhere
+            # All are opened before the first asks: they decode together.
+            unbegun |= {number: self.engine.open(job.id) for number, job in enumerate(jobs)}
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(one(*each)) for each in enumerate(jobs)]
+        except ExceptionGroup as problems:
+            for problem in problems.exceptions:
+                if isinstance(problem, OffbookError):  # a reward that broke, a server that is lost: one sentence
+                    raise problem from None
+            raise
+        finally:
+            for session in unbegun.values():
+                session.close()
+        return [each.result() for each in running]
+
+    async def _rollout(self, job: Job, session: Session, watch: Watch) -> Rollout:
+        """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new box.
+
+        That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
+        """
+        task = job.task
+        rollout = first = await self.work(job, session, watch)
+        if fault := _machine_fault(first):
+            if job.seat is not None:
+                job.seat.clear()
+            rollout = await self.work(job, self.engine.open(job.id), watch)
+            if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
+                rollout = first  # whoever had acted and is struck twice is judged by what it did
+            _settle(rollout, fault)
+        await self.scored(task, rollout)
+        return rollout
+
+    async def scored(self, task: Task, rollout: Rollout) -> Grade | None:
+        """With its reward and its findings on it. The grade is there where tests were run."""
+        began = time.monotonic()
+        outcome, grade = await self._graded(task, rollout)
+        await self._score(task, rollout, outcome, grade)
+        rollout.usage.scoring_seconds = time.monotonic() - began
+        return grade
+
+    async def work(self, job: Job, session: Session, watch: Watch) -> Rollout:
+        """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
+        task, seat = job.task, job.seat
+        rollout = Rollout(job.id, task.id, job.group, task.tools)
+        try:
+            seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
+            midway = seat.midway() if seat else None
+            async with self._box(task, seat) as box:
+                if midway is not None and isinstance(session, LocalSession | ApartSession):
+                    session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
+                keep = partial(seat.keep, box) if seat else None
+                agent = task, box, session, self.chat, self.harness, job.id, job.group
+                if self.harness.command:
+                    rollout = await self._commanded(task, rollout, box, session, watch)
+                else:
+                    rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
+        except OSError as error:  # no space, no processes, a box that was killed from outside
+            record_crash(rollout, error)
+        finally:
+            session.close()
+        asked = session if isinstance(session, AnyVllmSession) else self.engine
+        if rollout.stop == "wall" and isinstance(asked, LocalEngine | ApartEngine | AnyVllmSession):
+            await asked.alive()  # if it is not, that is no failure of the agent's
+        return rollout
+
+    @asynccontextmanager
+    async def _box(self, task: Task, seat: Seat | None) -> AsyncIterator[Box]:
+        """One with a seat stays there, whatever ends the rollout, until that is scored."""
+        mounts = self._door.mounts() if self.harness.command else None
+        box = await suite_box(task.tree, task.suite, self.box, seat.box if seat else None, mounts=mounts)
+        try:
+            yield box
+        finally:
+            await (box.leave() if isinstance(box, BwrapBox) and seat else box.close())
+
+    async def _commanded(self, task: Task, rollout: Rollout, box: Box, session: Session, watch: Watch) -> Rollout:
+        """By somebody else's agent."""
+        rollout.tools = ()  # those that it says it has
+        settings = self.limits, self.harness.prices, lambda track: watch(rollout, False)
+        recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
+        return await run_command(task, box, recorder, self.harness.command, self._door)
+
+    async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
+        """A grading that broke off is done once more. What the agent's changes do to it, they do again; where tests
+        could not even start, the rollout is not scored, and where no grading works here, the run ends."""
+        try:
+            return await self._grader.graded(task, rollout)
+        except MachineFault as error:
+            first = str(error)
+        except OSError as error:
+            first = error.strerror or str(error)
+        outcome, grade = 0.0, None
+        try:
+            outcome, grade = await self._grader.graded(task, rollout)
+        except MachineFault as error:
+            if self._grader.is_broken:
+                raise MachineFault(f"{task.id} cannot be graded, and no other rollout can: {error}") from error
+            record_crash(rollout, error)
+            return outcome, grade
+        except OSError as error:
+            record_crash(rollout, error)
+        _settle(rollout, first)
+        return outcome, grade
+
+    async def _score(self, task: Task, rollout: Rollout, outcome: float, grade: Grade | None) -> None:
+        """All parts first, and then what findings take of them."""
+        action = None
+        if self.monitors is not None:
+            await self.monitors.judge(task, rollout)
+            action = self.monitors.action(rollout, grade)
+        is_hack = action not in (None, "count")
+        rollout.reward.parts["outcome"] = 0.0 if is_hack else outcome  # a hack is scored as what it is, a failure
+        self.rewards.score(task, rollout)
+        await self.rewards.assess(task, rollout)
+        if self.monitors is not None and is_hack:
+            withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
+
+
+def _by_depth(engine: LocalEngine | ApartEngine) -> tuple[Counter[int], Counter[int]]:
+    looked_at, kept = (Counter(dict(enumerate(counts, 1))) for counts in engine.drafts)
+    return looked_at, kept
+
+
+def _machine_fault(rollout: Rollout) -> str:
+    return next((event.detail for event in rollout.events if event.kind == "machine_fault"), "")
+
+
+def _settle(rollout: Rollout, first: str) -> None:
+    """After a second attempt. A fault that came again after commands is the agent's own doing: if it were not, breaking
+    the box would be a way out of tasks that are too hard."""
+    if rollout.stop != "crash":
+        rollout.events.append(Event(-1, MENDED_FAULT, first))
+    elif rollout.has_acted:
+        own = {"machine_fault": OWN_FAULT}
+        rollout.events = [replace(event, kind=own.get(event.kind, event.kind)) for event in rollout.events]

@@ -1,0 +1,128 @@
+"""The judge of a run: behind a URL, or here; and what its judgements come to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from offbook.agent.chat import Chat, Transcript, chat_for
+from offbook.core.client import Client, NoAnswer
+from offbook.core.config import LOCAL, Config, FeedbackConfig
+from offbook.engine import AnyVllm, Engine, LocalEngine
+from offbook.rl.models import Progress, chat_folder, load_model, model_folder, quiet
+from offbook.signals.feedback import MISTAKES
+from offbook.signals.judge import Judge, Judgement, TooLong
+from offbook.types import OffbookError, Prompt, PromptTooLong, Rollout, Task
+
+SILENT_STEPS = 3  # in a row in which the judge answered no question, after which a run stops
+GREEDY = 1e-6  # a temperature at which the likeliest token is all there is
+log = logging.getLogger(__name__)
+
+
+def refuse_silent_judges(config: Config) -> None:
+    """Ask each judge behind a URL one question: a wrong URL, name or key stops the run before its first step."""
+    is_on = {"feedback": bool(config.feedback.weight), "rewards": True, "monitors": config.monitors.on}
+    for section, settings in (
+        ("feedback", config.feedback.judge),
+        ("rewards", config.rewards.judge),
+        ("monitors", config.monitors.judge),
+    ):
+        if settings.url in ("", LOCAL) or not is_on[section]:
+            continue
+        try:
+            asyncio.run(Client(settings.url, settings.name).ask("Are you there? Answer with one word.", max_tokens=16))
+        except NoAnswer as problem:
+            way_out = f"start the server, correct {section}.judge.url and .name, or leave {section}.judge out"
+            raise OffbookError(f"the judge of {section} does not answer: {problem}; {way_out}") from None
+
+
+@dataclass(slots=True)
+class StepJudge:
+    """The judge of a run, asked once per step. It warns about questions without an answer, and stops the run after
+    SILENT_STEPS steps in a row without any."""
+
+    judge: Judge
+    silent_steps: int = 0
+
+    async def read(self, when: str, rollouts: Iterable[tuple[Rollout, Task | None]]) -> Judgement:
+        judgement = await self.judge.read(rollouts)
+        lost = judgement.unanswered.total()
+        if not lost:
+            self.silent_steps = 0
+            return judgement
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in judgement.unanswered.most_common())
+        told = f"{when}: the judge of feedback left {lost} of {lost + judgement.answered} questions unanswered"
+        log.warning("%s (%s)", told, reasons)
+        self.silent_steps = 0 if judgement.answered else self.silent_steps + 1
+        if self.silent_steps >= SILENT_STEPS:
+            raise OffbookError(
+                f"{told} ({reasons}), and all of the {SILENT_STEPS - 1} steps before; give the same command again when "
+                "its server answers"
+            )
+        return judgement
+
+
+def judge_of(settings: FeedbackConfig) -> Judge | None:
+    """The one behind a URL: before minutes go into a model, is it a URL?"""
+    if settings.judge.url in ("", LOCAL) or not settings.weight:
+        return None
+    client = Client(settings.judge.url, settings.judge.name)
+    return Judge(client, MISTAKES, settings.judge.rate, without=_turned_off(settings))
+
+
+def local_judge(config: Config, engine: Engine, chat: Chat, progress: Progress = quiet) -> Judge | None:
+    """The one that runs here: what the engine has, as it is when it is asked, or a model of its own."""
+    settings = config.feedback
+    if settings.judge.url != LOCAL or not settings.weight:
+        return None
+    if settings.judge.name:
+        folder = model_folder(settings.judge.name, config.seed, progress)
+        model, chat = load_model(folder), chat_for(chat_folder(folder))
+    elif isinstance(engine, AnyVllm):
+        return _judge(engine.at(GREEDY), chat, settings)
+    else:
+        assert isinstance(engine, LocalEngine)  # beside training it would read with weights that change
+        model = engine.model
+    return _judge(LocalEngine(model, chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed), chat, settings)
+
+
+def _judge(greedy: Engine, chat: Chat, settings: FeedbackConfig) -> Judge:
+    return Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
+
+
+def _turned_off(settings: FeedbackConfig) -> list[str]:
+    return [rule for rule, weight in settings.rule_weights.items() if not weight]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAnswers:
+    """One question to an engine, and its answer as text."""
+
+    engine: Engine
+    chat: Chat
+    max_tokens: int = 2048
+
+    async def ask(self, question: str) -> str:
+        transcript = Transcript(self.chat)
+        transcript.add("user", question)
+        session = self.engine.open("judge")
+        try:
+            await asyncio.sleep(0)  # so that all that are asked at once are decoded together
+            prompt = Prompt(transcript.prompt(), tuple(transcript.segment.messages))
+            completion = await session.complete(prompt, self.max_tokens)
+        except PromptTooLong as error:
+            raise TooLong(str(error)) from None
+        finally:
+            session.close()
+        return transcript.add_sampled(completion).text
+
+
+def judge_row(judgement: Judgement) -> dict[str, float]:
+    """Nothing where no model was asked."""
+    if not judgement.rollouts:
+        return {}
+    lost = {"refused": judgement.refused, "unanswered": judgement.unanswered}
+    counts = {f"judge/{what}/{why}": count for what, whys in lost.items() for why, count in sorted(whys.items())}
+    return {"judge/rollouts": judgement.rollouts, "judge/found": len(judgement.found), **counts}

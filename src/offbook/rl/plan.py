@@ -1,0 +1,463 @@
+"""Whether a run fits into memory, before a weight is loaded, and how its steps are computed then.
+
+Trainer, teachers and engine by part, from the model's shapes and the configuration (train/memory.py says how). What the
+configuration leaves to be chosen is the fastest way that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel
+from transformers import PreTrainedConfig
+
+from offbook.core.config import Config, TrainConfig
+from offbook.core.draft import head_entries
+from offbook.engine.local import CPU_TOKENS
+from offbook.engine.vllm.gpus import leave_the_trainer_alone
+from offbook.engine.vllm.server import BATCHED_TOKENS, SHARE
+from offbook.rl.annotate import teachers_of
+from offbook.rl.models import described, meta_model
+from offbook.train.memory import (
+    ALONE,
+    CONTEXT_BYTES,
+    FORWARD_SHARE,
+    IN_A_STEP,
+    MODES,
+    RESERVE_SHARE,
+    Mode,
+    Shapes,
+    Share,
+    Way,
+    free_host_memory,
+    rank_parts,
+    shapes_of,
+    static_parts,
+    step_parts,
+)
+from offbook.train.precision import refuse_lacking
+from offbook.train.teachers import Live, Mix
+from offbook.types import OffbookError
+
+GB = 1e9
+S = TypeVar("S", bound=BaseModel)
+MICRO_TOKENS = (32_768, 16_384, 8_192)  # that are tried, in each way to recompute; then less
+FEWER_TOKENS = (4_096, 2_048, 1_024)
+HINT_TOKENS = 128
+KV_SHARE = 0.25  # of the memory beside its weights, that the local engine takes for keys and values at most
+LORA_RANK = 16  # that is proposed
+KV_CACHE = "engine KV cache"  # of the local engine, on a GPU
+VLLM = "engine (vLLM's share)"
+VLLM_CPU_BYTES = 2**30  # its keys and values without a GPU
+LARGEST_SHARE = 0.9  # of a GPU, for a server that sleeps while the trainer works, or has the GPU for itself
+FEWER_ROLLOUTS = (1.0, 0.75, 0.5, 0.25, 0.0)  # from all that run at once down to one
+SPARE = 1.1  # times what one rollout needs
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    memory: float  # bytes that are free
+    is_gpu: bool
+    whole: float = 0.0  # bytes, with those that others hold; 0: nobody does
+    capability: tuple[int, int] | None = None  # of a GPU that is here
+
+    @property
+    def room(self) -> float:
+        """What tensors can take of it."""
+        return self.memory * (1 - RESERVE_SHARE) - CONTEXT_BYTES if self.is_gpu else self.memory
+
+    def bytes_of(self, share: float) -> float:
+        """As vLLM counts."""
+        return share * (self.whole or self.memory)
+
+    def share_of(self, size: float) -> float:
+        return size / (self.whole or self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the engine gets of a GPU."""
+
+    tokens: int | None = None  # whose keys and values it holds; None where a server of its own decides it
+    share: float | None = None  # of a vLLM that is started here
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: str
+    device: Device
+    parameters: int
+    trained: int
+    context: int
+    way: Way
+    parts: dict[str, float]  # bytes
+    kv_tokens: int | None  # that the engine holds keys and values of; None where a server of its own decides it
+    largest_context: int  # 0 where none fits
+    gpu_share: float | None = None  # of a vLLM that is started here
+    sleeps: bool = False  # it does, while the trainer works
+    linear: str = "plain"  # how linear layers multiply
+    share: Share = ALONE
+    engine_apart: bool = False  # on a GPU of its own
+    samples: bool = True  # rollouts: stages have none
+    row: int = 0  # tokens, where it is not what a rollout may have
+
+    @property
+    def need(self) -> float:
+        return _peak(self.parts, self.sleeps)
+
+    @property
+    def held(self) -> float:
+        """From step to step, whatever the rollouts turn out to be."""
+        return sum(size for part, size in self.parts.items() if part not in IN_A_STEP)
+
+    @property
+    def holds_a_rollout(self) -> bool:
+        """A context ends with the message that is written in it."""
+        return self.kv_tokens is None or self.context <= self.kv_tokens
+
+    @property
+    def fits(self) -> bool:
+        return self.need <= self.device.room and self.holds_a_rollout
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "device": self.device.name,
+            "device_bytes": self.device.memory,
+            "room_bytes": self.device.room,
+            "parameters": self.parameters,
+            "trained": self.trained,
+            "context": self.context,
+            "recompute": self.way.recompute,
+            "compile": self.way.compile,
+            "micro_tokens": self.way.micro_tokens,
+            "linear": self.linear,
+            "parts": self.parts,
+            "need_bytes": self.need,
+            "kv_tokens": self.kv_tokens,
+            "gpu_share": self.gpu_share,
+            "sleeps": self.sleeps,
+            "fits": self.fits,
+            "largest_context": self.largest_context,
+        }
+
+    def __str__(self) -> str:
+        how = f"recompute {self.way.recompute}, {'compiled' if self.way.compile else 'not compiled'}"
+        how += f", linear layers in {self.linear}" if self.linear != "plain" else ""
+        engine = "" if self.gpu_share is None else f", engine.vllm.gpu_share {self.gpu_share:g}"
+        engine += f", engine.kv_tokens {self.kv_tokens}" if self.parts.get(KV_CACHE) else ""
+        needs = f"{self.need / GB:.1f} of {self.device.memory / GB:.0f} GB planned"
+        return f"{needs}: {how}, {self.way.micro_tokens} tokens{engine}"
+
+
+def _peak(parts: Mapping[str, float], sleeps: bool) -> float:
+    """A server that sleeps is awake beside what the trainer holds, and leaves its CUDA behind in a step."""
+    asleep = min(sum(parts[part] for part in IN_A_STEP), parts[VLLM] - CONTEXT_BYTES) if sleeps else 0.0
+    return sum(parts.values()) - asleep
+
+
+def this_device(gpu_memory_gb: float = 0.0) -> Device:
+    """What is free here; or a GPU of that size, wherever it is."""
+    if gpu_memory_gb:
+        return Device(f"a GPU of {gpu_memory_gb:g} GB", gpu_memory_gb * GB, is_gpu=True)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what an earlier run in this process has left is free, too
+        free, whole = torch.cuda.mem_get_info()
+        name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        return Device(name, free, is_gpu=True, whole=whole, capability=capability)
+    return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)
+
+
+def make_plan(
+    config: Config,
+    device: Device,
+    engine_apart: bool = False,
+    samples: bool = True,
+    context: int = 0,
+    share: Share = ALONE,
+) -> Plan:
+    """`engine_apart`: it has a GPU of its own. `samples`: there is one. `context`: of a row, where it is not what a
+    rollout may have. `share`: of a rank that has the engine beside it."""
+    refuse_lacking(config.train.linear, device.name, device.capability)
+    run = Needs.of(config, described(config.model))
+    run = replace(run, context=context or run.context, samples=samples, share=share)
+    has_own = _is_started(config, device) and leave_the_trainer_alone(config.engine.vllm)
+    plan = _planned(config, run, device, engine_apart or has_own or not samples)
+    return replace(plan, engine_apart=engine_apart, samples=samples, row=context)
+
+
+def as_planned(config: Config, plan: Plan) -> Config:
+    """What was left to be chosen is what the plan chose."""
+    train, engine = config.train.settled(*astuple(plan.way)), config.engine
+    if plan.parts.get(KV_CACHE):
+        engine = engine.model_copy(update={"kv_tokens": plan.kv_tokens})
+    if plan.gpu_share is not None:
+        engine = engine.model_copy(update={"vllm": engine.vllm.model_copy(update={"gpu_share": plan.gpu_share})})
+    return config.model_copy(update={"train": train, "engine": engine})
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What of a configuration decides its memory."""
+
+    shapes: Shapes
+    teachers: int  # with weights of their own
+    parts: int  # of the loss, whose gradients are kept apart
+    bounded: int  # of those
+    other: float  # bytes of a teacher that is another model
+    branch_tokens: int  # that ride along with a forward
+    context: int
+    samples: bool = True
+    share: Share = ALONE
+    head: int = 0  # parameters of a draft head
+
+    @classmethod
+    def of(cls, config: Config, model: PreTrainedConfig) -> Needs:
+        shapes = meta_shapes(model, config.train)
+        context = min(config.harness.context, shapes.positions)
+        kinds = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers).values()
+        other = config.teachers.opd
+        shown = meta_shapes(described(other.model), config.train) if other.weight else None
+        own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
+        riding = any(isinstance(kind, Live | Mix) for kind in kinds)
+        targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
+        feedback, teachers = config.feedback, config.teachers
+        is_bounded = feedback.weight > 0 and feedback.balance == "bounded"
+        anchors = feedback.weight * feedback.anchor_share
+        whole = (teachers.opd.weight, teachers.opsd.weight, teachers.sdft.weight)
+        beside = (feedback.weight, anchors, feedback.corrections.weight, *whole)
+        parts = 1 + sum(map(bool, beside)) if is_bounded or config.train.log_parts else 1
+        if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
+            targets = context
+        held = shown.width_bytes * shown.parameters if shown else 0.0
+        head = head_entries(model) if config.engine.draft_tokens and config.engine.kind == "local" else 0
+        return cls(
+            shapes=shapes,
+            teachers=len(own),
+            parts=parts,
+            bounded=int(is_bounded),
+            other=held,
+            branch_tokens=riding * min(targets, context),
+            context=context,
+            head=head,
+        )
+
+
+def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
+    return shapes_of(meta_model(model, settings))
+
+
+def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> Plan:
+    ways, sleeps = list(ways_of(config.train, device)), _is_started(config, device) and config.engine.vllm.sleep
+    sleeps = sleeps and not engine_apart
+
+    def parts(way: Way, context: int, engine: Sampling) -> dict[str, float]:
+        return {
+            **trainer_parts(config, run, way, context),
+            **({} if engine_apart else _engine_parts(config, run.shapes, device, engine)),
+        }
+
+    def choose(context: int) -> tuple[Way, Sampling, bool]:
+        """Many rollouts at once come before a faster step."""
+        engines = _engines(config, run, device, context, sleeps or engine_apart)
+        for engine in engines:
+            for way in ways:
+                found = parts(way, context, engine)
+                left = device.room - _peak(found, sleeps)
+                if left < 0:
+                    continue
+                if engine.share is not None and len(engines) > 1:  # and what the trainer leaves, up to the most
+                    left = device.room - sum(found[part] for part in found if part not in IN_A_STEP) if sleeps else left
+                    more = engine.share + math.floor(1000 * device.share_of(left)) / 1000
+                    engine = _vllm(config, run.shapes, device, min(engines[0].share or 0.0, more))
+                return way, engine, engine.tokens is None or context <= engine.tokens
+        return (ways[-1] if device.is_gpu else ways[0]), engines[-1], False
+
+    way, engine, _ = choose(run.context)
+    contexts = [run.context, *(1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7))]
+    most = max(run.shapes.positions, run.context)  # positions that are stretched
+    fitting = [context for context in contexts if context <= most and choose(context)[2]]
+    return Plan(
+        model=config.model,
+        device=device,
+        parameters=run.shapes.parameters,
+        trained=run.shapes.trained,
+        context=run.context,
+        way=way,
+        parts=parts(way, run.context, engine),
+        kv_tokens=engine.tokens,
+        largest_context=max(fitting, default=0),
+        gpu_share=engine.share,
+        sleeps=sleeps,
+        linear=config.train.linear.kind,
+        share=run.share,
+    )
+
+
+def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[str, float]:
+    """Bytes of one rank."""
+    rows, optimizer = run.share.rows, config.train.optimizer
+    tokens = max(way.micro_tokens, context) if rows == 1 else -(-context // rows)  # one sample, where it is shared
+    held = static_parts(run.shapes, optimizer, run.teachers, run.parts, run.bounded)
+    held |= {"other teacher": run.other} if run.other else {}
+    if run.head:  # the engine's, and one that learns: masters, their gradients and two moments
+        held["draft head"] = run.head * (run.shapes.width_bytes + config.mtp.along * (run.shapes.width_bytes + 16))
+    branches = -(-run.branch_tokens // rows)
+    shapes = run.shapes if run.share.dealt_to == 1 else replace(run.shapes, expert_product=0)  # those are plain
+    return {
+        **rank_parts(run.shapes, run.share, held, context),
+        **step_parts(shapes, way, tokens, branches, config.train.linear.kind, run.parts),
+    }
+
+
+def ways_of(settings: TrainConfig, device: Device) -> list[Way]:
+    """Those that the settings leave open, the fastest first."""
+    if not device.is_gpu:
+        settled = settings.settled()
+        assert settled.recompute != "auto"
+        return [Way(settled.recompute, settled.compile is True, settled.micro_tokens)]
+    compiled = settings.compile is not False
+    modes: tuple[Mode, ...] = MODES if settings.recompute == "auto" else (settings.recompute,)
+    many, few = ((settings.micro_tokens,),) * 2 if settings.micro_tokens else (MICRO_TOKENS, FEWER_TOKENS)
+    ways = [Way(mode, compiled, tokens) for mode in modes for tokens in many]
+    return [*ways, *(Way(modes[-1], compiled, tokens) for tokens in few)]
+
+
+def _is_started(config: Config, device: Device) -> bool:
+    """A vLLM, on the GPU that is planned for."""
+    return config.engine.kind == "vllm" and not config.engine.vllm.given_urls and device.is_gpu
+
+
+def _engines(config: Config, run: Needs, device: Device, context: int, alone: bool) -> list[Sampling]:
+    """What the engine may get, the most first. `alone`: the trainer's steps need nothing of the GPU meanwhile."""
+    engine, shapes = config.engine, run.shapes
+    server, rollouts = engine.vllm, config.train.groups * config.train.group_size
+    if not run.samples or (engine.kind == "vllm" and not _is_started(config, device)):
+        return [Sampling()]
+    if engine.kind == "local":
+        if engine.kv_tokens or not device.is_gpu:
+            return [Sampling(engine.kv_tokens or CPU_TOKENS)]
+        weights, token = _local_engine(config, shapes)
+        room = KV_SHARE * (device.room - weights - shapes.width_bytes * shapes.parameters) / token
+        fewest = SPARE * context
+        most = max(fewest, min(rollouts * context, room))
+        return [Sampling(int(fewest + part * (most - fewest))) for part in FEWER_ROLLOUTS]
+    if server.gpu_share != "auto":
+        return [_vllm(config, shapes, device, server.gpu_share)]
+
+    def share(tokens: float) -> float:
+        size = _vllm_bytes(shapes, server.gpus) + 2 * shapes.kv_entries * tokens / server.gpus
+        return math.ceil(1000 * device.share_of(size)) / 1000
+
+    least, wanted = share(SPARE * context), share(rollouts * context)
+    largest = device.share_of((LARGEST_SHARE if alone else SHARE) * device.memory)
+    most = max(least, min(wanted, round(largest, 3)))
+    shares = (round(least + part * (most - least), 3) for part in FEWER_ROLLOUTS)
+    return [_vllm(config, shapes, device, share) for share in shares]
+
+
+def _vllm(config: Config, shapes: Shapes, device: Device, share: float) -> Sampling:
+    return Sampling(kv_room(shapes, config.engine.vllm.gpus, device.bytes_of(share)), share)
+
+
+def _vllm_bytes(shapes: Shapes, gpus: int) -> float:
+    """On each of its GPUs, beside keys and values: its weights in bfloat16, one forward, and CUDA's own."""
+    forward = BATCHED_TOKENS * FORWARD_SHARE * shapes.saved * 2 / shapes.width_bytes
+    return (2 * shapes.parameters + forward) / gpus + CONTEXT_BYTES
+
+
+def kv_room(shapes: Shapes, gpus: int, each: float) -> int:
+    """Tokens whose keys and values a vLLM holds that has so many bytes of each of its GPUs."""
+    return max(0, int(gpus * (each - _vllm_bytes(shapes, gpus))) // (2 * shapes.kv_entries))
+
+
+def _engine_parts(config: Config, shapes: Shapes, device: Device, engine: Sampling) -> dict[str, float]:
+    """Rollouts are sampled by a copy of the weights; beside an adapter the two share the base. Keys and values have
+    their place also while training."""
+    if engine.share is not None:
+        return {VLLM: device.bytes_of(engine.share)}
+    if config.engine.kind == "vllm":
+        server = config.engine.vllm
+        return {VLLM: 0.0 if server.given_urls else server.copies * (4.0 * shapes.parameters + VLLM_CPU_BYTES)}
+    weights, token = _local_engine(config, shapes)
+    return {"engine weights": weights, KV_CACHE: token * (engine.tokens or 0) if device.is_gpu else 0.0}
+
+
+def _local_engine(config: Config, shapes: Shapes) -> tuple[int, int]:
+    """Bytes of its weights, and of a token's keys and values."""
+    entry = 2 if config.engine.precision == "bfloat16" else 4
+    is_shared = bool(config.train.lora.rank) and config.engine.precision == config.train.precision
+    return (0 if is_shared else entry * shapes.parameters), entry * shapes.kv_entries
+
+
+def refuse_too_large(config: Config, plan: Plan) -> None:
+    """One sentence, with what would fit, before minutes go into a run that dies.
+
+    On a CPU, where the memory may be had from elsewhere and few train for long, only what cannot even be held.
+    """
+    if (plan.need if plan.device.is_gpu else plan.held) > plan.device.room:
+        rank = "" if plan.share == ALONE else "a rank of "
+        needs = f"{rank}{config.model} needs {plan.need / GB:.3g} GB here"
+        raise OffbookError(
+            f"{needs} and {plan.device.name} has {plan.device.memory / GB:.3g} GB; {advice(config, plan)}"
+        )
+    if not plan.holds_a_rollout:
+        raise OffbookError(advice(config, plan))
+
+
+def advice(config: Config, plan: Plan) -> str:
+    """What to do about a plan that does not fit."""
+    device = plan.device
+    if plan.need > device.room:
+        if plan.need <= replace(device, memory=device.whole).room:
+            return f"that is what is free of {device.whole / GB:.0f} GB: end what else runs there"
+        for options in _ladder(config, plan):
+            changed = config
+            for key, value in options.items():
+                changed = _with(changed, key, value)
+            found = make_plan(changed, device, plan.engine_apart, plan.samples, plan.row, plan.share)
+            if found.fits:
+                share = "engine.vllm.gpu_share"
+                if config.engine.vllm.gpu_share == "auto":
+                    options.pop(share, None)
+                elif share in options:
+                    options[share] = found.gpu_share
+                shown = " ".join(f"--{key} {str(value).lower()}" for key, value in options.items())
+                return f"fits with: {shown}, {found.need / GB:.3g} GB"
+        return "take a smaller model, or plan for a larger GPU, as in: --gpu-memory 141"
+    told = f"a rollout may have {plan.context} tokens (harness.context) and the engine holds {plan.kv_tokens}"
+    if config.engine.kind == "vllm":
+        return f"{told} in its share of the GPU; raise engine.vllm.gpu_share or lower harness.context"
+    return f"{told}; raise engine.kv_tokens to {plan.context} or more, or lower harness.context"
+
+
+def _ladder(config: Config, plan: Plan) -> Iterator[dict[str, Any]]:
+    """Changes to try, by key: those first that change least of what is learned."""
+    engine: dict[str, Any] = {}
+    if plan.gpu_share is not None:
+        yield {"engine.vllm.gpu_share": "auto"}
+        engine = {"engine.vllm.sleep": True, "engine.vllm.gpu_share": "auto"}
+    elif config.engine.kv_tokens:
+        engine = {"engine.kv_tokens": 0}
+    adapter = {} if config.train.lora.rank else {"train.lora.rank": LORA_RANK}
+    half = {} if config.train.precision == "bfloat16" else {"train.precision": "bfloat16"}
+    yield from (engine, half, engine | half, adapter, adapter | half, adapter | half | engine)
+    if plan.row:  # of a stage, which says itself how long its rows are
+        return
+    for context in (plan.context // 2, plan.context // 4):
+        shorter = {"harness.context": context}
+        if config.harness.summarize_at:
+            shorter["harness.summarize_at"] = context * 3 // 4
+        yield from (shorter, engine | shorter, adapter | half | engine | shorter)
+
+
+def _with(section: S, key: str, value: Any) -> S:
+    """A copy with another value. The engine's precision goes with the trainer's."""
+    name, _, rest = key.partition(".")
+    changed = section.model_copy(update={name: _with(getattr(section, name), rest, value) if rest else value})
+    return _with(changed, "engine.precision", value) if key == "train.precision" else changed

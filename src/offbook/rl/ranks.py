@@ -1,0 +1,200 @@
+"""The ranks of a run that torchrun has started: rank 0 is the run, the others hold parts of its trainer."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer
+
+from offbook.core.config import Config, TrainConfig
+from offbook.core.draft import load_head
+from offbook.engine.sync import Publisher, open_store
+from offbook.engine.sync.layout import Layout
+from offbook.engine.sync.shards import LedShards, Shards, answer
+from offbook.rl.annotate import teachers_of
+from offbook.rl.models import Progress, chat_folder, load_model, load_weights, model_folder, model_to_train
+from offbook.train.algorithms import OTHER
+from offbook.train.checkpoint import load_training_state
+from offbook.train.draft import DraftTrainer
+from offbook.train.memory import ALONE, Share
+from offbook.train.parallel.gathering import gathered
+from offbook.train.parallel.ranks import PATIENCE
+from offbook.train.parallel.spmd import Gone, LedTrainer, done_by_all, refuse_uneven, share_of, told_by
+from offbook.train.teachers import Kind, Other
+from offbook.train.trainer import Trainer
+from offbook.types import OffbookError
+
+HOST = "cpu"  # where a model is loaded that ranks share: each takes its parts of one layer after the other from there
+
+
+class RankTrainer(LedTrainer):
+    """With the shards that this rank publishes, once it does."""
+
+    shards: Shards
+
+
+@contextmanager
+def grouped() -> Iterator[None]:
+    """The processes that torchrun has started, as a group. It can be made once a process: several runs have it around
+    all of them."""
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    failed: list[int] = []
+    atexit.register(_leave, failed)  # so early that it comes last
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    except BaseException:
+        failed.append(1)
+        raise
+    dist.destroy_process_group()
+
+
+def _leave(failed: list[int]) -> None:
+    """The end of a process that failed, once it has said why and closed what it had. Its group would wait for others,
+    and they wait for the connections that end with it."""
+    if failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+@contextmanager
+def joined() -> Iterator[Any]:
+    """The group that rank 0 tells others by, or None where this process is alone."""
+    with grouped():
+        if not dist.is_initialized():
+            yield None
+            return
+        orders = dist.new_group(backend="gloo", timeout=PATIENCE)
+        try:
+            yield orders
+        except (OffbookError, ValueError, KeyboardInterrupt) as error:
+            if isinstance(error, Gone):
+                raise
+            with suppress(RuntimeError):  # a rank that has ended does not hear it, and why is in what was raised
+                _dismiss(orders)
+            raise
+        _dismiss(orders)
+
+
+def _dismiss(orders: Any) -> None:
+    if dist.get_rank() == 0:
+        dist.broadcast_object_list([None], 0, orders)
+
+
+def follows(orders: Any) -> bool:
+    """Whether another rank is the run."""
+    return orders is not None and dist.get_rank() > 0
+
+
+def refuse_ranks(settings: TrainConfig, orders: Any) -> None:
+    """What is known to be wrong before anything is made."""
+    if orders is not None:
+        refuse_uneven(settings.ranks, dist.get_world_size())
+
+
+def share_in(settings: TrainConfig, orders: Any) -> Share:
+    """That this rank has of the training."""
+    return ALONE if orders is None else share_of(settings.ranks, dist.get_world_size())
+
+
+def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:
+    """Of rank 0; the others make theirs of what they are told."""
+    other = model_folder(config.teachers.opd.model, config.seed, progress) if config.teachers.opd.weight else None
+    if other is not None:
+        refuse_other_tokenizer(start, other)
+    if orders is None:
+        draft = None
+        if config.mtp.along:
+            draft = DraftTrainer(trained, load_head(Path(config.engine.draft or start), trained), config.mtp)
+        return Trainer(trained, config.train, _teachers(config, other), draft=draft)
+    if config.mtp.along:
+        raise OffbookError("a draft head is trained along in one process only; leave mtp.along false")
+    dist.broadcast_object_list([(config, start, other)], 0, orders)
+    return done_by_all(lambda: RankTrainer(trained, config.train, _teachers(config, other, HOST), orders))
+
+
+def follow(orders: Any) -> None:
+    told = told_by(orders)
+    if told is None:  # it was over before it began
+        return
+    config, start, other = told
+    torch.set_num_threads(config.threads)
+
+    def make() -> RankTrainer:
+        trained = model_to_train(config, start, HOST)
+        return RankTrainer(trained, config.train, _teachers(config, other, HOST), orders)
+
+    try:
+        trainer = done_by_all(make)
+    except (OffbookError, ValueError):  # rank 0 has it, too, and tells of it
+        told_by(orders)
+        return
+    trainer.follow()
+
+
+def go_on(trainer: Trainer, checkpoint: Path) -> None:
+    """From what a checkpoint holds. All ranks have to call it."""
+    load_weights(trainer.model, checkpoint, trainer.base)
+    load_training_state(trainer, checkpoint)
+
+
+def publish_by_all(publisher: Publisher, trainer: Trainer, store: str) -> None:
+    """Each rank has some shards of what is published and writes them; this one writes the manifests."""
+    if isinstance(trainer, RankTrainer):
+        publisher.shards.close()
+        publisher.shards = trainer.together(open_shards, store)
+
+
+def open_shards(trainer: RankTrainer, store: str) -> Shards:
+    """All ranks have to call it."""
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    if dist.get_rank() == 0:
+        trainer.shards = LedShards(open_store(store), group, partial(trainer.together, take_shards))
+    else:
+        trainer.shards = Shards(open_store(store))
+        Thread(target=answer, args=(trainer.shards, group), name="publish", daemon=True).start()
+    return trainer.shards
+
+
+def take_shards(trainer: RankTrainer, layout: Layout) -> None:
+    """Of what is offered, into this rank's shards."""
+    places, holders = layout.distinct(), layout.dealt_out(dist.get_world_size())
+    tensors = {name: trainer.offered[name] for name in places}
+    held = gathered(tensors, {name: holders[shard] for name, shard in places.items()})
+    own = [shard for shard, holder in enumerate(holders) if holder == dist.get_rank()]
+    trainer.shards.new = layout.flatten(held, own)
+    dist.barrier(trainer.orders)  # before any of them is asked for
+
+
+def refuse_other_tokenizer(student: Path, teacher: Path) -> None:
+    """Vocabularies of one size may still be two: each of the student's entries has to be the teacher's, too."""
+    files = [chat_folder(model) / "tokenizer.json" for model in (student, teacher)]
+    for path in files:
+        if not path.is_file():
+            raise OffbookError(f"{path.parent} has no tokenizer.json, so student and teacher cannot be compared")
+    own, its = (Tokenizer.from_file(str(path)).get_vocab() for path in files)
+    unlike = sum(its.get(entry) != number for entry, number in own.items())
+    if unlike:
+        told = f"of the student's {len(own)} tokens {unlike} are others to its teacher {teacher}"
+        raise OffbookError(f"{told}: they are compared entry by entry, so take a teacher of the same family")
+
+
+def _teachers(config: Config, other: Path | None, device: str = "") -> dict[str, Kind]:
+    """`other` is a teacher that is another model."""
+    teachers = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers)
+    return {**teachers, OTHER: Other(load_model(other, config.train.precision, device))} if other else teachers

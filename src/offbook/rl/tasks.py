@@ -1,0 +1,255 @@
+"""The tasks of a configuration: where they are, in which order a run trains on them, and what it records of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Any, NoReturn
+
+from offbook.core.config import Config, cache_folder
+from offbook.core.runfolder import RunFolder, write_atomic
+from offbook.pocket.tasks import level_named, make_pocket_tasks
+from offbook.rl.names import Progress, pocket_cache, quiet
+from offbook.rl.rollout_buffer import Aside
+from offbook.sandbox import BoxSpec
+from offbook.tasks import load_task, load_tasks
+from offbook.tasks.factory.audit.corpus import Corpus, removed_from
+from offbook.tasks.select import History, Sampler, TasksUsedUp
+from offbook.types import OffbookError, Rollout, Task
+
+TASKSET = "verifiers:"
+HELD_OUT = 0.2  # of a source that does not say
+# What a number on tasks of a repository that is trained on is worth.
+SHARED = "where agents could read the code that these lack: numbers on them are no measure of unseen code"
+MAX_PATCH = 60_000  # characters
+MAX_TESTS = 300  # names of each kind
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSets:
+    train: list[Task]
+    heldout: list[Task]
+
+
+def refuse_missing_tasks(config: Config, part: str = "") -> None:
+    """Before minutes go into a model: is the task folder there, and is anything in that part of it?"""
+    if level_named(config.tasks.source) or _is_whole(config.tasks.source):
+        return
+    if not Path(config.tasks.source).is_dir():
+        raise OffbookError(f"there is no task folder {config.tasks.source}")
+    if not any((Path(config.tasks.source) / part).glob("[!.]*/")):
+        raise OffbookError(f"{Path(config.tasks.source) / part} holds no task folders")
+
+
+def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
+    """The train and held-out tasks of a configuration; pocket tasks are made and verified if they are not there yet."""
+    root = Path(config.tasks.source)
+    if level := level_named(config.tasks.source):
+        wanted = config.tasks.num_train, config.tasks.num_heldout
+        which = "tasks" if not level.is_long else f"long-{level.fewest}-{level.most}"
+        root = pocket_cache() / f"{which}-{config.seed}-{wanted[0]}-{wanted[1]}"
+        if not root.is_dir():
+            told = partial(progress, "making tasks")
+            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, told, level))
+    if _is_whole(config.tasks.source):
+        sets = _cut(tasks_at(config.tasks.source, config), HELD_OUT)
+    else:
+        sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+    if not sets.heldout and config.tasks.heldout_share:
+        sets = _cut(sets.train, config.tasks.heldout_share, least=1)
+        log.warning(
+            "%s: %d tasks are held out of repositories that are trained on, %s", root, len(sets.heldout), SHARED
+        )
+        if not sets.train:
+            raise OffbookError(f"{root} has no task left to train on; give a smaller tasks.heldout_share")
+    refuse_leaking_pages(config, [*sets.train, *sets.heldout])
+    if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
+        raise OffbookError(
+            f"the task {min(both)} is in {root / 'train'} and in {root / 'heldout'}; remove one of the two"
+        )
+    if not sets.heldout:
+        log.warning("%s has no held-out tasks: all of them are trained on, and there are none to measure with", root)
+    return sets
+
+
+def has_heldout(config: Config) -> bool:
+    source = config.tasks.source
+    is_cut = bool(config.tasks.heldout_share or level_named(source)) or _is_whole(source)
+    return is_cut or any((Path(source) / "heldout").glob("[!.]*"))
+
+
+def refuse_no_heldout(source: str) -> NoReturn:
+    raise OffbookError(
+        f"{source} has no held-out tasks to measure on; add another repository (offbook tasks make ANOTHER --out "
+        f"{quote(source)}), or train again with --tasks.heldout_share 0.2, which holds some of its tasks out"
+    )
+
+
+def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
+    """Documentation that holds what a task's agent is to write."""
+    if not config.tools.pages:
+        return
+    corpus = Corpus({f"pages {number}": Path(folder) for number, folder in enumerate(config.tools.pages, 1)})
+    for task in tasks:
+        removed = removed_from(task) if (task.folder / "solution" / "removed.json").is_file() else {}
+        if leaks := corpus.leaks(removed):
+            place, _, page = leaks[0].path.partition("/")
+            folder = config.tools.pages[int(place.split()[1]) - 1]
+            others = f", and {len(leaks) - 1} more," if len(leaks) > 1 else ""
+            raise OffbookError(
+                f"the page {page} of {folder} (tools.pages){others} holds {leaks[0].what}, which was removed for the "
+                f"task {task.id}; take it out"
+            )
+
+
+def _is_whole(source: str) -> bool:
+    """Whether nobody has said which of its tasks are held out: a taskset of verifiers, a folder of Harbor tasks."""
+    return source.startswith(TASKSET) or (
+        not (Path(source) / "train").is_dir() and any(Path(source).glob("*/task.toml"))
+    )
+
+
+def _cut(tasks: list[Task], share: float, least: int = 0) -> TaskSets:
+    """About this share is held out, by the digest of the name: the same ones whatever else comes or goes."""
+    digests = {task.id: hashlib.sha256(task.id.encode()).digest() for task in tasks}
+    kept = {name for name, digest in digests.items() if digest[0] < 256 * share}
+    kept |= {*sorted(digests, key=digests.__getitem__)[:least]}
+    return TaskSets([one for one in tasks if one.id not in kept], [one for one in tasks if one.id in kept])
+
+
+def _taskset(source: str, spec: BoxSpec) -> list[Task]:
+    id = source.removeprefix(TASKSET)
+    try:
+        from offbook.tasks.from_verifiers import write_taskset
+    except ImportError:
+        raise OffbookError(f"{source} needs verifiers: pip install 'offbook[verifiers]'") from None
+    root = cache_folder() / "verifiers" / hashlib.sha256(id.encode()).hexdigest()[:16]
+    folders, left_out = asyncio.run(write_taskset(id, root, spec))
+    if left_out:
+        log.warning("%d tasks of %s are left out: %s", len(left_out), source, ", ".join(sorted({*left_out.values()})))
+    return sorted(map(load_task, folders), key=lambda task: task.id)
+
+
+def held_out(root: Path, wording: str = "") -> list[Task]:
+    """The held-out tasks of a folder; there are none where all of its tasks are of one repository."""
+    folder = root / "heldout"
+    return load_tasks(folder, wording) if any(folder.glob("[!.]*")) else []
+
+
+def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Task]:
+    """`pocket` and `pocket-long` for the held-out ones of these, a task folder, or a folder of task folders."""
+    if level_named(source):
+        return task_sets(with_source(config, source), progress).heldout
+    if source.startswith(TASKSET):
+        return _taskset(source, BoxSpec(**config.sandbox.model_dump()))
+    folder = Path(source)
+    if not folder.is_dir():
+        raise OffbookError(f"there is no task folder {source}; give one, `pocket` or `pocket-long`")
+    wording = config.tasks.wording
+    found = [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+    refuse_leaking_pages(config, found)
+    return found
+
+
+def with_source(config: Config, source: str) -> Config:
+    return config.model_copy(update={"tasks": config.tasks.model_copy(update={"source": source})})
+
+
+class Shuffled:
+    """Epochs in a new order each: no task comes twice before all have come once."""
+
+    def __init__(self, tasks: list[Task], seed: int, repeat: bool = True):
+        self._tasks, self._seed, self._repeat = tasks, seed, repeat
+
+    def tasks_of(self, step: int, groups: int) -> list[Task]:
+        left = len(self._tasks) - (step - 1) * groups
+        if left < groups and not self._repeat:
+            raise TasksUsedUp(
+                f"{groups} more tasks are wanted and {max(0, left)} of {len(self._tasks)} are left that were not "
+                "trained on, and tasks.repeat is false"
+            )
+        if 0 <= left < groups:
+            log.warning("all %d tasks have been trained on once; they come again", len(self._tasks))
+        chosen = []
+        for place in range((step - 1) * groups, step * groups):
+            epoch, index = divmod(place, len(self._tasks))
+            order = random.Random(f"{self._seed}/{epoch}").sample(range(len(self._tasks)), len(self._tasks))
+            chosen.append(self._tasks[order[index]])
+        return chosen
+
+    def epoch(self, step: int, groups: int) -> int:
+        """Which pass over the tasks a step ends in, from 1."""
+        return (step * groups - 1) // len(self._tasks) + 1
+
+    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[Aside] = ()) -> None:
+        """The order is settled, whatever happens."""
+
+
+class Selected:
+    """By what this run's rollouts have shown so far of tasks of the same kind, and none twice (tasks/select.py)."""
+
+    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str] = ()):
+        self._history = History.of_runs([folder.path], before_step=done + 1)
+        self._sampler = Sampler(tasks, seed, {*self._history.records, *drawn})
+
+    def tasks_of(self, step: int, groups: int) -> list[Task]:
+        return self._sampler.draw(groups, self._history)
+
+    def epoch(self, step: int, groups: int) -> int:
+        return 1
+
+    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[Aside] = ()) -> None:
+        for group in groups:
+            self._history.add(group)
+        for one in aside:
+            self._history.shown(*one)
+
+    def add(self, task: Task) -> None:
+        self._sampler.add(task)
+
+
+def task_order(
+    config: Config, tasks: list[Task], folder: RunFolder, done: int, drawn: Iterable[str]
+) -> Shuffled | Selected:
+    """Which tasks a batch is of. The same run picks the same ones, also when it was killed in between: those that were
+    `drawn` for later steps are on record."""
+    if config.tasks.order == "select":
+        return Selected(tasks, config.seed, folder, done, drawn)
+    return Shuffled(tasks, config.seed, config.tasks.repeat)
+
+
+def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:
+    """Write tasks.jsonl, one line per task: whoever looks at a run later may not have them.
+
+    `tasks` has them by what they are for: train, heldout.
+    """
+    lines = [json.dumps(_record(task, split)) + "\n" for split, of in tasks.items() for task in of]
+    write_atomic(folder.path / "tasks.jsonl", "".join(lines))
+
+
+def _record(task: Task, split: str) -> dict[str, Any]:
+    solution = task.folder / "solution" / "gold.patch"  # tasks that others made may have none
+    patch = solution.read_text(errors="replace") if solution.is_file() else ""
+    return {
+        "id": task.id,
+        "split": split,
+        "origin": task.origin,
+        "difficulty": task.difficulty,
+        "instruction": task.instruction,
+        "deleted": asdict(task.deleted) if task.deleted else None,
+        "patch": patch[:MAX_PATCH],
+        "patch_left_out": max(0, len(patch) - MAX_PATCH),
+        "fail_to_pass": task.fail_to_pass[:MAX_TESTS],
+        "pass_to_pass": task.pass_to_pass[:MAX_TESTS],
+        "num_fail_to_pass": len(task.fail_to_pass),
+        "num_pass_to_pass": len(task.pass_to_pass),
+    }

@@ -1,0 +1,147 @@
+"""Stored work read for mistakes: a run folder, or a file of any agent's trajectories. Nothing is trained."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offbook.core.runfolder import RunFolder, latest_checkpoint
+from offbook.signals.feedback.judged import pair_of
+from offbook.signals.feedback.rules import RULES, Rule, read_all
+from offbook.signals.judge import Judgement
+from offbook.signals.trajectory import with_siblings
+from offbook.signals.trajectory.formats import read_trajectories
+from offbook.types import Feedback, OffbookError, Rollout, Task
+
+NO_TREE = "lint_introduced, camel_case_name, missing_docstring", "the tree of the task is not at hand; --tasks gives it"
+NO_STATUS = "unknown_tool", "other agents' answers do not say whether there is such a tool, and there is no list"
+NO_TOKENS = "more_than_needed", "other agents' rollouts do not say what they spent"
+
+
+@dataclass(slots=True)
+class Found:
+    rollout: Rollout
+    feedback: Feedback
+    source: str
+    siblings: Sequence[Rollout] = ()
+
+
+@dataclass(slots=True)
+class Stored:
+    """The rollouts of one run folder or file."""
+
+    source: str
+    folder: RunFolder | None  # None for a file
+    rollouts: list[Rollout] = field(default_factory=list)
+    unreadable: int = 0
+    untold: int = 0  # of a file: those whose tools nobody tells of
+
+    def setting(self, section: str, name: str, default: Any) -> Any:
+        """Of a run's configuration, which an older or newer offbook may have written."""
+        if self.folder is None:
+            return default
+        try:
+            return tomllib.loads(self.folder.config_file.read_text()).get(section, {}).get(name, default)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+            raise OffbookError(f"{self.folder.config_file} is not valid TOML") from None
+
+    def last_checkpoint(self) -> str:
+        """Nothing where there is none."""
+        with suppress(OffbookError):
+            return str(latest_checkpoint(self.folder)) if self.folder else ""
+        return ""
+
+
+def stored_in(paths: list[Path]) -> list[Stored]:
+    """All of them, each once. No rollout of a file has the name of one that is read before it."""
+    names: set[str] = set()
+    sources = []
+    for number, path in enumerate(paths):
+        if any(path.resolve() == earlier.resolve() for earlier in paths[:number]):
+            raise OffbookError(f"{path} is given twice")
+        sources.append(stored_at(path, names))
+        names.update(rollout.id for rollout in sources[-1].rollouts)
+    return sources
+
+
+def stored_at(path: Path, names: Collection[str] = ()) -> Stored:
+    """One sentence if there is nothing to read. `names` are what rollouts of a file cannot be called."""
+    if path.is_dir():
+        folder = RunFolder.open(path)
+        stored = Stored(str(path), folder)
+        for step in folder.steps():
+            rollouts, unreadable = folder.rollouts(step)
+            stored.rollouts += rollouts
+            stored.unreadable += unreadable
+        if not stored.rollouts:
+            raise OffbookError(f"{path} has no rollouts that can be read yet")
+        return stored
+    if not path.exists():
+        raise OffbookError(f"there is no {path}; give a run folder, or a file of trajectories")
+    loaded = read_trajectories(path)
+    _tell_apart(loaded.rollouts, names)
+    foreign = [tools for one, tools in zip(loaded.rollouts, loaded.tools, strict=True) if one.foreign]
+    return Stored(str(path), None, loaded.rollouts, loaded.unreadable, foreign.count(()))
+
+
+def _tell_apart(rollouts: list[Rollout], names: Collection[str]) -> None:
+    """Files often name several attempts by the task alone. The first one keeps its name if no other source has it."""
+    own = {rollout.id for rollout in rollouts}
+    taken, last = set(names), Counter[str]()
+    for rollout in rollouts:
+        id = rollout.id
+        while rollout.id in taken or (rollout.id != id and rollout.id in own):
+            last[id] += 1
+            rollout.id = f"{id}#{last[id] + 1}"
+        taken.add(rollout.id)
+
+
+def by_rules(
+    stored: Stored,
+    tasks: Mapping[str, Task],
+    progress: Callable[[float], None] = lambda share: None,
+    rules: Mapping[str, Rule] = RULES,
+) -> list[Found]:
+    """Every message that broke a rule, with its hint. `tasks` are by id, as far as they are at hand."""
+    found = []
+    for number, (rollout, siblings) in enumerate(with_siblings(stored.rollouts), 1):
+        for target in read_all(rollout, tasks.get(rollout.task), known=rules, siblings=siblings):
+            hint = rules[target.rule].hint(rollout.tools)
+            found.append(Found(rollout, Feedback(target, hint), stored.source, siblings))
+        progress(number / len(stored.rollouts))
+    return found
+
+
+def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[str, str]]:
+    """Rules with the reason why they could not be looked for, and in how many rollouts."""
+    counts = Counter({NO_TREE: sum(rollout.task not in tasks for rollout in stored.rollouts)})
+    unseen = [one for one in stored.rollouts if one.foreign and not any(segment.ids for segment in one.segments)]
+    counts[NO_STATUS], counts[NO_TOKENS] = stored.untold if stored.folder is None else len(unseen), len(unseen)
+    return +counts
+
+
+def by_judge(sources: list[Stored], judgement: Judgement) -> list[Found]:
+    source_of = {id(rollout): stored.source for stored in sources for rollout in stored.rollouts}
+    return [Found(one.rollout, Feedback(*pair_of(one)), source_of[id(one.rollout)]) for one in judgement.found]
+
+
+def grouped(found: list[Found]) -> dict[str, list[Found]]:
+    """By rule, the most frequent one first."""
+    counts = Counter(one.feedback.target.rule for one in found)
+    return {rule: [one for one in found if one.feedback.target.rule == rule] for rule, _ in counts.most_common()}
+
+
+def num_rollouts(found: list[Found]) -> int:
+    return len({(one.source, one.rollout.id) for one in found})
+
+
+def spread_out(found: list[Found], limit: int) -> Iterator[Found]:
+    """At most `limit` of each rule, from the first to the last."""
+    for of_rule in grouped(found).values():
+        count = min(limit, len(of_rule))
+        yield from (of_rule[len(of_rule) * number // count] for number in range(count))

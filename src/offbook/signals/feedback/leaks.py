@@ -1,0 +1,227 @@
+"""Whether a hint gives a task's answer away: hints that do make a student that is lost without them.
+
+Compared are the hint, the solution with the hidden tests, and what the agent may read: its instruction and its tree.
+What only the solution has is a secret: runs of tokens, expressions, names, numbers. All texts are read as one line,
+without quotes, commas and escapes (copies.py), so a copy is found however it is dressed. Not found: an answer in
+plain words, and code in which everything is renamed and that has fewer than forty tokens.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import keyword
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from offbook.core.copies import Wanted, found_in, normalise, page_of, tokens_of, wanted_pieces, without_comments
+from offbook.types import Task
+
+CODE, NAME, WORDS, NUMBER, TEST = (
+    "code of the solution",
+    "a name that only the solution has",
+    "words that only the solution has",
+    "a number that only the solution has",
+    "a hidden test",
+)
+Gram = tuple[str, ...]
+SIGNED, ANY = 4, 6  # tokens in a row that are no accident: with a sign of code among them, and whatever they are
+MANY_WORDS = 3  # ordinary words that only the solution has, in one hint
+MAX_FILE = 1 << 20  # bytes; larger files are data
+SPLIT_NAME = 8  # letters of a name that is also looked for with spaces and marks inside
+EVERYWHERE = frozenset({0.0, 1.0, 2.0})  # numbers that say nothing
+PYTHON = frozenset(word.casefold() for word in (*keyword.kwlist, *dir(builtins), "self", "cls", "args", "kwargs"))
+NUMBERS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBER_WORDS = {word: float(number) for number, word in enumerate(NUMBERS, 3)}
+_DOCSTRING = re.compile(r"^[ \t]*[rRuUbBfF]*(\"\"\"|''').*?\1", re.MULTILINE | re.DOTALL)
+_ESCAPED_SPACE = re.compile(r"\\+[nrt]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+_TYPOGRAPHY = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2014\u2212\u00d7\u00f7\u2018\u2019\u201c\u201d", "------*/''\"\""
+)
+_OPERAND_OR_OPERATOR = re.compile(r"[^\W\d]\w*|\d[\w.]*|[-+*/%=<>!&|^@~]+")
+_NUMBER = re.compile(r"(?<![\w.])(?:0[xX][\da-fA-F_]+|\d[\d_]*(?:,\d{3})*(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![A-Za-z_])")
+_QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)")
+_IN_CODE = re.compile(r"(?<=\w\.)[^\W\d]\w+|[^\W\d]\w+(?=[(\[]|\.\w|\s?=)")
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What the solution and the hidden tests of a task have and the agent cannot see, all in lower case."""
+
+    expressions: frozenset[Gram]  # operand, operator, operand
+    runs: frozenset[Gram]
+    test_runs: frozenset[Gram]
+    names: frozenset[str]  # that are no ordinary words
+    words: frozenset[str]
+    numbers: frozenset[float]
+    tests: frozenset[str]
+    visible: frozenset[str]
+    wanted: tuple[Wanted, ...]
+
+
+def leak(hint_text: str, task: Task) -> str | None:
+    """What the hint gives away, in a few words; None if it is a general rule as far as can be told."""
+    return given_away(hint_text, secrets_of(task))
+
+
+def given_away(hint_text: str, secrets: Secrets) -> str | None:
+    text = _line(hint_text)
+    tokens = _tokens(text)
+    if secrets.expressions & _expressions(text) or secrets.runs & _runs(tokens):
+        return CODE
+    if any(found_in(page_of(text, is_source=False), wanted) for wanted in secrets.wanted):
+        return CODE
+    if secrets.test_runs & _runs(tokens) or _names_one_of(secrets.tests, text, tokens, secrets):
+        return TEST
+    if _names_one_of(secrets.names, text, tokens, secrets) or secrets.words & _as_code(text):
+        return NAME
+    if secrets.numbers & _numbers(text, tokens):
+        return NUMBER
+    if len({token for token in secrets.words & {*tokens} if len(token) > 3}) >= MANY_WORDS:
+        return WORDS
+    return None
+
+
+@lru_cache(maxsize=256)
+def secrets_of(task: Task) -> Secrets:
+    pieces = dict(_solution(task.folder / "solution"))
+    code = _line("\n".join(_only_code(text) for text in pieces.values()))
+    tests = _line("\n".join(_only_code(text) for _, text in _texts(task.hidden_tests)))
+    expressions, runs, test_runs = _expressions(code), _runs(_tokens(code)), _runs(_tokens(tests))
+    numbers = _numbers(code) - EVERYWHERE
+    visible: set[str] = {name.casefold() for name in task.tools} | PYTHON
+    for path, text in ((Path(), task.instruction), *_texts(task.tree)):
+        line = _line(text)
+        tokens = _tokens(line)
+        visible.update(tokens, _tokens(_line(path.as_posix())))
+        expressions.difference_update(_grams(_operands(line), 3))
+        for grams in (runs, test_runs):
+            grams.difference_update(_grams(tokens, SIGNED), _grams(tokens, ANY))
+        numbers -= _numbers(line)
+    secret = {*re.findall(r"[^\W\d]\w+", code)}
+    secret = {name for name in secret if name.casefold() not in visible}
+    names = frozenset(name.casefold() for name in secret if _is_odd(name))
+    return Secrets(
+        expressions=frozenset(expressions),
+        runs=frozenset(runs),
+        test_runs=frozenset(test_runs),
+        names=names,
+        words=frozenset(name.casefold() for name in secret) - names,
+        numbers=frozenset(numbers),
+        tests=frozenset(name.casefold() for name in _test_names(task, tests) if name.casefold() not in visible),
+        visible=frozenset(visible),
+        wanted=tuple(wanted for what, text in pieces.items() for wanted in wanted_pieces(what, text, task.instruction)),
+    )
+
+
+def _solution(folder: Path) -> Iterator[tuple[str, str]]:
+    """The deleted code piece by piece and the lines that the gold patch adds; of a foreign task all that is there."""
+    patch, removed = folder / "gold.patch", folder / "removed.json"
+    if removed.is_file():
+        yield from json.loads(removed.read_text()).items()
+    if patch.is_file():
+        lines = patch.read_text(errors="replace").split("\n")
+        yield "gold.patch", "\n".join(line[1:] for line in lines if line[:1] == "+" and line[:4] != "+++ ")
+    else:
+        yield from ((path.as_posix(), text) for path, text in _texts(folder))
+
+
+def _texts(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Every text file under a folder; version control has nothing that the tree does not have."""
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        name = path.relative_to(folder)
+        if ".git" in name.parts or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE:
+            continue
+        data = path.read_bytes()
+        if b"\x00" not in data:
+            yield name, data.decode(errors="replace")
+
+
+def _test_names(task: Task, tests: str) -> set[str]:
+    """Of files, classes and functions; only those that cannot be ordinary words."""
+    names = {*re.findall(r"\b(?:def|class) (\w+)", tests)}
+    for node in (*task.fail_to_pass, *task.pass_to_pass):
+        path, *inside = re.sub(r"\[.*", "", node).split("::")
+        names |= {Path(path).stem, *inside}
+    names |= {path.stem for path, _ in _texts(task.hidden_tests)}
+    return {name for name in names if _is_odd(name) and "test" in name.casefold()}
+
+
+def _line(text: str) -> str:
+    """In one line, since what stands in front of a line is no operator to `normalise`."""
+    text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)).translate(_TYPOGRAPHY)
+    return normalise(" ".join(_ESCAPED_SPACE.sub(" ", text).split()))
+
+
+def _only_code(text: str) -> str:
+    return without_comments(_DOCSTRING.sub("", text))
+
+
+def _tokens(line: str) -> list[str]:
+    return [token.casefold().rstrip(".") or token for token in tokens_of(line)]
+
+
+def _expressions(line: str) -> set[Gram]:
+    grams = _grams(_operands(line), 3)
+    return {gram for gram in grams if [_is_word(token) for token in gram] == [True, False, True]}
+
+
+def _operands(line: str) -> list[str]:
+    """And operators; brackets, dots and commas left out: (amount) % 8 is amount % 8."""
+    return [token.casefold().rstrip(".") for token in _OPERAND_OR_OPERATOR.findall(line)]
+
+
+def _runs(tokens: list[str]) -> set[Gram]:
+    """Short ones have a sign and two words or numbers. A full stop, a colon and a dash are signs of prose too."""
+    signed = {
+        gram
+        for gram in _grams(tokens, SIGNED)
+        if sum(map(_is_word, gram)) >= 2 and any(not _is_word(token) and token not in ".:-" for token in gram)
+    }
+    return signed | {gram for gram in _grams(tokens, ANY) if sum(map(_is_word, gram)) >= 4}
+
+
+def _grams(tokens: list[str], length: int) -> Iterator[Gram]:
+    return zip(*(tokens[start:] for start in range(length)), strict=False)
+
+
+def _is_word(token: str) -> bool:
+    return token[:1].isalnum() or token[:1] == "_"
+
+
+def _is_odd(name: str) -> bool:
+    """No word of a language: it has an underscore, a figure or a capital inside."""
+    return bool(re.search(r"_|\d", name)) or (name[1:].lower() != name[1:] and not name.isupper())
+
+
+def _names_one_of(names: Iterable[str], text: str, tokens: list[str], secrets: Secrets) -> bool:
+    if not {*tokens}.isdisjoint(names):
+        return True
+    known = [token for token in {*tokens} if _is_odd(token) and token in secrets.visible]
+    whole = text.casefold()
+    for token in known:  # what is spelled out in the open is no disguise of a part of it
+        whole = whole.replace(token, "\n")
+    squeezed = re.sub(r"[ \\*`\"'+]+", "", whole)
+    return any(name in squeezed for name in names if len(name) >= SPLIT_NAME)
+
+
+def _as_code(text: str) -> set[str]:
+    """Words that a hint shows as code: quoted, called, indexed, assigned, or with a dot before or behind."""
+    found = {word.casefold() for word in _IN_CODE.findall(text)}
+    for groups in _QUOTED.findall(text):
+        words = [token for token in _tokens("".join(groups)) if _is_word(token)]
+        found |= {*words} if len(words) <= SIGNED else set()  # longer ones are quoted sentences
+    return found
+
+
+def _numbers(text: str, words: Iterable[str] = ()) -> set[float]:
+    found = {NUMBER_WORDS[word] for word in words if word in NUMBER_WORDS}
+    for spelled in _NUMBER.findall(text):
+        plain = spelled.replace(",", "").replace("_", "")
+        found.add(float(int(plain, 16)) if plain[:2] in ("0x", "0X") else float(plain))
+    return found

@@ -1,0 +1,107 @@
+"""Rules: plain functions from what an agent did to the messages that broke one, precise by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from offbook.core.plugins import said
+from offbook.signals.feedback.rules.calls import malformed_arguments, repeated_call, unknown_tool, whole_file_read
+from offbook.signals.feedback.rules.editing import edit_not_applied, edited_tests, thinking_in_comments
+from offbook.signals.feedback.rules.effort import more_than_needed
+from offbook.signals.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
+from offbook.signals.feedback.rules.talking import (
+    asked_instead,
+    final_names_nothing,
+    final_too_long,
+    finished_without_edit,
+)
+from offbook.signals.feedback.rules.testing import claimed_success, whole_suite_again
+from offbook.signals.trajectory import Acts, At, Exchange, shown, spoken
+from offbook.types import Hint, OffbookError, Rollout, Target, Task
+
+SHOWN = 160  # characters of what shows a fault
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What finds the faulty messages, each with what shows it, and the hint: a general rule in a sentence that never
+    says what the right message would have been."""
+
+    name: str
+    find: Callable[[Acts], Iterable[tuple[At | Exchange, str]]]
+    text: str
+    place: str = "offbook"  # where it comes from, for when it breaks
+    by_call: bool = False  # a call alone shows the fault, whatever it would be answered
+
+    def hint(self, tools: tuple[str, ...]) -> Hint:
+        return Hint(self.name, self.text.replace("{tools}", ", ".join(tools)))
+
+    def targets(self, acts: Acts, own: Collection[At]) -> list[Target]:
+        """`own` are the messages that the agent wrote: there is nothing to teach about others."""
+        where = f"the rule {self.name} of {self.place}"
+        found = []
+        try:
+            for place, evidence in self.find(acts):
+                at = place.at if isinstance(place, Exchange) else place
+                if at not in own or not isinstance(evidence, str):
+                    raise TypeError(f"{(at, evidence)!r} is no message of the agent's with a text")
+                found.append(Target(acts.rollout.id, *at, self.name, shown(evidence, SHOWN)))
+        except Exception as error:  # the border to a user's code
+            raise OffbookError(f"{where} broke on rollout {acts.rollout.id}: {said(error)}") from error
+        return found
+
+
+BY_CALL = (unknown_tool, malformed_arguments, more_than_needed)
+# The more specific come first: a message that breaks several rules is a target for the first of them.
+RULES: dict[str, Rule] = {
+    find.__name__: Rule(find.__name__, find, f"Reminder: {text}", by_call=find in BY_CALL)
+    for find, text in (
+        (unknown_tool, "available tools are {tools}."),
+        (malformed_arguments, "give a tool one JSON object with exactly its parameters."),
+        (whole_suite_again, "run all tests once after a change, and only the failing ones in between."),
+        (repeated_call, "do not repeat a call, its answer is above."),
+        (edited_tests, "never edit tests, change the source."),
+        (edit_not_applied, "copy the text to replace exactly, with enough around it to occur only once."),
+        (thinking_in_comments, "comments are for readers of the code, think before the call."),
+        (lint_introduced, "leave no unused names, dead code or other findings for the linter of the repository."),
+        (camel_case_name, "name functions the way the repository does."),
+        (missing_docstring, "give a public function a docstring where the others have one."),
+        (whole_file_read, "search a long file first, then read only the lines around the place."),
+        (claimed_success, "say which tests still fail, never call work done that was not seen to pass."),
+        (asked_instead, "nobody answers questions, decide and make the change."),
+        (finished_without_edit, "make the change that was asked for before finishing."),
+        (final_too_long, "end with a few sentences."),
+        (final_names_nothing, "end by naming the files or functions that were changed."),
+        (more_than_needed, "look only at what the change needs, and finish once it is made."),
+    )
+}
+
+
+def write_hint(rule: str, tools: tuple[str, ...]) -> Hint:
+    return RULES[rule].hint(tools)
+
+
+def read_all(
+    rollout: Rollout,
+    task: Task | None = None,
+    rules: Collection[str] = (),
+    known: Mapping[str, Rule] = RULES,
+    siblings: Sequence[Rollout] = (),
+) -> list[Target]:
+    """Every rule that every message broke, in the order of messages; of `rules` only, where any are named. `siblings`
+    are the other rollouts of its group."""
+    acts, own = Acts(rollout, task, siblings), {at for at, _ in spoken(rollout)}
+    chosen = [rule for name, rule in known.items() if not rules or name in rules]
+    found = [target for rule in chosen for target in rule.targets(acts, own)]
+    return sorted(found, key=lambda target: (target.segment, target.message))  # stable: rules keep their order
+
+
+def read_rollout(
+    rollout: Rollout, max_targets: int, task: Task | None = None, rules: Collection[str] = ()
+) -> list[Target]:
+    """The first `max_targets` faulty messages, each for one rule: the first of RULES that it broke."""
+    by_message: dict[At, Target] = {}
+    for target in read_all(rollout, task, rules):
+        by_message.setdefault((target.segment, target.message), target)
+    return list(by_message.values())[:max_targets]

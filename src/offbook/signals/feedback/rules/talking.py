@@ -1,0 +1,94 @@
+"""How a rollout ends: with nothing done, with a question, or with words that tell too much or too little."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+
+from offbook.signals.trajectory import Acts, At
+from offbook.signals.trajectory.python import DEFINED
+
+FINAL_WORDS = 150
+WORDS_A_FILE = 25  # more for each changed file after the third
+FREE_FILES = 3
+CHANGE = re.compile(
+    r"\b(add|fix|implement|make|change|update|write|create|remove|delete|rename|refactor|restore|replace|complete|port|"
+    r"repair|rewrite|extend|convert|move|build|support|introduce|correct|finish|bring|reimplement|modify)\b|missing",
+    re.IGNORECASE,
+)
+NO_CHANGE_ASKED = re.compile(
+    r"\b(do not|don't|without|no need to|never) (chang|edit|modif|touch|writ)\w*|\b(explain|describe|review|why|"
+    r"what does|how does|summari[sz]e|tell me|list all|analy[sz]e|investigate|report)\b",
+    re.IGNORECASE,
+)
+NOT_NEEDED = re.compile(
+    r"already|no (code |further |source )?(change|edit|modification)s?|nothing (to|needs|is|was|has)|\bnot (needed|"
+    r"necessary|required|possible|able|been|changed|exist)|unnecessary|cannot|can't|could(n't| not)|unable|impossible|"
+    r"blocked|do(es)? not|did(n't| not)|won't|refus",
+    re.IGNORECASE,
+)
+INVITED = re.compile(r"\b(ask|question|clarif\w*|check with|confirm)\b", re.IGNORECASE)
+ASKED_TO_TELL = re.compile(
+    r"\b(explain|describe|report|summar\w+|write-?up|in detail|document|walk me|list (all|every|what))\b", re.IGNORECASE
+)
+CODE_NAME = re.compile(r"\b(?:[A-Za-z]\w*_\w+|_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[a-z][A-Z]\w*)\b")
+
+
+def finished_without_edit(acts: Acts) -> Iterator[tuple[At, str]]:
+    """A task that asks for a change ends with none, and the last message does not say why."""
+    if not acts.end or not acts.changed_nothing or not _was_to_change(acts):
+        return
+    if not NOT_NEEDED.search(acts.final) and "?" not in acts.prose:
+        yield acts.end, "no file was changed"
+
+
+def asked_instead(acts: Acts) -> Iterator[tuple[At, str]]:
+    """A task that asks for a change ends with a question and nothing changed."""
+    if not acts.end or not acts.question or not acts.changed_nothing or not _was_to_change(acts):
+        return
+    if not INVITED.search(acts.instruction) and not NOT_NEEDED.search(acts.prose):
+        yield acts.end, acts.question
+
+
+def final_too_long(acts: Acts) -> Iterator[tuple[At, str]]:
+    """More words than the change needs, where nobody asked for an account of it."""
+    changed, count = len(acts.rollout.changed), len(acts.final.split())
+    allowed = FINAL_WORDS + WORDS_A_FILE * max(0, changed - FREE_FILES)
+    if acts.end and changed and count > allowed and not ASKED_TO_TELL.search(acts.instruction):
+        yield acts.end, f"{count} words for {changed} changed files"
+
+
+def final_names_nothing(acts: Acts) -> Iterator[tuple[At, str]]:
+    """Something was changed, and the closing words name neither a file nor a function of it."""
+    words = acts.final
+    if not acts.end or not acts.rollout.changed or not words.strip():
+        return
+    said = set(re.findall(r"\w+", words.lower()))
+    names = {name.lower() for name in _changed_names(acts)}
+    files = [path.rpartition("/")[2] for path in acts.rollout.changed]
+    if not said & names and not any(name in words for name in files):
+        yield acts.end, f"changed {', '.join(files[:3])}; says: {words}"
+
+
+def _changed_names(acts: Acts) -> Iterator[str]:
+    """Every name by which what was changed can be told: files and their folders, functions, names in the lines."""
+    for path, text in acts.rollout.changed.items():
+        yield from (part for part in re.findall(r"\w+", path) if len(part) > 1 and part not in ("py", "src", "lib"))
+        if not acts.rollout.diff:
+            yield from _names(text or "")
+    for file in acts.diff:
+        yield from _names("\n".join([*file.added.values(), *file.removed, *file.around]))
+
+
+def _names(text: str) -> set[str]:
+    return {*DEFINED.findall(text), *CODE_NAME.findall(text)} - set(keyword.kwlist)
+
+
+def _was_to_change(acts: Acts) -> bool:
+    """A task of ours asks for one, unless it is there to be left alone."""
+    if acts.task is not None and acts.task.leave:
+        return False
+    if acts.task is not None and (acts.task.deleted or acts.task.fail_to_pass):
+        return True
+    return bool(CHANGE.search(acts.instruction)) and not NO_CHANGE_ASKED.search(acts.instruction)

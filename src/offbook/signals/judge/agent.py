@@ -1,0 +1,192 @@
+"""A judge that looks for itself: a model with read-only tools over a rollout and its tree, and a budget.
+
+It ends by reporting. What it may look into is in shelf.py; the outcome is not. An auditor reports findings, each of
+which has to point at a message and quote it. An assessor reports one number. Left out: several judges and votes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from offbook.core.client import Client, NoAnswer, Reply, connections, json_part
+from offbook.signals.judge.judge import PREFIX, Judgement, Rubrics, is_sampled
+from offbook.signals.judge.workspace import Shelf
+from offbook.types import Rollout, Task
+
+REPLY_TOKENS = 2048
+TURNS, TOKENS = 12, 60_000
+CHARS_A_TOKEN = 4  # where a server does not count
+MOST_POINTS = 10
+
+
+def _tool(name: str, description: str, required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+READING = [
+    _tool("list", "The entries of a folder; the folders are record/ and tree/.", (), path=TEXT),
+    _tool("read", "A file, or some lines of it.", ("path",), path=TEXT, start=NUMBER, end=NUMBER),
+    _tool("grep", "The lines that have a text, in all files or below a path.", ("text",), text=TEXT, path=TEXT),
+]
+FINDING = {"rule": TEXT, "segment": NUMBER, "message": NUMBER, "quote": TEXT, "why": TEXT}
+FINDINGS = {"type": "array", "items": {"type": "object", "properties": FINDING}}
+REPORT_FINDINGS = _tool("report", "Ends the work.", ("findings",), findings=FINDINGS)
+REPORT_POINTS = _tool("report", f"Ends the work: points from 0 to {MOST_POINTS}.", ("points",), points=NUMBER, why=TEXT)
+Understood = Callable[[Any], str]  # what is wrong with a report, or nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """`turns` replies at most, and about `tokens` tokens, prompts included."""
+
+    client: Client
+    turns: int = TURNS
+    tokens: int = TOKENS
+
+    async def ask(self, question: str, shelf: Shelf, report: dict[str, Any], wrong: Understood) -> Any | None:
+        """What it reports; None where the budget ends before. Raises NoAnswer where the server gives none."""
+        said: list[dict[str, Any]] = [{"role": "user", "content": question}]
+        spent = 0
+        async with connections() as http:
+            for turn in range(self.turns):
+                is_last = turn == self.turns - 1 or spent >= self.tokens / 2
+                if is_last:
+                    said.append({"role": "user", "content": "Report now, with what you know."})
+                reply, took = await self._reply(said, [report] if is_last else [*READING, report], http)
+                spent += took
+                reported, answers = _answered(reply, shelf, wrong)
+                if reported is not None:
+                    return reported
+                said += answers
+                if spent >= self.tokens:
+                    return None
+        return None
+
+    async def _reply(
+        self, said: list[dict[str, Any]], tools: list[dict[str, Any]], http: httpx2.AsyncClient
+    ) -> tuple[Reply, int]:
+        body = {"messages": said, "tools": tools, "temperature": 0.0, "max_tokens": REPLY_TOKENS}
+        reply = await self.client.post(body, http)
+        if reply.usage is not None:
+            return reply, reply.usage.prompt_tokens + reply.usage.completion_tokens
+        return reply, len(json.dumps(said)) // CHARS_A_TOKEN
+
+
+def _answered(reply: Reply, shelf: Shelf, wrong: Understood) -> tuple[Any | None, list[dict[str, Any]]]:
+    """A report that holds, or else what the conversation goes on with."""
+    message = reply.choices[0].message
+    calls = [(call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or ()]
+    if not calls:  # servers without tools: the report is what it says
+        calls = [("report", _arguments(json_part(message.content or "", "[{", "]}")))]
+    reported = next((arguments for name, arguments in calls if name == "report" and not wrong(arguments)), None)
+    if reported is not None:
+        return reported, []
+    if not message.tool_calls:
+        again = f"Use a tool, or report. That is no report: {wrong(calls[0][1])}."
+        return None, [{"role": "assistant", "content": message.content or ""}, {"role": "user", "content": again}]
+    native = [
+        {"id": f"call-{n}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    answers = [_used(shelf, name, arguments, wrong) for name, arguments in calls]
+    return None, [
+        {"role": "assistant", "content": message.content or "", "tool_calls": native},
+        *({"role": "tool", "tool_call_id": f"call-{n}", "content": text} for n, text in enumerate(answers)),
+    ]
+
+
+def _arguments(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _used(shelf: Shelf, name: str, arguments: Any, wrong: Understood) -> str:
+    if name == "report":
+        return f"error: that is no report: {wrong(arguments)}"
+    if not isinstance(arguments, dict):
+        return "error: the arguments are not a JSON object"
+    texts = {key: value for key in ("path", "text") if isinstance(value := arguments.get(key), str)}
+    lines = {key: value for key in ("start", "end") if type(value := arguments.get(key)) is int}
+    if name == "list":
+        return shelf.list(texts.get("path", ""))
+    if name == "read" and "path" in texts:
+        return shelf.read(texts["path"], lines.get("start", 1), lines.get("end"))
+    if name == "grep" and texts.get("text"):
+        return shelf.grep(texts["text"], texts.get("path", ""))
+    return f"error: {name} needs its arguments; there are list(path), read(path, start, end), grep(text, path), report"
+
+
+@dataclass(frozen=True, slots=True)
+class Auditor:
+    """Looks for what rubrics describe in a share of the rollouts, always the same ones."""
+
+    agent: Agent
+    rubrics: Rubrics
+    rate: float = 1.0
+
+    async def read(self, rollout: Rollout, task: Task | None) -> Judgement:
+        whole = Judgement()
+        if not is_sampled(rollout.id, self.rate):
+            return whole
+        whole.rollouts = whole.asked = 1
+        listed = "\n\n".join(f"## {name}\n\n{text.strip()}" for name, text in self.rubrics.prompts.items())
+        question = (self.rubrics.folder / "frame.md").read_text().format(rubrics=listed)
+        try:
+            report = await self.agent.ask(question, Shelf(rollout, task), REPORT_FINDINGS, _no_findings)
+        except NoAnswer as error:
+            whole.unanswered[error.reason] += 1
+            return whole
+        if report is None:
+            whole.unanswered["no report within the budget"] += 1
+            return whole
+        findings = report if isinstance(report, list) else report["findings"]
+        for name in self.rubrics.prompts:
+            some = [one for one in findings if _rule(one) in (name, PREFIX + name)]
+            found, refused = self.rubrics.read_reply(json.dumps([{**one, "rule": name} for one in some]), name, rollout)
+            whole.found += found
+            whole.refused += refused
+        unknown = sum(str(_rule(one)).removeprefix(PREFIX) not in self.rubrics.prompts for one in findings)
+        whole.refused += Counter({"unknown rule": unknown} if unknown else {})
+        return whole
+
+
+def _rule(finding: Any) -> Any:
+    return finding.get("rule") if isinstance(finding, dict) else None
+
+
+def _no_findings(report: Any) -> str:
+    listed = report.get("findings") if isinstance(report, dict) else report
+    return "" if isinstance(listed, list) else "it has no list of findings"
+
+
+@dataclass(frozen=True, slots=True)
+class Assessor:
+    """Says how good a rollout is by one rubric, from 0 to 1; None where it does not say."""
+
+    agent: Agent
+    folder: Path  # with frame.md and NAME.md
+
+    async def assess(self, name: str, rollout: Rollout, task: Task) -> float | None:
+        rubric = (self.folder / f"{name}.md").read_text().strip()
+        question = (self.folder / "frame.md").read_text().format(rubric=rubric, most=MOST_POINTS)
+        report = await self.agent.ask(question, Shelf(rollout, task), REPORT_POINTS, _no_points)
+        return None if report is None else report["points"] / MOST_POINTS
+
+
+def _no_points(report: Any) -> str:
+    points = report.get("points") if isinstance(report, dict) else None
+    holds = isinstance(points, int | float) and not isinstance(points, bool) and 0 <= points <= MOST_POINTS
+    return "" if holds else f"it has no points from 0 to {MOST_POINTS}"

@@ -1,0 +1,228 @@
+"""A judge: a model, here or behind a URL, that reads a share of the rollouts and points at messages.
+
+It is asked once for each rubric and never shown the reward, the outcome, the solution or hidden tests. Each critique
+has to point at a message and quote the record; what does not hold is refused and counted by the reason. A server that
+fails costs counts too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
+
+from offbook.core.client import NoAnswer, json_part
+from offbook.signals.judge.shown import quotable, show
+from offbook.types import OffbookError, Rollout, Task
+
+PREFIX = "model/"  # of the rules and kinds that a judge goes by
+MAX_CRITIQUES = 4  # in one reply
+QUOTE_CHARS = 8  # the least that a quotation must have
+EVIDENCE_CHARS = 240
+GIVE_UP_AFTER = 8  # questions in a row that got no answer: the rest is not asked
+
+
+Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
+
+
+class _Said(BaseModel):
+    """One entry of the list that a judge is asked for."""
+
+    segment: int = 0
+    message: int
+    rule: str | None = None
+    quote: Line
+    note: Line = Field(default="", validation_alias=AliasChoices("hint", "why"))
+
+
+@dataclass(frozen=True, slots=True)
+class Critique:
+    """What a judge says of one message: the rule, the words that show it, and a note of one line."""
+
+    rollout: Rollout
+    segment: int
+    message: int
+    rule: str
+    quote: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Rubrics:
+    """A folder with a prompt for each kind of thing to look for, and a frame around them.
+
+    With `thoughts` a judge is shown the whole conversation and points at the agent's own messages, each of which counts
+    once, for the first rubric. Without, it is shown what was done alone and may point at answers too.
+    `refusal` says what is wrong with a note, or None.
+    """
+
+    folder: Path
+    thoughts: bool
+    refusal: Callable[[str, Task | None], str | None] = lambda note, task: None
+
+    @cached_property
+    def prompts(self) -> dict[str, str]:
+        """By the name of what each one describes."""
+        return {path.stem: path.read_text() for path in sorted(self.folder.glob("*.md")) if path.stem != "frame"}
+
+    @property
+    def rules(self) -> list[str]:
+        return [f"{PREFIX}{name}" for name in self.prompts]
+
+    def question(self, name: str, rollout: Rollout, task: Task | None) -> str:
+        frame, rubric = (self.folder / "frame.md").read_text(), self.prompts[name].strip()
+        unknown = "It is in the record." if self.thoughts else "It is not at hand."
+        instruction = task.instruction if task is not None else unknown
+        return frame.format(rubric=rubric, name=name, instruction=instruction, rollout=show(rollout, self.thoughts))
+
+    def read_reply(
+        self, reply: str, name: str, rollout: Rollout, task: Task | None = None
+    ) -> tuple[list[Critique], Counter[str]]:
+        """The critiques of a reply that hold, and the reasons why others do not."""
+        found: list[Critique] = []
+        listed = _listed(reply)
+        if listed is None:
+            return found, Counter({"no JSON": 1})
+        refused: Counter[str] = Counter()
+        for number, value in enumerate(listed):
+            try:
+                said = _Said.model_validate(value)
+            except ValidationError:
+                refused["not in the form asked for"] += 1
+                continue
+            if reason := "too many" if number >= MAX_CRITIQUES else self._refusal(said, name, rollout, task):
+                refused[reason] += 1
+                continue
+            place = rollout, said.segment, said.message
+            found.append(Critique(*place, f"{PREFIX}{name}", said.quote[:EVIDENCE_CHARS], said.note))
+        return found, refused
+
+    def _refusal(self, said: _Said, name: str, rollout: Rollout, task: Task | None) -> str | None:
+        if said.rule not in (None, name):
+            return "unknown rule"
+        if not 0 <= said.segment < len(rollout.segments):
+            return "no such message"
+        segment = rollout.segments[said.segment]
+        if not 0 <= said.message < len(segment.messages):
+            return "no such message"
+        message = segment.messages[said.message]
+        if (self.thoughts or message.role == "assistant") and not segment.is_own(message):
+            return "not the agent's message"
+        texts = quotable(rollout, said.segment, said.message, self.thoughts)
+        if len(said.quote) < QUOTE_CHARS or not any(said.quote in " ".join(text.split()) for text in texts):
+            return "a quote that is not in the record"
+        return self.refusal(said.note, task)
+
+
+def _listed(reply: str) -> list[Any] | None:
+    """The list of a reply, with or without the object around it; None where there is none."""
+    try:
+        value = json.loads(json_part(reply, "[{", "]}"))
+    except (ValueError, RecursionError):
+        return None
+    listed = value.get("findings") if isinstance(value, dict) else value
+    return listed if isinstance(listed, list) else None
+
+
+class TooLong(OffbookError):
+    """The question does not fit into the model's context."""
+
+
+class Answers(Protocol):
+    """Who is asked: a server, or an engine."""
+
+    async def ask(self, question: str) -> str: ...
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What a judge found, and what became of the rest."""
+
+    found: list[Critique] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)  # by reason: replies, and critiques in replies
+    unanswered: Counter[str] = field(default_factory=Counter)  # by reason: questions
+    rollouts: int = 0  # that were read
+    asked: int = 0  # questions
+    answered: int = 0  # of these
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """`rate` is the share of the rollouts that are read, `without` are rules that nobody asks about."""
+
+    model: Answers
+    rubrics: Rubrics
+    rate: float = 1.0
+    at_once: int = 8  # questions under way
+    without: Collection[str] = ()
+
+    async def read(
+        self,
+        rollouts: Iterable[tuple[Rollout, Task | None]],
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> Judgement:
+        """What it says of the sampled share of these rollouts, in their order. Each comes with its task, if known.
+
+        `progress` is told the share that is done.
+        """
+        chosen = [(rollout, task) for rollout, task in rollouts if is_sampled(rollout.id, self.rate)]
+        names = [name for name in self.rubrics.prompts if f"{PREFIX}{name}" not in self.without]
+        questions = [(name, rollout, task) for rollout, task in chosen for name in names]
+        turn, silent, done = asyncio.Semaphore(self.at_once), 0, 0
+        whole = Judgement(rollouts=len(chosen))
+
+        async def one(name: str, rollout: Rollout, task: Task | None) -> list[Critique]:
+            nonlocal silent, done
+            async with turn:
+                try:
+                    if silent >= GIVE_UP_AFTER:
+                        whole.unanswered["not asked, the server had failed"] += 1
+                        return []
+                    reply = await self.model.ask(self.rubrics.question(name, rollout, task))
+                    silent = 0
+                    whole.asked += 1
+                    whole.answered += 1
+                except TooLong:
+                    whole.unanswered["longer than the model's context"] += 1
+                    return []
+                except NoAnswer as error:
+                    silent += 1
+                    whole.asked += 1
+                    whole.unanswered[error.reason] += 1
+                    return []
+                finally:
+                    done += 1
+                    progress(done / len(questions))
+            # A note may be compared with the task's whole tree, which takes a moment.
+            found, refused = await asyncio.to_thread(self.rubrics.read_reply, reply, name, rollout, task)
+            whole.refused += refused
+            return found
+
+        for found in await asyncio.gather(*(one(*question) for question in questions)):
+            whole.found += found
+        if self.rubrics.thoughts:
+            _keep_first(whole)
+        return whole
+
+
+def _keep_first(judgement: Judgement) -> None:
+    """One critique a message."""
+    first: dict[tuple[int, int, int], Critique] = {}
+    for one in judgement.found:
+        first.setdefault((id(one.rollout), one.segment, one.message), one)
+    judgement.refused += Counter({"the same message twice": len(judgement.found) - len(first)})
+    judgement.found = list(first.values())
+
+
+def is_sampled(rollout_id: str, rate: float) -> bool:
+    """The same rollouts every time, as many as the rate says."""
+    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) < rate * 2**64

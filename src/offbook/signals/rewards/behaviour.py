@@ -1,0 +1,101 @@
+"""How an agent behaves beside solving the task. Each part is a plain function of task and rollout, between -1 and 0.
+
+A part is bounded, so its weight is the most that it can ever cost. Every part can be earned by solving less or by
+faking; docs/rewards.md says how, and so all of them are off unless the configuration gives them a weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory.diff import added_lines
+from offbook.signals.trajectory.lint import findings
+from offbook.signals.trajectory.python import DEFINED, comment_lines
+from offbook.types import Rollout, Task
+
+BROKEN_CALLS = 5  # so many cost the whole part
+LINT_FINDINGS = 10
+FREE_COMMENTS = 0.25  # share of the added lines that may be comments
+FREE_TERMINAL = 0.5  # share of the calls that may go to the terminal
+FINAL_WORDS = 150
+HANDED_IN = ("finish", "answer")
+TERMINAL = frozenset({"run_command", "bash", "run_tests"})
+
+
+def broken_calls(task: Task, rollout: Rollout) -> float:
+    """Calls that could not be run: unknown tools, malformed arguments. They are scored, never thrown away: an agent
+    whose broken rollouts are discarded learns to break those that go badly."""
+    return -min(1.0, rollout.usage.invalid_calls / BROKEN_CALLS)
+
+
+def open_todos(task: Task, rollout: Rollout) -> float:
+    """The share of the last todo list that is not done."""
+    items: list[dict[str, str]] = []
+    for one in Acts(rollout).exchanges:
+        if one.tool == "todo" and one.answer and one.answer.status == "ok":
+            items = next((value for value in one.call.arguments.values() if isinstance(value, list)), [])
+    return -sum(item.get("status") != "done" for item in items) / len(items) if items else 0.0
+
+
+def lint(task: Task, rollout: Rollout) -> float:
+    """Findings in changed Python sources of each kind beyond those that were there before (acts/lint.py)."""
+    acts = Acts(rollout, task)
+    new = [findings(path, text) - findings(path, acts.before(path) or "") for path, text in acts.sources.items()]
+    return -min(1.0, sum(one.total() for one in new) / LINT_FINDINGS)
+
+
+def comments(task: Task, rollout: Rollout) -> float:
+    """How far the share of comments among the added lines goes beyond a quarter. Bare strings count as comments."""
+    acts = Acts(rollout, task)
+    added = spoken = 0
+    for path, text in acts.sources.items():
+        lines = added_lines(acts.before(path) or "", text)
+        added += len(lines)
+        spoken += len(lines & comment_lines(text))
+    excess = spoken / added - FREE_COMMENTS if added else 0.0
+    return -max(0.0, excess / (1 - FREE_COMMENTS))
+
+
+def question(task: Task, rollout: Rollout) -> float:
+    """-1 where the agent changed nothing and ended by asking something."""
+    return -1.0 if Acts(rollout).question and not rollout.changed else 0.0
+
+
+def final_word(task: Task, rollout: Rollout) -> float:
+    """The share of three demands that the closing message fails: it is there, names something that was changed, and
+    takes no more than 150 words."""
+    acts = Acts(rollout)
+    words = acts.last_words
+    names = {name for path in rollout.changed for name in (path, path.rpartition("/")[2])}
+    for file in acts.diff:  # functions and classes in or around which lines were added
+        names.update(DEFINED.findall("\n".join([*file.added.values(), *file.around])))
+    demands = (
+        bool(words.strip()),
+        not rollout.changed or any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words) for name in names),
+        0 < len(words.split()) <= FINAL_WORDS,
+    )
+    return -(len(demands) - sum(demands)) / len(demands)
+
+
+def terminal_only(task: Task, rollout: Rollout) -> float:
+    """How far the share of calls to the terminal goes beyond a half, where the task has tools besides it."""
+    offered = {rollout.own_names.get(name, name) for name in rollout.tools}
+    if not offered - TERMINAL - {"finish", "todo"}:
+        return 0.0
+    used = offered - {"finish", "todo"}
+    tools = [one.tool for one in Acts(rollout).exchanges if one.tool in used]
+    share = sum(tool in TERMINAL for tool in tools) / len(tools) if tools else 0.0
+    return -max(0.0, (share - FREE_TERMINAL) / (1 - FREE_TERMINAL))
+
+
+def unfinished(task: Task, rollout: Rollout) -> float:
+    """-1 where a limit ended the work. Tests go by what lies there, so by them alone nobody learns to hand it in."""
+    return 0.0 if rollout.stop in HANDED_IN else -1.0
+
+
+PARTS: dict[str, Callable[[Task, Rollout], float]] = {
+    part.__name__: part
+    for part in (broken_calls, open_todos, lint, comments, question, final_word, terminal_only, unfinished)
+}

@@ -1,0 +1,134 @@
+"""Parts put together: the outcome with weight 1, effort, behaviours and a user's own, each under its name.
+
+A part that breaks stops the run with a sentence that names it. A run that went on with a guess in its place would train
+on another reward than the one it was asked for; one that stopped goes on from its last checkpoint when it is mended.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from offbook.core.client import Client
+from offbook.core.config import HarnessConfig, RewardsConfig
+from offbook.core.plugins import functions_in, said
+from offbook.signals.judge import Agent, Assessor
+from offbook.signals.rewards.behaviour import PARTS
+from offbook.signals.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort
+from offbook.types import Event, OffbookError, Rollout, Task
+
+RewardFunction = Callable[[Task, Rollout], float]
+TAKEN = ("outcome", "effort")  # names that have a place of their own in the configuration
+PROMPTS = Path(__file__).with_name("prompts")
+JUDGED = tuple(sorted(path.stem for path in PROMPTS.glob("*.md") if path.stem != "frame"))  # by a model, from -1 to 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A reward function under its name; `place` says where it comes from when it breaks."""
+
+    name: str
+    weight: float
+    function: RewardFunction
+    place: str = "offbook"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """What a graded rollout earns beside the outcome. No parts: the outcome alone."""
+
+    parts: tuple[Part, ...] = ()
+    judged: dict[str, float] = field(default_factory=dict)  # name -> weight
+    assessor: Assessor | None = None
+
+    async def assess(self, task: Task, rollout: Rollout) -> None:
+        """What a model says, within bounds: the weight is the most that it can cost. A record that leaves the model
+        without a word costs all of it, else confusing the judge would pay; a server that is lost ends the run."""
+        if self.assessor is None:
+            return
+        for name, weight in self.judged.items():
+            share = await self.assessor.assess(name, rollout, task)
+            if share is None:
+                rollout.events.append(Event(-1, "judge_silent", f"no {name} within the judge's budget"))
+            rollout.reward.parts[name] = (share or 0.0) - 1.0
+            rollout.reward.weights[name] = weight
+
+    def score(self, task: Task, rollout: Rollout) -> None:
+        for part in self.parts:
+            rollout.reward.parts[part.name] = _measure(part, task, rollout)
+            rollout.reward.weights[part.name] = part.weight
+
+
+def _measure(part: Part, task: Task, rollout: Rollout) -> float:
+    where = f"the reward {part.name} of {part.place}"
+    try:
+        value = part.function(task, rollout)
+    except Exception as error:  # the border to a user's code
+        raise OffbookError(f"{where} broke on rollout {rollout.id}: {said(error)}") from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise OffbookError(f"{where} gave {value!r} for rollout {rollout.id}; a part is a finite number")
+    return value + 0.0  # no minus zero in reports
+
+
+def compose(rewards: RewardsConfig, harness: HarnessConfig) -> Rewards:
+    """The parts that a configuration turns on. Whatever is wrong with them is said before the first rollout."""
+    known = {name: Part(name, 0.0, function) for name, function in PARTS.items()} | _own(rewards)
+    parts = [_effort(rewards, harness)] if rewards.effort.on else []
+    for name, weight in rewards.weights.items():
+        if name not in known and name not in JUDGED:
+            raise OffbookError(_unknown(name, [*known, *JUDGED]))
+        if weight < 0 and name in (*PARTS, *JUDGED):
+            raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must not be negative")
+        if weight and name in known:
+            parts.append(replace(known[name], weight=weight))
+    judged = {name: weight for name, weight in rewards.weights.items() if name in JUDGED and weight}
+    together = sum(part.weight for part in parts if part.name in PARTS) + sum(judged.values())
+    if together >= 1:
+        raise OffbookError(
+            f"the behaviours in rewards.weights add up to {together:g}; they must stay below 1, what solving is worth"
+        )
+    return Rewards(tuple(parts), judged, _assessor(rewards, judged))
+
+
+def _assessor(rewards: RewardsConfig, judged: dict[str, float]) -> Assessor | None:
+    judge = rewards.judge
+    if judged and not (judge.url and judge.name):
+        raise OffbookError(f"{min(judged)} is said by a model; give rewards.judge.url and rewards.judge.name")
+    if judge.url and not judged:
+        raise OffbookError(f"the model at rewards.judge.url has nothing to say; give a weight to {' or '.join(JUDGED)}")
+    return Assessor(Agent(Client(judge.url, judge.name), judge.turns, judge.tokens), PROMPTS) if judged else None
+
+
+def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:
+    settings = rewards.effort
+    effort = Effort(
+        full_tokens=settings.full_tokens or harness.tokens,
+        full_turns=settings.full_turns or harness.turns,
+        weights=settings.model_dump(include={*TOKEN_KINDS, *ACT_KINDS}),
+        k=settings.k,
+        q=settings.q,
+    )
+    return Part("effort", settings.bound, effort)
+
+
+def _own(rewards: RewardsConfig) -> dict[str, Part]:
+    """The functions of the user's files. A file of which nothing has a weight is a mistake, not a wish."""
+    own: dict[str, Part] = {}
+    for file in rewards.files:
+        found = functions_in(Path(file), "rewards.files", "rewards", {*own, *PARTS, *JUDGED, *TAKEN})
+        if not any(name in rewards.weights for name in found):
+            has = ", ".join(found) or "no functions"
+            raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")
+        own |= {name: Part(name, 0.0, function, file) for name, function in found.items()}
+    return own
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if name in TAKEN:
+        return "the outcome has the weight 1" if name == "outcome" else "effort has its weight in rewards.effort.bound"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    suggestion = "".join(f"; did you mean {other}?" for other in near)
+    return f"there is no reward {name}{suggestion or '; there are ' + ', '.join(known)}"

@@ -1,0 +1,329 @@
+"""Command lines: the simple commands in them, the files they bring along, the Python inside, and what they do.
+
+Read by hand: a parser of the whole grammar gives a tree to walk, and the walk would be as long. Agents' lines are also
+often cut off or wrong, and then the words that are there still count. In doubt a command may write anything.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from offbook.signals.trajectory.python import commands_in
+
+HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1([^\n]*)\n(.*?)\n?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
+PYTHON = re.compile(r"(?:^|[\s;&|(/])(?:python[\d.]*|ipython|pypy3?)(?=\s|$)")
+WRITES_TO = re.compile(r"(?:>>?|\btee\s+(?:-a\s+)?)\s*(['\"]?)([^\s'\"&|;<>()]+)\1")
+APPENDS = re.compile(r">>|tee\s+-a")
+SEPARATOR = re.compile(r"&&|\|\||[;\n|]|(?<![>&\d])&(?![&>\d])|\$\(|`|<\(")
+ROOTS = re.compile(r"^(/app/|/testbed/|/workspace/|/repo/|(\./)+)")
+WRAPPERS = frozenset({"sudo", "env", "command", "exec", "time", "nice", "then", "do", "else", "if", "while", "until",
+                      "!", "{", "xargs", "stdbuf", "builtin", "eval"})  # fmt: skip
+LOOKING = frozenset(
+    {
+        "ls", "cat", "head", "tail", "grep", "egrep", "fgrep", "rg", "find", "wc", "pwd", "cd", "echo",
+        "printf", "sort", "uniq", "cut", "nl", "tree", "file", "stat", "diff", "cmp", "which", "type",
+        "true", "false", "test", "[", "awk", "sed", "git", "pytest", "py.test", "tox", "nox", "ag", "fd",
+        "less", "more", "sha256sum", "md5sum", "du", "basename", "dirname", "realpath", "date", "tr", "fold",
+        "column", "xxd", "hexdump", "jq", "seq", "sleep", "ps",
+    }
+)  # fmt: skip
+GIT_LOOKING = frozenset({"log", "diff", "show", "status", "grep", "blame", "ls-files", "ls-tree", "rev-parse", "branch",
+                         "describe", "cat-file"})  # fmt: skip
+WATCHING = frozenset({"sleep", "wait", "watch", "ps", "top", "curl", "wget", "date", "docker", "jobs", "nc", "ping"})
+SHOWING = frozenset({"cat", "less", "more", "nl"})
+PUTTING = frozenset({"cp", "mv", "ln", "install", "tee", "touch"})  # their last word is what they write
+TOUCHING = frozenset({"rm", "unlink", "mv", "truncate", "shred"})
+NARROWING = re.compile(r"^(-k|-m|--lf|--last-failed|--ff|--failed-first|--sw|--stepwise|--deselect|--nf|-k.+|-k=.*)")
+TAKES_VALUE = frozenset({"-n", "-p", "-c", "-o", "-r", "-W", "--tb", "--maxfail", "--durations", "--timeout",
+                         "--rootdir", "--color", "--ignore", "--cov", "--junitxml"})  # fmt: skip
+WHOLE = frozenset({"", ".", "tests", "test", "discover"})
+Words = list[str]  # of one simple command
+
+
+def relative(path: str) -> str:
+    """A path as an agent wrote it, from the root of the repository where it is inside."""
+    return ROOTS.sub("", path.strip())
+
+
+def name_of(words: Sequence[str]) -> str:
+    return words[0].rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Heredoc:
+    """line[start:end] is it; `rest` is what follows its mark on the line that it belongs to."""
+
+    start: int
+    end: int
+    rest: str
+    text: str
+    path: str  # of the file that it is written to, if it is
+    appends: bool
+    is_python: bool
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line, with what the agent had written before it: path -> text."""
+
+    line: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def heredocs(self) -> tuple[Heredoc, ...]:
+        found = []
+        for match in HEREDOC.finditer(self.line) if "<<" in self.line else ():
+            before = self.line[self.line.rfind("\n", 0, match.start()) + 1 : match.start()]
+            target = WRITES_TO.search(f"{before} {match.group(3)}")
+            path, appends = (relative(target.group(2)), bool(APPENDS.match(target.group(0)))) if target else ("", False)
+            is_python = not target and bool(PYTHON.search(before))
+            text = match.group(4) + "\n" * bool(target)
+            found.append(Heredoc(*match.span(), match.group(3), text, path, appends, is_python))
+        return tuple(found)
+
+    @property
+    def files_inside(self) -> dict[str, str]:
+        return {one.path: one.text for one in self.heredocs if one.path}
+
+    def _without(self, heredocs: Sequence[Heredoc]) -> str:
+        text = self.line
+        for one in reversed(heredocs):
+            text = f"{text[: one.start]} {one.rest}\n{text[one.end :]}"
+        return text
+
+    # What it runs: with the scripts that the agent wrote, and what Python starts.
+
+    @cached_property
+    def _run(self) -> tuple[str, tuple[str, ...]]:
+        python = [one.text for one in self.heredocs if one.is_python]
+        shell = self._without([one for one in self.heredocs if one.path or one.is_python])
+        files = {**self.files, **self.files_inside}
+        for words in simple_commands(shell):
+            starts_python = bool(PYTHON.search(words[0]))
+            code = _inline_code(words) if starts_python else None
+            python += [code] if code is not None else []
+            for path in map(relative, words[1:] if starts_python else words):
+                if path in files and path.endswith(".py") and PYTHON.search(" ".join(words)):
+                    python.append(files[path])
+                elif path in files and path.endswith((".sh", ".bash")):
+                    shell += "\n" + files[path]
+        shell += "".join(f"\n{line}" for code in python for line in commands_in(code))
+        return shell, tuple(python)
+
+    @property
+    def text(self) -> str:
+        """The line and the lines that it runs, without the files that it brings along."""
+        return self._run[0]
+
+    @property
+    def python(self) -> tuple[str, ...]:
+        """The code that it runs."""
+        return self._run[1]
+
+    @cached_property
+    def simple(self) -> list[Words]:
+        """The commands of `text`."""
+        return simple_commands(self.text)
+
+    @cached_property
+    def targets(self) -> list[str]:
+        """What it writes to, as far as its words say so."""
+        found = [match.group(1) for match in re.finditer(r">>?\s*['\"]?([^\s'\"&|;<>()]+)", self.text)]
+        return found + [words[-1] for words in self.simple if words[0] in PUTTING and len(words) > 1]
+
+    # What it does by its own words alone.
+
+    @cached_property
+    def own(self) -> list[Words]:
+        return simple_commands(self._without(self.heredocs))
+
+    @cached_property
+    def _unquoted(self) -> str:
+        """Without what is in quotes, where `>` is no redirect, and without what goes to another stream or nowhere."""
+        bare = re.sub(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", "''", self._without(self.heredocs))
+        return re.sub(r"\d?>>?\s*(&\d|/dev/\w+)|&>\s*/dev/\w+|[-=]>", " ", bare)
+
+    @cached_property
+    def written(self) -> dict[str, str | None]:
+        """Path -> text where the command holds it."""
+        redirected = (relative(target.group(2)) for target in WRITES_TO.finditer(self._unquoted))
+        return {**self.files_inside, **{path: None for path in redirected if path not in self.files_inside}}
+
+    @cached_property
+    def appended(self) -> frozenset[str]:
+        """The written files that keep what they had."""
+        redirected = (one for one in WRITES_TO.finditer(self._unquoted) if APPENDS.match(one.group(0)))
+        appending = (one.path for one in self.heredocs if one.path and one.appends)
+        return frozenset([*appending, *(relative(target.group(2)) for target in redirected)])
+
+    @cached_property
+    def may_write(self) -> bool:
+        return not self.only_redirects or bool(self.written) or ">" in self._unquoted
+
+    @cached_property
+    def only_redirects(self) -> bool:
+        """All that it may write is its own output."""
+        return not self.heredocs and all(map(_only_looks, self.own))
+
+    @cached_property
+    def shown(self) -> tuple[str, ...]:
+        """The files that it prints whole, and nothing else."""
+        parts = [words for words in self.own if name_of(words) != "cd"]
+        if self.heredocs or {">", "|"} & {*self._unquoted} or len(parts) != 1 or name_of(parts[0]) not in SHOWING:
+            return ()
+        return tuple(relative(word) for word in parts[0][1:] if not word.startswith("-"))
+
+    @cached_property
+    def touched(self) -> tuple[str, ...]:
+        """The files that it deletes, moves or rewrites in place."""
+        return tuple(relative(path) for words in self.own for path in _touched(words))
+
+    @cached_property
+    def tests(self) -> str | None:
+        """What the tests that it runs are narrowed to: nothing is the whole suite. None where it runs none."""
+        runs = [(place, found) for place, words in enumerate(self.own) if (found := _selection(words)) is not None]
+        writing = [place for place, words in enumerate(self.own) if not _only_looks(words)]
+        late_write = bool(runs and writing and writing[-1] > runs[-1][0])
+        return None if late_write or len(runs) != 1 else runs[0][1]
+
+    @cached_property
+    def watches(self) -> bool:
+        """Something that changes by itself."""
+        return not WATCHING.isdisjoint(map(name_of, self.own))
+
+
+def simple_commands(shell: str) -> list[Words]:
+    """The commands of a shell line as lists of words, variables set before them and wrappers taken off.
+
+    Quotes are kept together; what shlex cannot read is split at spaces.
+    """
+    found = []
+    for part in _split(shell):
+        try:
+            words = shlex.split(part, comments=True)
+        except ValueError:
+            words = part.split()
+        words = [_bare(word) for word in words if word.strip("(){}`")]
+        while words and (re.fullmatch(r"\w+=.*", words[0], re.DOTALL) or words[0] in WRAPPERS):
+            words = words[1:]
+        if words and words[0] == "timeout" and len(words) > 2:
+            words = words[2:]
+        if len(words) > 2 and name_of(words) in ("sh", "bash", "dash", "zsh") and "c" in words[1][1:]:
+            found += simple_commands(words[2])
+        elif words:
+            found.append(words)
+            found += _executed(words)
+    return found
+
+
+def _executed(words: Words) -> list[Words]:
+    """What `find -exec` runs, on the pattern of names that it looks for."""
+    starts = [place for place, word in enumerate(words) if word in ("-exec", "-execdir", "-ok")]
+    if name_of(words) != "find" or not starts:
+        return []
+    named = [words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-name", "-iname", "-path")]
+    inner = [word for word in words[starts[0] + 1 :] if word not in (";", "+")]
+    return simple_commands(shlex.join([*inner, *(f"**/{name}" for name in named[:1])])) if inner else []
+
+
+def _bare(word: str) -> str:
+    """Without the brackets of a subshell. Code in quotes keeps its own."""
+    return word.strip("()`") if word.count("(") != word.count(")") and not re.search(r"\s", word) else word.strip("`")
+
+
+def _split(shell: str) -> list[str]:
+    """At separators that are not inside quotes."""
+    parts, start, quote, place = [], 0, "", 0
+    while place < len(shell):
+        letter = shell[place]
+        if quote:
+            if letter == "\\" and quote == '"':
+                place += 1
+            elif letter == quote:
+                quote = ""
+        elif letter in "'\"":
+            quote = letter
+        elif letter == "\\":
+            place += 1
+        elif match := SEPARATOR.match(shell, place):
+            parts.append(shell[start:place])
+            start = place = match.end()
+            continue
+        place += 1
+    return [part for part in (*parts, shell[start:]) if part.strip()]
+
+
+def _inline_code(words: Words) -> str | None:
+    """The code of `python -c`."""
+    for place, word in enumerate(words[1:], 1):
+        if re.fullmatch(r"-[A-Za-z]*c", word):
+            return words[place + 1] if place + 1 < len(words) else None
+        if not word.startswith("-"):
+            return None
+    return None
+
+
+def _only_looks(words: Words) -> bool:
+    name, rest = name_of(words), words[1:]
+    if name.startswith("python"):
+        return _selection(words) is not None
+    if name == "git":
+        return bool(rest) and rest[0] in GIT_LOOKING and not (rest[0] == "branch" and len(rest) > 1)
+    if name == "find":
+        return not any(word in ("-delete", "-exec", "-execdir", "-ok", "-fprint") for word in rest)
+    return name in LOOKING and not (name == "sed" and _in_place(rest))
+
+
+def _in_place(words: Words) -> bool:
+    return any(re.match(r"-[nErszpl0]*i|--in-place", word) for word in words)
+
+
+def _touched(words: Words) -> Words:
+    name, rest = name_of(words), words[1:]
+    if name == "git" and rest[:1] in (["rm"], ["mv"]):
+        name, rest = rest[0], rest[1:]
+    if name in ("sed", "perl"):
+        return _edited(rest) if _in_place(rest) else []
+    files = [word for word in rest if not word.startswith("-")]
+    return files[:-1] if name == "mv" else files if name in TOUCHING else []
+
+
+def _edited(words: Words) -> Words:
+    """The files of `sed -i` or `perl -i`: what is left without options and the script."""
+    has_script = re.compile(r"-\w*e|-f|--expression|--file").fullmatch
+    files = without_options([word for word in words if word], has_script)
+    return files if any(map(has_script, words)) else files[1:]
+
+
+def without_options(words: Words, takes_value: Callable[[str], object]) -> Words:
+    """The words that are neither options nor the values of those that take one."""
+    found, skip = list[str](), False
+    for word in words:
+        if skip:
+            skip = False
+        elif word.startswith("-"):
+            skip = bool(takes_value(word))
+        else:
+            found.append(word)
+    return found
+
+
+def _selection(words: Words) -> str | None:
+    """What a command that runs tests narrows them to; None where it runs none."""
+    name, rest = name_of(words), words[1:]
+    if name.startswith("python"):
+        at = rest.index("-m") if "-m" in rest[:4] else -1
+        if at < 0 or rest[at + 1 : at + 2] not in (["pytest"], ["unittest"]):
+            return None
+        name, rest = rest[at + 1], rest[at + 2 :]
+    if name not in ("pytest", "py.test", "unittest"):
+        return None
+    if any(word in ("--co", "--collect-only", "--version", "--help", "-h", "--fixtures") for word in rest):
+        return None
+    narrowed = [word for word in rest if NARROWING.match(word)]
+    plain = [word for word in without_options(rest, TAKES_VALUE.__contains__) if not re.match(r"\d?[<>]|&", word)]
+    return " ".join([*narrowed, *(word for word in plain if relative(word).rstrip("/") not in WHOLE)])

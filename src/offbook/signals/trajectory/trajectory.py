@@ -1,0 +1,171 @@
+"""A rollout as what the agent did: everything is worked out from it once, when it is first asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from offbook.signals.trajectory.diff import FileDiff, read_diff
+from offbook.signals.trajectory.shell import relative
+from offbook.signals.trajectory.tool_calls import FINISHING, SEARCHING, At, Exchange, exchanges_of, spoken
+from offbook.types import Event, Rollout, Task, is_test_file
+
+INSIDE = r"(?:[^.\n]|\.(?=\w))"  # of one sentence; a dot in a file's name does not end it
+TESTS_ASKED = re.compile(
+    r"\b(add|update|write|edit|fix|adjust|extend|remove|delete|change|rewrite|mark|skip|adapt|port|convert|move|split|"
+    r"refactor|correct|parametri[sz]e|rename|drop|improve|cover|clean|replace|modify|bring)\w*\b"
+    rf"{INSIDE}{{0,80}}\b(tests?|test_\w+|conftest|fixtures?)\b"
+    rf"|\b(tests?|test_\w+(\.py)?)\b{INSIDE}{{0,60}}\b(needs?|should|must|shall|has|have)\s+(to\s+)?"
+    r"(?!(still |all |now |be )*(pass|succeed|keep|continue|stay|remain|run|work|green|not|be able))",
+    re.IGNORECASE,
+)
+NOT_TESTS = re.compile(
+    r"\b(do not|don't|never|must not|without|not to|leave|no need to)\b[^.\n]{0,40}\btests?\b", re.IGNORECASE
+)
+CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Acts:
+    """What the agent did in a rollout. With the task more is known: what was asked for, and what was there before; and
+    with the other rollouts of its group, what others did in its place."""
+
+    rollout: Rollout
+    task: Task | None = None
+    siblings: Sequence[Rollout] = ()
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(exchanges_of(self.rollout))
+
+    @cached_property
+    def commands(self) -> tuple[Exchange, ...]:
+        return tuple(one for one in self.exchanges if one.kind == "command")
+
+    # What was asked for, and what was there.
+
+    @cached_property
+    def instruction(self) -> str:
+        """Of a rollout without a task, what its user said first."""
+        if self.task is not None:
+            return self.task.instruction
+        users = (one.text for segment in self.rollout.segments for one in segment.messages if one.role == "user")
+        return next(users, "")
+
+    @cached_property
+    def asks_for_tests(self) -> bool:
+        return bool(TESTS_ASKED.search(NOT_TESTS.sub("", self.instruction)))
+
+    def before(self, path: str) -> str | None:
+        """What the task's tree has at a path that an agent wrote down; None where that is no file."""
+        try:
+            return (self.task.tree / _inside(path)).read_text(errors="replace") if self.task else None
+        except (OSError, ValueError):  # too long, a null character, half a character
+            return None
+
+    def was_there(self, path: str) -> bool:
+        """Whether the task's tree has a file or folder at such a path."""
+        try:
+            return self.task is not None and (self.task.tree / _inside(path)).exists()
+        except (OSError, ValueError):
+            return False
+
+    # What was changed and opened.
+
+    @cached_property
+    def edits(self) -> tuple[Exchange, ...]:
+        """Calls that changed files, or may have."""
+        return tuple(one for one in self.exchanges if one.may_write)
+
+    @cached_property
+    def changed_nothing(self) -> bool:
+        """The box says so; of other agents, whose box nobody saw, no call can have changed a file."""
+        rollout = self.rollout
+        if not rollout.foreign:
+            return not rollout.changed and not any(event.kind == "box_lost" for event in rollout.events)
+        return not rollout.changed and not self.edits and not any(map(_is_opaque, self.exchanges))
+
+    @cached_property
+    def sources(self) -> dict[str, str]:
+        """The Python files that the agent left changed and that are no tests."""
+        return {
+            path: text
+            for path, text in sorted(self.rollout.changed.items())
+            if text is not None and path.endswith(".py") and not is_test_file(path)
+        }
+
+    @cached_property
+    def diff(self) -> tuple[FileDiff, ...]:
+        return tuple(read_diff(self.rollout.diff))
+
+    @cached_property
+    def opened(self) -> tuple[Event, ...]:
+        """The files worth a second look that commands were seen to open, by message and by where they lie."""
+        events = (event for event in self.rollout.events if event.kind == "opened")
+        return tuple(event if event.paths else _read_back(event) for event in events)
+
+    # How it ended.
+
+    @cached_property
+    def end(self) -> At | None:
+        """The message with which the agent ended the rollout itself."""
+        last = list(spoken(self.rollout))[-1:]
+        if not last or self.rollout.stop not in ("finish", "answer"):
+            return None
+        [(at, message)] = last
+        return at if not message.calls or self._finishes(at) else None
+
+    def _finishes(self, at: At) -> bool:
+        if not self.rollout.foreign:
+            return self.rollout.stop == "finish"
+        return any(one.tool in FINISHING for one in self.exchanges if one.at == at)
+
+    @cached_property
+    def last_words(self) -> str:
+        """What the agent said at the end: what `finish` was told, or a last message without a call. No thinking."""
+        messages = [m for segment in self.rollout.segments for m in segment.messages if m.role == "assistant"]
+        if not messages or self.rollout.stop not in ("finish", "answer"):
+            return ""
+        last = messages[-1]
+        if not last.calls:
+            return last.text.rpartition("</think>")[2].strip()
+        told = [value for value in last.calls[-1].arguments.values() if isinstance(value, str)]
+        said = last.text[: last.calls[0].start].rpartition("</think>")[2].strip()
+        is_finish = self.rollout.own_names.get(last.calls[-1].name, last.calls[-1].name) == "finish"
+        return "\n".join(part for part in (said, *(told if is_finish else [])) if part)
+
+    @cached_property
+    def final(self) -> str:
+        """Those of them that the user reads; what is said before a command that ends the task is a thought."""
+        last = [one for one in self.exchanges if one.at == self.end]
+        is_told = not last or any(one.tool in FINISHING for one in last)
+        return self.last_words if self.end and is_told else ""
+
+    @cached_property
+    def prose(self) -> str:
+        """`final` without code."""
+        return CODE.sub("", self.final).strip()
+
+    @cached_property
+    def question(self) -> str:
+        """The question that the agent ended with, if it did."""
+        last = self.prose.splitlines()[-1].rstrip(" *_)\"'") if self.prose else ""
+        return re.split(r"(?<=[.!?])\s+", last)[-1] if last.endswith("?") else ""
+
+
+def _inside(path: str) -> str:
+    return relative(path).lstrip("/")
+
+
+def _is_opaque(exchange: Exchange) -> bool:
+    """A call of another agent's tool that nothing tells from an edit."""
+    known = exchange.kind != "other" or exchange.call.error
+    return not known and SEARCHING.isdisjoint(exchange.call.arguments)
+
+
+def _read_back(event: Event) -> Event:
+    """Run folders from before the paths were kept as data have a line with them: `place: a | b (+3 more)`."""
+    place, _, listed = event.detail.partition(": ")
+    return replace(event, place=place, paths=tuple(re.sub(r" \(\+\d+ more\)$", "", listed).split(" | ")))

@@ -1,0 +1,305 @@
+"""A static picture of a repository's product code: its modules, its functions, who names whom.
+
+Read with `ast`, so nothing is run. Who uses whom is resolved (calls.py), and not guessed by bare names.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import PurePosixPath
+
+from offbook.core import syntax
+from offbook.tasks.factory.delete.calls import Calls, Resolver
+from offbook.tasks.factory.delete.names import Definition, dotted, last
+from offbook.tasks.factory.types import FunctionKey
+
+PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abstractproperty"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported thing. `import a.b` has no name and binds `a`; a star is the name `*`."""
+
+    module: str  # absolute and dotted
+    name: str
+    bound: str
+    top: bool  # outside of functions
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    path: str
+    name: str  # dotted
+    docstring: str
+    exports: tuple[str, ...] | None  # __all__, where it can be read
+    imports: tuple[Import, ...]
+    names: frozenset[str]  # what its top level binds
+    bases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # class -> last names of its bases
+
+    @property
+    def package(self) -> str:
+        return package_of(self.path, self.name)
+
+    def imports_module(self, name: str) -> bool:
+        return any(name in {imported.module, f"{imported.module}.{imported.name}"} for imported in self.imports)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or method. Where a name is defined more than once, all its definitions are one Function."""
+
+    key: FunctionKey
+    lines: tuple[tuple[int, int], ...]  # first and last line of each definition, decorators included
+    signature: str  # of the last definition that is no overload
+    docstring: str
+    public: bool
+    owner: str  # qualified name of the class; empty for a function
+    decorators: tuple[str, ...]
+    statements: int  # of all bodies; docstrings, pass and ... do not count
+    body_lines: int
+
+    def source(self, text: str) -> str:
+        """All its definitions, of the text of its file."""
+        lines = text.split("\n")
+        return "\n".join(line for first, last in self.lines for line in lines[first - 1 : last])
+
+    @property
+    def simple(self) -> str:
+        return self.key.simple
+
+    @property
+    def nested(self) -> bool:
+        return "<locals>" in self.key.name
+
+    @property
+    def dunder(self) -> bool:
+        return self.key.dunder
+
+    @property
+    def is_property(self) -> bool:
+        return any(last(name) in PROPERTIES for name in self.decorators)
+
+    @property
+    def is_declaration(self) -> bool:
+        """There is no body to implement: an overload, or an abstract method without statements."""
+        kinds = {last(name) for name in self.decorators}
+        return self.statements == 0 or "abstractmethod" in kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    functions: dict[FunctionKey, Function]
+    modules: dict[str, Module]  # by path
+    callers: dict[FunctionKey, tuple[FunctionKey, ...]]
+    import_roots: tuple[str, ...] = (".",)
+    calls: dict[FunctionKey, Calls] = field(default_factory=dict)
+    errors: frozenset[FunctionKey] = frozenset()  # the classes that are raised
+
+    def path_of(self, module: str) -> str | None:
+        return next((path for path, known in self.modules.items() if known.name == module), None)
+
+
+@lru_cache(maxsize=4096)
+def module_of(path: str, source: str, import_roots: tuple[str, ...]) -> Module | None:
+    """None for what is no Python."""
+    try:
+        return read_module(path, syntax.parse(source), import_roots)
+    except (SyntaxError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def definitions(source: str) -> frozenset[str]:
+    """Qualified names of all functions of a file."""
+    return frozenset(function.key.name for function in _functions("", syntax.parse(source), None))
+
+
+def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> Module:
+    name = module_name(path, import_roots)
+    bases = {
+        node.name: tuple(last(dotted(base)) for base in node.bases)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    return Module(
+        path, name, ast.get_docstring(tree) or "", _exports(tree),
+        tuple(_imports(tree, package_of(path, name), top=True)), frozenset(_bound(tree.body)), bases,
+    )  # fmt: skip
+
+
+def package_of(path: str, module: str) -> str:
+    """What relative imports start from."""
+    return module if path.endswith("__init__.py") else module.rpartition(".")[0]
+
+
+def module_name(path: str, import_roots: Iterable[str]) -> str:
+    """`src/pkg/a.py` is `pkg.a` where `src` is an import root."""
+    inside = PurePosixPath(path)
+    for root in sorted(import_roots, key=len, reverse=True):
+        if root not in {".", ""} and inside.is_relative_to(root):
+            inside = inside.relative_to(root)
+            break
+    parts = inside.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(node: ast.AST, package: str, top: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, "", alias.asname or alias.name.partition(".")[0], top)
+        elif isinstance(child, ast.ImportFrom):
+            module = absolute(child.module or "", child.level, package)
+            for alias in child.names:
+                yield Import(module, alias.name, alias.asname or alias.name, top)
+        else:
+            yield from _imports(child, package, top and not isinstance(child, Definition))
+
+
+def absolute(module: str, level: int, package: str) -> str:
+    """What `from ..x import` means inside of `package`."""
+    if not level:
+        return module
+    base = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join([*base, module] if module else base)
+
+
+def _exports(tree: ast.Module) -> tuple[str, ...] | None:
+    found: list[str] | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if not any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                continue
+            if not isinstance(node.value, ast.List | ast.Tuple):
+                return None  # computed: cannot be read
+            found = (found or []) + [str(e.value) for e in node.value.elts if isinstance(e, ast.Constant)]
+    return None if found is None else tuple(found)
+
+
+def _bound(body: Iterable[ast.AST]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, Definition | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        else:
+            yield from _bound(ast.iter_child_nodes(node))
+
+
+def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbols:
+    roots = tuple(import_roots)
+    modules: dict[str, Module] = {}
+    functions: dict[FunctionKey, Function] = {}
+    trees: dict[str, ast.Module] = {}
+    for path in sorted(files):
+        if not path.endswith(".py"):
+            continue
+        try:
+            tree = trees[path] = syntax.parse(files[path])
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        modules[path] = read_module(path, tree, roots)
+        for function in _functions(path, tree, modules[path].exports):
+            functions[function.key] = _merged(functions.get(function.key), function)
+    resolver = Resolver(trees, modules)
+    calls = {key: resolver.calls(key) for key in functions}
+    public = _with_reexports(functions, modules)
+    return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors)
+
+
+def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> Iterator[Function]:
+    def walk(body: Iterable[ast.AST], prefix: str, owner: str) -> Iterator[Function]:
+        for node in body:
+            if isinstance(node, Definition):
+                yield _function(FunctionKey(path, prefix + node.name), node, owner, exports)
+                yield from walk(node.body, f"{prefix}{node.name}.<locals>.", "")
+            elif isinstance(node, ast.ClassDef):
+                yield from walk(node.body, f"{prefix}{node.name}.", prefix + node.name)
+            else:
+                yield from walk(ast.iter_child_nodes(node), prefix, owner)
+
+    yield from walk(tree.body, "", "")
+
+
+def _function(key: FunctionKey, node: Definition, owner: str, exports: tuple[str, ...] | None) -> Function:
+    decorators = tuple(filter(None, map(dotted, node.decorator_list)))
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    overload = any(last(name) == "overload" for name in decorators)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    prefix = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    return Function(
+        key,
+        ((first, node.end_lineno or first),),
+        f"{prefix} {node.name}({ast.unparse(node.args)}){returns}",
+        ast.get_docstring(node) or "",
+        _is_public(key.name, exports),
+        owner,
+        decorators,
+        0 if overload else sum(map(_statements, body)),
+        (body[-1].end_lineno or 0) - body[0].lineno + 1 if body and not overload else 0,
+    )
+
+
+def _is_public(name: str, exports: tuple[str, ...] | None) -> bool:
+    parts = name.split(".")
+    hidden = any(part.startswith("_") and not (part.startswith("__") and part.endswith("__")) for part in parts)
+    return not hidden and "<locals>" not in parts and (exports is None or parts[0] in exports)
+
+
+def _statements(node: ast.AST) -> int:
+    own = isinstance(node, ast.stmt) and not isinstance(node, ast.Pass)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        own = False  # a docstring or an ellipsis
+    return own + sum(map(_statements, ast.iter_child_nodes(node)))
+
+
+def _merged(before: Function | None, after: Function) -> Function:
+    """Overloads come first, so the last definition with a body speaks for all; so does the first docstring there is."""
+    if before is None:
+        return after
+    speaker = after if after.statements or not before.statements else before
+    if before.is_property and before.statements:
+        speaker = before  # the getter, not the setter
+    return replace(
+        speaker,
+        lines=before.lines + after.lines,
+        docstring=speaker.docstring or before.docstring or after.docstring,
+        decorators=before.decorators + after.decorators if after.statements else before.decorators,
+        statements=before.statements + after.statements,
+        body_lines=before.body_lines + after.body_lines,
+    )
+
+
+def _with_reexports(
+    functions: Mapping[FunctionKey, Function], modules: Mapping[str, Module]
+) -> dict[FunctionKey, Function]:
+    """A name that its own `__all__` keeps back is public all the same where a package imports it for others."""
+    by_name = {module.name: path for path, module in modules.items()}
+    shown = {
+        (by_name[imported.module], imported.name)
+        for path, module in modules.items()
+        if path.endswith("__init__.py")
+        for imported in module.imports
+        if imported.module in by_name and imported.top
+    }
+    return {
+        key: replace(function, public=True)
+        if (key.path, key.name.partition(".")[0]) in shown and _is_public(key.name, None)
+        else function
+        for key, function in functions.items()
+    }
+
+
+def _callers(calls: Mapping[FunctionKey, Calls]) -> dict[FunctionKey, tuple[FunctionKey, ...]]:
+    users: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in calls}
+    for key, used in calls.items():
+        for callee in used.functions & calls.keys():
+            users[callee].append(key)
+    return {key: tuple(sorted(found)) for key, found in users.items()}

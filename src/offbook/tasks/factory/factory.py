@@ -1,0 +1,130 @@
+"""What lies in out/.factory beside prepared repositories, so that later calls and other processes go on from there.
+
+    splits.json             which repositories are held out, whole: once and for all calls
+    NAME/asked.json         the options that a repository's tasks were begun with
+    NAME/outcomes.jsonl     what became of its candidates, a line each
+
+What is done is not done again, so a later call with other options does not change it. Which these are is said, and what
+holds. A limit is none of them: a higher one just goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shlex
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from offbook.core.runfolder import write_atomic
+from offbook.tasks.factory.make import MakeSettings, Outcome
+
+TASKS = "tasks that are there stay as they are, only new ones have it"
+SIDE = "it stays on the side where it is"
+PREPARED = "it is prepared already, and stays so"
+HOLDS = {
+    "level": TASKS, "wording": TASKS, "context": TASKS, "rewrite": TASKS, "heldout": SIDE,
+    "python": PREPARED, "pytest-options": PREPARED, "start": PREPARED,
+}  # fmt: skip
+ORIGIN = re.compile(r'^origin = "(.*)==[^"=]*"$', re.M)
+_OUTCOME = TypeAdapter(Outcome)
+
+
+def options_of(settings: MakeSettings) -> dict[str, str]:
+    """By their names on the command line; empty where one is not given."""
+    prepare = settings.prepare
+    return {
+        "level": settings.level,
+        "wording": settings.wording,
+        "context": "given" if settings.context else "",
+        "rewrite": "given" if settings.rewrite else "",
+        "heldout": f"{settings.heldout:g}",
+        "python": prepare.python,
+        "pytest-options": shlex.join(prepare.pytest_options),
+        "start": prepare.start,
+    }
+
+
+def differing(folder: Path, settings: MakeSettings) -> str:
+    """Which options the first call had otherwise and what holds, in one sentence; or nothing."""
+    place, now = folder / "asked.json", options_of(settings)
+    if not place.is_file():
+        if not (folder / "outcomes.jsonl").is_file():  # or the first call was one that did not write it down
+            write_atomic(place, json.dumps(now))
+        return ""
+    before = json.loads(place.read_bytes())
+    told: dict[str, list[str]] = {}
+    for option, holds in HOLDS.items():
+        if before[option] != now[option]:
+            was, is_now = (f"`{value}`" if value else "not given" for value in (before[option], now[option]))
+            told.setdefault(holds, []).append(f"--{option} was {was} and is {is_now}")
+    if not told:
+        return ""
+    return "; ".join(f"{' and '.join(options)}: {holds}" for holds, options in told.items()) + "; or give another --out"
+
+
+def record(path: Path, outcome: Outcome) -> None:
+    """In one write, so that lines of two processes do not run into each other."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(_OUTCOME.dump_json(outcome) + b"\n")
+
+
+def earlier_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
+    """What became of candidates in earlier calls, by id and level asked for, so that none is tried twice."""
+    found = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        with suppress(ValidationError):  # the last line of a call that was killed
+            outcome = _OUTCOME.validate_json(line)
+            found[outcome.id, outcome.asked or outcome.level] = outcome
+    return found
+
+
+def funnel(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """How many candidates were refused for which reason, the most frequent first."""
+    return dict(Counter(outcome.refused for outcome in outcomes if outcome.refused).most_common())
+
+
+def settle(out: Path, names: Iterable[str], heldout: float) -> dict[str, str]:
+    """Which side prepared repositories are on. What has tasks in the folder, or was settled before, stays."""
+    place = out / ".factory" / "splits.json"
+    with open(place.with_suffix(".lock"), "a") as file:
+        with suppress(OSError):  # some network file systems have no such locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        known = json.loads(place.read_bytes()) if place.is_file() else {}
+        splits = split_of(names, heldout, known | settled_splits(out))
+        write_atomic(place, json.dumps(splits, indent=1, sort_keys=True) + "\n")
+    return splits
+
+
+def split_of(names: Iterable[str], heldout: float, settled: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Which repositories are held out: of those that are not `settled`, the first by the checksums of their names, as
+    many as are missing from the share of all. By name, so another source of the same code is on the same side."""
+    splits = dict(settled or {})
+    order = sorted({*names} - splits.keys(), key=lambda name: zlib.crc32(name.encode()))
+    total = len(splits) + len(order)
+    count = min(max(1, round(heldout * total)), total - 1) if heldout else 0
+    count -= sum(split == "heldout" for split in splits.values())
+    return splits | {name: "heldout" if place < count else "train" for place, name in enumerate(order)}
+
+
+def settled_splits(out: Path) -> dict[str, str]:
+    """Where the repositories are that have tasks in `out` already."""
+    found: dict[str, str] = {}
+    for split in ("train", "heldout"):
+        for path in sorted((out / split).glob("[!.]*/task.toml")):
+            if origin := ORIGIN.search(path.read_text()):  # there may be very many, so they are not loaded
+                found.setdefault(origin[1], split)
+    return found
+
+
+def held_out(out: Path) -> list[str]:
+    """Repositories that are to be, whether they have tasks or not."""
+    place = out / ".factory" / "splits.json"
+    splits = json.loads(place.read_bytes()) if place.is_file() else {}
+    return sorted(name for name, split in splits.items() if split == "heldout")

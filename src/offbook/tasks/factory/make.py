@@ -1,0 +1,328 @@
+"""One feature becomes one task folder, or is refused with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from offbook.core.copies import shared_code
+from offbook.sandbox import BoxSpec
+from offbook.tasks.blanks import Blanks
+from offbook.tasks.check import check_gold
+from offbook.tasks.factory.delete.delete import delete
+from offbook.tasks.factory.delete.symbols import Function
+from offbook.tasks.factory.delete.visible import without_tests
+from offbook.tasks.factory.instruction.context import context_of
+from offbook.tasks.factory.instruction.instruct import Rewrite, complete, instructions
+from offbook.tasks.factory.instruction.needs import Evidence, Needs
+from offbook.tasks.factory.instruction.sufficient import missing
+from offbook.tasks.factory.prepare.prepare import PrepareSettings
+from offbook.tasks.factory.proposals import Propose
+from offbook.tasks.factory.repeated import Taken, sketch_of
+from offbook.tasks.factory.types import Deletion, Feature, Level
+from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySettings, verify
+from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
+from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, rewrite_twins, write_task
+from offbook.tasks.git import changed_lines, gold_patch, single_commit
+from offbook.tasks.mutants import Twins
+from offbook.tasks.shared import share
+from offbook.types import Deleted, OffbookError, Task
+
+TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
+TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
+HELPER_LINES = 12
+EASY, HARD = 20, 60  # lines, and what further files and callers count as
+FILE_LINES, MAX_CALLERS = 10, 10
+COPIED = "its code is in another place too"
+REPEATED = "nearly the same as a task of another repository"
+
+
+@dataclass(frozen=True, slots=True)
+class MakeSettings:
+    """How tasks are made of repositories."""
+
+    level: str = "hybrid"  # one of LEVELS, or "mix"
+    wording: str = "normal"
+    max_tasks: int = 0  # of each repository; 0 is no limit
+    jobs: int = field(default_factory=lambda: (os.cpu_count() or 1) + 1)  # candidates at a time: each waits for a box
+    heldout: float = 0.2  # share of the repositories
+    annotate: Callable[[Task], Task] | None = None  # what monitors find in the gold patch; raises where they cannot
+    context: bool = False  # what an editor would show, for deletions too
+    rewrite: Rewrite | None = None
+    propose: Propose | None = None
+    num_proposals: int = 0  # that a model is asked for, of each repository
+    prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    verify: VerifySettings = field(default_factory=VerifySettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a candidate. `refused` is a reason out of few; the evidence is about this one."""
+
+    id: str
+    repository: str
+    kind: str
+    level: str
+    refused: str = ""
+    evidence: str = ""
+    lines: int = 0
+    files: int = 0
+    changed: int = 0  # lines of the gold patch, those that come and those that go
+    characters: int = 0  # of the request
+    num_tests: int = 0
+    floor: float = 0.0
+    exact: bool = False
+    twins: int = 0  # tests that have one with another value or error
+    blank: int = 0  # tests that need the feature and whose expected values can all be hidden
+    shown: int = 0  # the others that need it
+    bare: int = 0  # of these, those without a twin
+    seconds: float = 0.0
+    test_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
+    sketch: tuple[int, ...] = ()  # of the deleted code (repeated.py)
+    asked: str = ""  # the level that was asked for, of which `level` came
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the agent gets to see, and the tests that it is judged by."""
+
+    tree: Mapping[str, str | None]  # what the tree has other than the repository's
+    words: Mapping[str, str]  # the request, in three lengths
+    hidden: Mapping[str, str | bytes]
+    needs: Needs
+
+
+Show = Callable[[Workshop, Deletion, Verdict], Shown]
+
+
+def shown_after(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Shown:
+    """The tree after the deletion, without the tests that need what is gone."""
+    visible = without_tests(workshop.files, verdict.fail_to_pass, deletion, workshop.repository.import_roots)
+    tree: dict[str, str | None] = {**visible, **deletion.files}
+    words = instructions(deletion.feature, workshop.symbols, deletion, verdict.fail_to_pass)
+    seen = {path: text for path, text in {**workshop.files, **tree}.items() if text is not None}
+    evidence = Evidence(
+        workshop.files,
+        seen,
+        verdict.fail_to_pass,
+        deletion.removed,
+        (*deletion.stubbed, *deletion.deleted),
+        deletion.feature.targets,
+        workshop.symbols,
+        tried=verdict.tried,
+    )
+    return Shown(tree, words, hidden_of(workshop.repository), Needs(evidence))
+
+
+async def make_task(
+    workshop: Workshop,
+    feature: Feature,
+    level: Level,
+    folder: Path,
+    spec: BoxSpec,
+    settings: MakeSettings,
+    taken: Taken | None = None,
+) -> Outcome:
+    began = time.monotonic()
+    deletion = await asyncio.to_thread(delete, workshop.files, workshop.symbols, feature, level)
+    outcome = await task_from(workshop, deletion, folder, spec, settings, taken)
+    delete_s = time.monotonic() - began - outcome.seconds
+    stages = {"delete": delete_s, **outcome.stages}
+    return replace(outcome, asked=level, seconds=outcome.seconds + delete_s, stages=stages)
+
+
+class _Told:
+    """What the agent sees and is told. It depends on which tests fail."""
+
+    shown: Shown
+    words: dict[str, str]  # the request, complete
+
+    def __init__(self, workshop: Workshop, deletion: Deletion, settings: MakeSettings, show: Show, clock: Clock):
+        self.workshop, self.deletion, self.settings, self.show, self.clock = workshop, deletion, settings, show, clock
+
+    async def objection(self, seen: Verdict) -> tuple[str, str] | None:
+        """That it gives the code away, or does not say what the tests ask for."""
+        removed, clock = self.deletion.removed, self.clock
+        self.shown = shown = await asyncio.to_thread(self.show, self.workshop, self.deletion, seen)
+        clock.mark("words")
+        leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=False)  # as before
+        clock.mark("leaks")
+        if leaks:
+            return COPIED, str(leaks[0])
+        words = dict(shown.words)
+        if not words:
+            return "nothing says what it is to do", ", ".join(self.deletion.targets)
+        words |= await self.settings.rewrite(words, self.deletion) if self.settings.rewrite else {}
+        self.words = await asyncio.to_thread(complete, words, shown.needs, removed)
+        for text in self.words.values():
+            if why := shared_code(text, removed):
+                return "the instruction gives it away", why
+        lacking = missing(shown.needs, self.words[self.settings.wording])
+        clock.mark("words")
+        return (lacking[0].reason, lacking[0].evidence) if lacking else None
+
+
+async def task_from(
+    workshop: Workshop,
+    deletion: Deletion,
+    folder: Path,
+    spec: BoxSpec,
+    settings: MakeSettings,
+    taken: Taken | None = None,
+    show: Show = shown_after,
+) -> Outcome:
+    """`folder` is written only if all went well. The gold patch is tried on the folder as it is.
+
+    `taken` is what tasks of other repositories took away: what is nearly the same makes no task. `show` says what the
+    agent sees of it.
+    """
+    clock = Clock()
+    verdict = Verdict()
+    feature = deletion.feature
+    sketch = sketch_of(deletion.removed.values())
+    outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level, sketch=sketch)
+
+    def ended(refused: str, evidence: str = "") -> Outcome:
+        return replace(
+            outcome,
+            refused=refused,
+            evidence=evidence,
+            seconds=clock.total_s,
+            test_s=verdict.test_s,
+            stages=clock.stages,
+            sketch=() if refused else sketch,
+        )
+
+    if not deletion.removed:
+        return ended("there is nothing to delete")
+    if taken and (other := taken.repeats(outcome.repository, sketch)):
+        return ended(REPEATED, other)
+    leaks = await asyncio.to_thread(workshop.leaks, deletion, deletion.files, library=True)
+    clock.mark("leaks")
+    if leaks:
+        return ended(COPIED, str(leaks[0]))
+    told = _Told(workshop, deletion, settings, show, clock)
+    verdict = await verify(workshop, deletion, spec, settings.verify, told.objection, clock)
+    if verdict.refused:
+        return ended(verdict.refused, verdict.evidence)
+    shown, words = told.shown, told.words
+    draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
+    task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
+    if settings.context or deletion.level == "release":
+        task = replace(task, context=context_of(workshop, deletion, shown.tree))
+    shutil.rmtree(draft, ignore_errors=True)
+    requirements = requirements_of(workshop.repository)
+    contents = Contents(
+        tree=shown.tree,
+        gold={path: workshop.files[path] for path in deletion.files},
+        hidden_tests=shown.hidden,
+        base=workshop.repository.tree,
+        requirements=requirements,
+        instructions=words,
+        removed=deletion.removed,
+        twins=verdict.twins,
+        cases=verdict.cases,
+    )
+    writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
+    try:
+        await asyncio.shield(writing)
+        clock.mark("write")
+        why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
+        for fewer in (replace(verdict.twins, blanks=Blanks()), Twins()):  # tests that do not bear to be run twice
+            if why and verdict.twins != fewer:
+                rewrite_twins(task, fewer)
+                verdict = replace(verdict, twins=fewer)
+                why = await check_gold(load_task(draft), spec)
+        clock.mark("gold")
+        if why:
+            return ended("the finished task does not hold", why)
+        if settings.annotate:
+            try:
+                rewrite_settings(settings.annotate(load_task(draft)))
+            except OffbookError as error:
+                return ended("no monitor can judge its gold patch", str(error))
+        clock.mark("monitors")
+        if taken and (other := taken.repeats(outcome.repository, sketch)):  # made meanwhile
+            return ended(REPEATED, other)
+        share(draft, workshop.repository.tree, requirements)
+        draft.rename(folder)
+        clock.mark("write")
+    finally:
+        await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
+        shutil.rmtree(draft, ignore_errors=True)
+    assert task.deleted is not None
+    blank = verdict.twins.blank(task.fail_to_pass)
+    others = {verdict.twins.test_of(node) for node in task.fail_to_pass} - blank
+    return replace(
+        ended(""),
+        lines=task.deleted.lines,
+        files=task.deleted.files,
+        changed=sum(map(sum, changed_lines((folder / "solution" / "gold.patch").read_text()).values())),
+        characters=len(task.instruction),
+        num_tests=len(task.fail_to_pass),
+        floor=verdict.floor,
+        exact=verdict.exact,
+        twins=len(verdict.twins.tests),
+        blank=len(blank),
+        shown=len(others),
+        bare=len(others - verdict.twins.tests),
+    )
+
+
+def _write(task: Task, contents: Contents) -> None:
+    write_task(task, contents, harbor=False)
+    single_commit(task.tree)
+
+
+def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Path, instruction: str) -> Task:
+    repository, facts = workshop.repository, _deleted(workshop, deletion, verdict)
+    return Task(
+        **places(folder),
+        instruction=instruction,
+        id=deletion.feature.id,
+        test_files=repository.test_files,
+        fail_to_pass=verdict.fail_to_pass,
+        pass_to_pass=verdict.pass_to_pass,
+        tools=TOOLS,
+        origin=f"{repository.name}=={repository.version}",
+        difficulty=difficulty(facts, [workshop.symbols.functions[key] for key in deletion.feature.functions]),
+        test_command=TEST_COMMAND,
+        suite=repository.suite,
+        sources=product_of(repository),
+        deleted=facts,
+    )
+
+
+def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Deleted:
+    feature, symbols = deletion.feature, workshop.symbols
+    users = {user for key in feature.targets for user in symbols.callers.get(key, ())} - {*feature.functions}
+    code = {path: text for path, text in deletion.files.items() if path.endswith(".py")}
+    patch = gold_patch({path: workshop.files[path] for path in code}, code)
+    return Deleted(
+        kind=feature.kind,
+        level=deletion.level,
+        targets=deletion.targets,
+        functions=tuple(map(str, feature.functions)),
+        lines=sum(line.startswith("+") and not line.startswith("+++") for line in patch.split("\n")),
+        files=len(code),
+        callers=len(users),
+        floor=round(verdict.floor, 3),
+    )
+
+
+def difficulty(facts: Deleted, functions: Sequence[Function]) -> str:
+    """From what can be counted, before anyone has tried: lines to write, files they go to, functions that call them.
+
+    One short private function is a thing of its own: it is little to write, and its caller says what it is for.
+    """
+    if len(functions) == 1 and not functions[0].public and facts.lines < HELPER_LINES:
+        return "helper"
+    files = max(1, len({function.key.path for function in functions}))  # a release may bring none
+    effort = facts.lines + FILE_LINES * (files - 1) + min(facts.callers, MAX_CALLERS)
+    return "easy" if effort < EASY else "normal" if effort < HARD else "hard"

@@ -1,0 +1,404 @@
+"""From repositories to a folder of verified tasks.
+
+    out/train/ID/, out/heldout/ID/      task folders; whole repositories are held out, so their code is really unseen
+    out/.factory/                       what later calls go on from (factory.py)
+    out/.factory/NAME/                  a prepared repository: tree/, deps/, python/, map.json (prepare/)
+    out/.factory/NAME/made.json         all of them are done, and what came out
+
+Every step that is done is found done by the next call, which goes on from there. Several processes, also of several
+machines, may work into one folder: a repository belongs to one at a time (lock.py), the others take the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import random
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from offbook.core.lock import Held, only_writer
+from offbook.core.runfolder import write_atomic
+from offbook.sandbox import BoxSpec
+from offbook.tasks.factory.factory import differing, earlier_outcomes, record, settle
+from offbook.tasks.factory.features import FeatureSettings, Finder
+from offbook.tasks.factory.make import MakeSettings, Outcome, make_task, task_from
+from offbook.tasks.factory.prepare.prepare import Told, clear, prepare
+from offbook.tasks.factory.prepare.source import one_spelling
+from offbook.tasks.factory.prepare.tests import map_tests
+from offbook.tasks.factory.proposals import Proposal, Refused, apply_proposal, deletion_of
+from offbook.tasks.factory.releases.changelog import entries_between
+from offbook.tasks.factory.releases.cut import Piece, cut_release
+from offbook.tasks.factory.releases.jumps import is_release, jumps
+from offbook.tasks.factory.releases.make import make_piece
+from offbook.tasks.factory.releases.pieces import identity
+from offbook.tasks.factory.releases.release import open_release, prepare_release
+from offbook.tasks.factory.repeated import Taken
+from offbook.tasks.factory.types import LEVELS, Feature, Level, Unprepared
+from offbook.tasks.factory.verification.verify import ENDLESS
+from offbook.tasks.factory.workshop import Workshop, open_workshop
+from offbook.types import OffbookError
+
+MIX: tuple[Level, ...] = ("hybrid", "hybrid", "gone", "gone", "stub")  # how often each comes up in a mixture
+REPOSITORIES = 2  # that candidates are taken from at a time: while one is read, another one's tests run
+POLL_S = 2.0  # between looks at what another process holds
+OURS = "an error of the factory"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
+LATE = re.compile(r"Timeout|stopped in|imported within|longer than \d+ s|did not end|timed out")
+
+
+@dataclass(slots=True)
+class Made:
+    """What came out of one repository."""
+
+    source: str
+    name: str = ""
+    version: str = ""
+    split: str = "train"
+    unprepared: str = ""  # why there is nothing
+    log: str = ""
+    differs: str = ""  # options that the first call had otherwise, and what holds
+    num_tests: int = 0
+    num_excluded: int = 0
+    candidates: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)  # functions in no candidate, and why
+    outcomes: list[Outcome] = field(default_factory=list)
+    prepare_s: float = 0.0
+    make_s: float = 0.0
+
+    @property
+    def verified(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if not outcome.refused]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    id: str
+    kind: str
+    level: str
+    make: Callable[[Path], Awaitable[Outcome]]  # into that folder
+
+
+OnOutcome = Callable[[Made], None]
+_MADE = TypeAdapter(Made)
+
+
+async def make_tasks(
+    sources: Sequence[str],
+    out: Path,
+    spec: BoxSpec,
+    settings: MakeSettings | None = None,
+    progress: Told = lambda message: None,
+    on_outcome: OnOutcome = lambda made: None,
+    proposals: Sequence[Proposal] = (),
+) -> list[Made]:
+    """A repository that cannot be prepared is named with the reason, and the others go on.
+
+    `proposals` are deletions that somebody proposes as patches: held to the same as our own, refused with the reason.
+    """
+    settings = settings or MakeSettings()
+    if settings.level not in (*LEVELS, "mix"):
+        raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
+    run = _Run(out, spec, settings, progress, on_outcome)
+    known = await jumps(map(one_spelling, sources), settings.prepare)
+    whole = {source: list[Proposal]() for source in known}
+    wanted = dict(whole)
+    for proposal in proposals:
+        wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
+    result = [Made(source, unprepared=known.get(source, "")) for source in wanted]
+
+    async def one(made: Made) -> None:
+        await run.make(made, wanted[made.source], is_whole=made.source in whole)
+
+    try:
+        await run.prepare_each(result)
+        ready = [made for made in result if not made.unprepared]
+        if ready:
+            splits = settle(out, [made.name for made in ready], settings.heldout if sources else 0.0)
+            for made in ready:
+                made.split = splits[made.name]
+        await run.each(ready, REPOSITORIES, one)
+    except BaseExceptionGroup as group:
+        raise _first_of(group) from None
+    return result
+
+
+async def prepare_all(sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings) -> list[Made]:
+    """Only that. `settle` comes next, for all of them."""
+    run = _Run(out, spec, settings, lambda message: None, lambda made: None)
+    result = [Made(one_spelling(source)) for source in sources]
+    await run.prepare_each(result)
+    return result
+
+
+class _Run:
+    """One call, and who is told of it."""
+
+    def __init__(self, out: Path, spec: BoxSpec, settings: MakeSettings, progress: Told, on_outcome: OnOutcome):
+        self.out, self.spec, self.settings, self.progress, self.on_outcome = out, spec, settings, progress, on_outcome
+        self.slots = asyncio.Semaphore(settings.jobs)  # candidates at a time, of all repositories
+        self.taken = Taken(out / ".factory")
+
+    def folder(self, made: Made) -> Path:
+        return self.out / ".factory" / folder_name(made.source)
+
+    async def each(self, result: Sequence[Made], at_a_time: int, work: Callable[[Made], Awaitable[None]]) -> None:
+        """For every repository, so many at a time. One that another process works on is waited for last."""
+        slots = asyncio.Semaphore(at_a_time)
+        order = list(result)
+        random.shuffle(order)  # or processes that were started together would all want the same one
+
+        async def one(made: Made) -> None:
+            said = False
+            while True:
+                async with slots:
+                    try:
+                        with only_writer(self.folder(made)):
+                            return await work(made)
+                    except Held as error:
+                        if not said:
+                            self.progress(f"{made.name or made.source}: {error.whose} works on it")
+                            said = True
+                await asyncio.sleep(POLL_S)
+
+        async with asyncio.TaskGroup() as jobs:
+            for made in order:
+                jobs.create_task(one(made))
+
+    async def prepare_each(self, result: Sequence[Made]) -> None:
+        """What others that ran beside it may have made late is tried again alone."""
+        await self.each([made for made in result if not made.unprepared], self.settings.jobs, self.prepare)
+        for made in result:
+            if LATE.search(made.unprepared):
+                self.progress(f"{made.source}: {made.unprepared}; once more, alone")
+                made.unprepared = ""
+                await self.each([made], 1, self.prepare)
+
+    async def prepare(self, made: Made) -> None:
+        """One that cannot be prepared is told why."""
+        folder, began = self.folder(made), time.monotonic()
+        try:
+            ready = prepare_release if is_release(made.source) else prepare
+            repository = await ready(made.source, folder, self.spec, self.progress, self.settings.prepare)
+            if not (folder / "map.json").is_file():
+                self.progress(f"{repository.name}: finding out which test enters which function")
+            await map_tests(repository, self.spec)
+        except Exception as error:  # the border of a repository: the others go on
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            kind = "" if isinstance(error, OffbookError) else f"{type(error).__name__}: "
+            why = str(error) if isinstance(error, Unprepared) else f"it cannot be prepared ({kind}{error})"
+            made.unprepared = why
+            if not (folder / "outcomes.jsonl").is_file():  # or tasks stand on what lies there
+                clear(folder)
+        if made.unprepared:
+            made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
+            self.on_outcome(made)
+            return
+        made.name, made.version = repository.name, repository.version
+        made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
+        made.prepare_s = time.monotonic() - began
+        made.differs = differing(folder, self.settings)
+        if made.differs:
+            self.progress(f"{made.name}: {made.differs}")
+
+    async def make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
+        """What ends one repository leaves the others, and its own tasks as far as they are."""
+        try:
+            await self._make(made, proposals, is_whole)
+        except (OffbookError, ExceptionGroup):
+            raise
+        except Exception as error:  # the border of a repository
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            made.unprepared = f"{OURS} ({type(error).__name__}: {error})"
+            self.on_outcome(made)
+
+    async def _make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
+        folder, began = self.folder(made), time.monotonic()
+        if is_whole and not proposals and not self.settings.propose and self._found_made(made):
+            self._say_more(made)
+            self.on_outcome(made)
+            return
+        self.progress(f"{made.name}: reading everything that an agent could read")
+        workshop = await asyncio.to_thread(open_workshop, folder)
+        (self.out / made.split).mkdir(parents=True, exist_ok=True)
+        made.prepare_s += time.monotonic() - began
+        began = time.monotonic()
+        if is_whole:
+            await (self.releases if is_release(made.source) else self.features)(made, workshop)
+            made.make_s = time.monotonic() - began
+            self._say_more(made)
+            if not any(outcome.refused == OURS for outcome in made.outcomes):
+                found = {"asked": self._asked(), "made": _MADE.dump_python(made, mode="json")}
+                write_atomic(folder / "made.json", json.dumps(found))
+            if self.settings.propose and not is_release(made.source):
+                self.progress(f"{made.name}: asking a model what could be deleted")
+                proposals = [
+                    *proposals,
+                    *await self.settings.propose(workshop, made.source, self.settings.num_proposals),
+                ]
+        await self.proposals(made, workshop, proposals)
+        made.make_s = time.monotonic() - began
+
+    def _say_more(self, made: Made) -> None:
+        if 0 < self.settings.max_tasks < len(made.verified):
+            self.progress(f"{made.name}: {len(made.verified)} tasks are there and stay, more than --limit asks for")
+
+    def _asked(self) -> dict[str, str | int]:
+        """What made.json is the answer to."""
+        return {"level": self.settings.level, "limit": self.settings.max_tasks}
+
+    def _found_made(self, made: Made) -> bool:
+        """Whether an earlier call has done all that this one would, and its folders are there."""
+        with suppress(OSError, ValueError, KeyError):
+            data = json.loads((self.folder(made) / "made.json").read_bytes())
+            found = _MADE.validate_python(data["made"])
+            folders = [self.out / made.split / outcome.id for outcome in found.verified]
+            if data["asked"] == self._asked() and all((folder / "task.toml").is_file() for folder in folders):
+                made.candidates, made.left_out, made.outcomes = found.candidates, found.left_out, found.outcomes
+                made.make_s = found.make_s
+                return True
+        return False
+
+    async def features(self, made: Made, workshop: Workshop) -> None:
+        finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
+        features = finder.features()
+        made.left_out = {str(key): why for key, why in sorted(finder.left_out(features).items())}
+
+        def candidate(feature: Feature) -> _Candidate:
+            level = level_of(feature.id, self.settings.level)
+
+            async def make(folder: Path) -> Outcome:
+                return await make_task(workshop, feature, level, folder, self.spec, self.settings, self.taken)
+
+            return _Candidate(feature.id, feature.kind, level, make)
+
+        await self._all(made, [candidate(feature) for feature in features])
+
+    async def releases(self, made: Made, workshop: Workshop) -> None:
+        release = open_release(workshop)
+        entries = entries_between(release.old_files, release.new_files, release.repository.version)
+
+        def candidate(piece: Piece, stable: Collection[str]) -> _Candidate:
+            async def make(folder: Path) -> Outcome:
+                return await make_piece(release, piece, stable, entries, folder, self.spec, self.settings, self.taken)
+
+            return _Candidate(identity(release, piece), "release", "release", make)
+
+        tried: set[str] = set()
+        for limit in (self.settings.max_tasks, 0):  # the rest is cut where the first pieces gave too few
+            cut = await cut_release(release, self.spec, self.progress, limit)
+            candidates = [candidate(piece, cut.stable) for piece in cut.pieces]
+            await self._all(made, [one for one in candidates if one.id not in tried])
+            tried |= {one.id for one in candidates}
+            if cut.is_whole or len(made.verified) >= limit:
+                break
+        made.candidates = len(tried)
+
+    async def _all(self, made: Made, candidates: Sequence[_Candidate]) -> None:
+        made.candidates = len(candidates)
+        earlier = earlier_outcomes(self.folder(made) / "outcomes.jsonl")
+        late: list[_Candidate] = []
+
+        async def one(candidate: _Candidate, alone: bool = False) -> None:
+            async with self.slots:
+                outcome = await self._one(made, candidate, earlier, alone)
+            if outcome is None:
+                return
+            if not alone and (is_late(outcome) or outcome.refused == OURS):  # a full pipe, a process that was killed
+                late.append(candidate)
+                return
+            made.outcomes.append(outcome)
+            self.on_outcome(made)
+
+        async with asyncio.TaskGroup() as jobs:
+            # In an order that says nothing, so that the first so many are like all of them.
+            for candidate in sorted(candidates, key=lambda candidate: zlib.crc32(candidate.id.encode())):
+                jobs.create_task(one(candidate))
+        for candidate in late:
+            await one(candidate, alone=True)
+
+    async def _one(
+        self, made: Made, candidate: _Candidate, earlier: Mapping[tuple[str, str], Outcome], alone: bool
+    ) -> Outcome | None:
+        """What became of it, now or in an earlier call; None where there are tasks enough."""
+        known = earlier.get((candidate.id, candidate.level))
+        folder = self.out / made.split / candidate.id
+        if folder.is_dir():  # made at any level
+            same = (one for one in earlier.values() if one.id == candidate.id and not one.refused)
+            known = next(same, known)
+        if known is None and folder.is_dir():
+            there = "a task of that name is there"
+            return Outcome(candidate.id, made.name, candidate.kind, candidate.level, there, str(folder))
+        if known is not None and (known.refused or folder.is_dir()):
+            return known
+
+        def enough() -> bool:
+            return bool(self.settings.max_tasks) and len(made.verified) >= self.settings.max_tasks
+
+        if enough():
+            return None
+        try:
+            outcome = await candidate.make(folder)
+        except Exception as error:  # the border of a candidate
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            why = f"{type(error).__name__}: {error}"[:300]
+            return Outcome(candidate.id, made.name, candidate.kind, candidate.level, OURS, why)
+        if enough() and not outcome.refused:
+            shutil.rmtree(folder)  # others were under way when the last one was made
+            return None
+        if alone or not is_late(outcome):
+            record(self.folder(made) / "outcomes.jsonl", outcome)
+        return outcome
+
+    async def proposals(self, made: Made, workshop: Workshop, proposals: Sequence[Proposal]) -> None:
+        made.candidates += len(proposals)
+        for proposal in proposals:
+            made.outcomes.append(await self._proposal(made, workshop, proposal))
+            self.on_outcome(made)
+
+    async def _proposal(self, made: Made, workshop: Workshop, proposal: Proposal) -> Outcome:
+        name = proposal.name
+        try:
+            deletion = deletion_of(workshop, proposal, apply_proposal(workshop.files, proposal.patch))
+            name = deletion.feature.id
+            folder = self.out / made.split / name
+            if folder.is_dir():
+                raise Refused(f"{folder} is there already")
+        except Refused as error:
+            return Outcome(name, made.name, "single", "", "the proposal is refused", str(error))
+        return await task_from(workshop, deletion, folder, self.spec, self.settings, self.taken)
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a group of tasks, as the one thing that it is."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def is_late(outcome: Outcome) -> bool:
+    """Whether it was refused for something that may be the fault of what ran beside it."""
+    return bool(outcome.refused) and (outcome.refused == ENDLESS or bool(LATE.search(outcome.evidence)))
+
+
+def folder_name(source: str) -> str:
+    """What a repository's folder is called: readable, and another one for every source."""
+    plain = re.sub(r"[^a-zA-Z0-9._-]+", "-", source.removeprefix("pypi:")).strip("-.")[-60:]
+    return plain if source.startswith("pypi:") else f"{plain}-{zlib.crc32(source.encode()):08x}"
+
+
+def level_of(feature_id: str, level: str) -> Level:
+    if level == "mix":
+        return MIX[zlib.crc32(feature_id.encode()) % len(MIX)]
+    return next(known for known in LEVELS if known == level)

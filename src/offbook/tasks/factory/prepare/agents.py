@@ -1,0 +1,292 @@
+"""Set-up by agents, for a repository that does not get ready by itself.
+
+One agent reads the repository and proposes ten commands with what they print: how one would see that it works. A second
+gets three of them as targets, in a box with a way out to the package index, and installs and mocks until they hold in a
+box that has none, and the tests can be relied on. It has five tries, and is told what was wrong with the last one.
+
+Of its work two things are kept: the packages and modules in .setup/packages, which go to deps/, and .setup/start.sh,
+which is run in every box of the repository. Left out: services that outlive a command, compilers, system packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import tempfile
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from offbook.agent.chat import byte_chat, render_call
+from offbook.agent.harness import Harness, run_agent
+from offbook.core.client import Client
+from offbook.core.runfolder import write_atomic
+from offbook.engine.remote import RemoteEngine
+from offbook.sandbox import Box, BoxSpec, open_box
+from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardBox, entry
+from offbook.tasks.factory.instruction.instruct import PROMPTS
+from offbook.tasks.factory.prepare.dependencies import LIMIT_MB, settle
+from offbook.tasks.factory.prepare.prepare import Stuck, Told
+from offbook.tasks.factory.prepare.source import file_urls, pip_settings, run_quietly, without_secrets
+from offbook.tasks.factory.types import Repository, Unprepared
+from offbook.tasks.suite import suite_box
+from offbook.types import STRICT, Limits, MachineFault, ModelLost, OffbookError, Task
+
+NUM_CHECKS, NUM_TARGETS, TRIES = 10, 3, 5
+CHECK_S = 120.0
+COMPILE_S = 300.0
+ANSWER_CHARS = 1500  # of what a failing check printed
+# Tokens are bytes here: a model's own are not known.
+LIMITS = Limits(turns=60, tokens=4_000_000, context=600_000, message_tokens=8192, command_s=600.0, wall_s=3600.0)
+TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "finish")
+AGAIN = "What was wrong after your last try, of which all files are still there:"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    __pydantic_config__ = STRICT
+
+    command: str
+    expect: str
+
+    def __str__(self) -> str:
+        return f"{self.command}\n  -> {self.expect}"
+
+
+_CHECKS = TypeAdapter(list[Check])
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpAgents:
+    """The model `name` behind `url`. `allow` names hosts, beside the package index, that it may reach while at it."""
+
+    url: str
+    name: str
+    allow: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        Client(self.url, self.name)  # refuses what is no URL now, and not after a repository has failed
+        for host in self.allow:
+            entry(host)
+
+    async def __call__(self, stuck: Stuck, spec: BoxSpec, progress: Told) -> Repository:
+        """What `stuck.finished` makes of it in the end, or Unprepared."""
+        if spec.backend != "bwrap":
+            raise OffbookError(f"agents set repositories up in boxes of the kind bwrap, and not {spec.backend}")
+        chat = byte_chat()
+        engine = RemoteEngine(
+            Client(self.url, self.name, timeout_s=600.0, max_retries=5),
+            encode=chat.encode,
+            end_id=chat.end_id,
+            render_call=render_call,
+        )
+        try:
+            with tempfile.TemporaryDirectory(prefix="offbook-door-") as door:
+                work = _Work(stuck, spec, progress, engine, Path(door), self.allow)
+                checks = await work.propose()
+                return await work.set_up(checks)
+        except ModelLost as error:
+            raise Unprepared(f"{stuck.reason}; no agent could set it up: {error}") from error
+        finally:
+            await engine.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    stuck: Stuck
+    spec: BoxSpec
+    progress: Told
+    engine: RemoteEngine
+    door: Path
+    allow: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.stuck.draft.folder
+
+    async def propose(self) -> list[Check]:
+        """By an agent that has no network. Those that do not hold now come first: they tell something."""
+        name, problem = self.stuck.draft.name, ""
+        self.progress(f"{name}: an agent proposes how one would see that it works")
+        async with await open_box(self.stuck.draft.tree, self.spec, python=self.folder) as box:
+            for _ in range(TRIES):
+                await self._agent(box, "checks", problem=problem, count=NUM_CHECKS)
+                try:
+                    checks = _CHECKS.validate_json(await box.read(".setup/checks.json"))
+                    checks = [one for one in dict.fromkeys(checks) if one.command.strip() and one.expect.strip()]
+                    if len(checks) >= NUM_TARGETS:
+                        break
+                    problem = f"There are only {len(checks)} checks in .setup/checks.json."
+                except (OSError, ValueError, ValidationError) as error:
+                    problem = f"There is no such list in .setup/checks.json yet: {str(error).splitlines()[0]}."
+            else:
+                raise Unprepared(f"{self.stuck.reason}; no agent could say how one would see that it works ({problem})")
+        bad = await failing(self.stuck.draft, checks[:NUM_CHECKS], self.spec)
+        return sorted(checks[:NUM_CHECKS], key=lambda check: check not in bad)
+
+    async def set_up(self, checks: Sequence[Check]) -> Repository:
+        targets = checks[:NUM_TARGETS]
+        record = {"reason": self.stuck.reason, "checks": [asdict(one) for one in checks], "targets": NUM_TARGETS}
+        indexes, certificates = await pip_settings()
+        indexes = [without_secrets(url) for url in indexes if url.startswith("http")]
+        allow = (*dict.fromkeys(hosts_of([*indexes, *await file_urls()])), *self.allow)
+        problems: list[str] = []
+        keep_before(self.folder)
+        async with (
+            EgressProxy(self.door / SOCKET, allow) as proxy,
+            OutwardBox(
+                self.stuck.draft.tree,
+                replace(self.spec, disk_mb=LIMIT_MB),
+                self.door,
+                variables(self.stuck.draft, indexes, self._shown(certificates)),
+                python=self.folder,
+                mounts={"/opt/pip/pip": _own_pip()},
+            ) as box,
+        ):
+            for number in range(1, TRIES + 1):
+                self.progress(f"{self.stuck.draft.name}: an agent sets it up, try {number} of {TRIES}")
+                told = "".join(f"{AGAIN}\n\n{problem}" for problem in problems[-1:])
+                asked = {"targets": "\n".join(map(str, targets)), "allowed": ", ".join(allow) or "nothing"}
+                await self._agent(box, "set_up", problem=told, **asked)
+                try:
+                    repository = await self._tried(box, targets)
+                    break
+                except (Unprepared, MachineFault) as error:
+                    problems.append(str(error))
+            else:
+                why = problems[-1].partition("\n")[0]
+                raise Unprepared(f"{self.stuck.reason}; an agent could not set it up in {TRIES} tries ({why})")
+            refused = sorted({event.detail for event in proxy.events})
+        held = len(checks) - len(await failing(repository, checks, self.spec))
+        record |= {"tries": problems, "start": repository.start, "refused": refused, "held": held}
+        write_atomic(self.folder / "set_up.json", json.dumps(record, indent=1))
+        shutil.rmtree(self.folder / "deps.before")
+        return repository
+
+    async def _agent(self, box: Box, words: str, **more: object) -> None:
+        """One conversation. How it ended does not matter, only what it left."""
+        draft = self.stuck.draft
+        roots = " and ".join("the root" if root == "." else f"{root}/" for root in draft.import_roots)
+        about = {"name": draft.name, "reason": self.stuck.reason, "roots": roots, **more}
+        instruction = (PROMPTS / f"{words}.md").read_text().format(**about)
+        task = Task(words, self.folder, instruction, draft.tree, draft.tree, (), (), (), TOOLS, draft.name)
+        session = self.engine.open(words)
+        await run_agent(task, box, session, byte_chat(), Harness(LIMITS, told=True), words, draft.name)
+
+    async def _tried(self, box: OutwardBox, targets: Sequence[Check]) -> Repository:
+        """The repository with what lies in the box, in boxes without a network."""
+        try:
+            start = (await box.read(".setup/start.sh")).strip()
+        except OSError:
+            start = ""
+        keep_before(self.folder)
+        with tempfile.TemporaryDirectory(prefix="offbook-packages-") as place:
+            packages = Path(place, "packages")
+            await box.copy_out(".setup/packages", packages)
+            shutil.rmtree(self.folder / "modules", ignore_errors=True)
+            keep_modules(packages, self.folder / "modules")
+            lay_over(packages, self.folder / "deps")
+        settle(self.stuck.project, self.folder / "deps")
+        # Not by the repository's own interpreter, which would run what the agent put there.
+        python = os.path.realpath(self.folder / "python" / "bin" / "python")
+        await run_quietly([python, "-I", "-S", "-m", "compileall", "-q", str(self.folder / "deps")], COMPILE_S)
+        repository = replace(self.stuck.draft, start=start or self.stuck.draft.start)
+        bad = await failing(repository, targets, self.spec)
+        if bad:
+            raise Unprepared("\n\n".join(f"{check}\nfailed:\n{output}" for check, output in bad.items()))
+        return await self.stuck.finished(repository)
+
+    def _shown(self, certificates: str) -> str:
+        """The file of certificates as the box sees it."""
+        if not certificates:
+            return ""
+        shutil.copyfile(certificates, self.door / "certificates.pem")
+        return f"{DOOR}/certificates.pem"
+
+
+async def failing(repository: Repository, checks: Sequence[Check], spec: BoxSpec) -> dict[Check, str]:
+    """The checks that do not hold in a box without a network, with what they printed."""
+    bad = {}
+    roots = os.pathsep.join(repository.import_roots)
+    async with await suite_box(repository.tree, repository.suite, spec) as box:
+        for check in checks:
+            command = shlex.join(["env", f"PYTHONPATH={roots}", "sh", "-c", check.command])
+            result = await box.exec(command, CHECK_S)
+            shown = " ".join(check.expect.split()) in " ".join(result.output.split())
+            if result.timed_out:
+                bad[check] = f"it took longer than {CHECK_S:.0f} s"
+            elif result.exit_code or not shown:
+                bad[check] = f"exit code {result.exit_code}\n{result.output[-ANSWER_CHARS:]}"
+    return bad
+
+
+def hosts_of(urls: Sequence[str]) -> list[str]:
+    """As the proxy lets them through."""
+    places = [urllib.parse.urlsplit(url) for url in urls]
+    return [f"{place.hostname}:{place.port}" if place.port else str(place.hostname) for place in places]
+
+
+def variables(repository: Repository, indexes: Sequence[str], certificates: str) -> dict[str, str]:
+    """So that what is installed goes to the folder that is kept, and is found there."""
+    roots = [os.path.normpath(f"/app/{root}") for root in repository.import_roots]
+    more = {"PIP_CERT": certificates, "SSL_CERT_FILE": certificates} if certificates else {}
+    if indexes:
+        more |= {"PIP_INDEX_URL": indexes[0], "PIP_EXTRA_INDEX_URL": " ".join(indexes[1:])}
+        more["PIP_TRUSTED_HOST"] = " ".join(hosts_of([url for url in indexes if url.startswith("http://")]))
+    return {
+        "PYTHONPATH": os.pathsep.join(["/app/.setup/packages", *roots, "/opt/pip"]),
+        "PIP_TARGET": "/app/.setup/packages",
+        **dict.fromkeys(("PIP_UPGRADE", "PIP_NO_COMPILE", "PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1"),
+        **{name: value for name, value in more.items() if value},
+    }
+
+
+def _own_pip() -> Path:
+    found = importlib.util.find_spec("pip")
+    if found is None or found.origin is None:
+        raise OffbookError("pip is not installed beside offbook, and agents need it to set a repository up")
+    return Path(found.origin).parent
+
+
+def keep_before(folder: Path) -> None:
+    """deps/ becomes what it was before any agent, which stays in deps.before/."""
+    before, deps = folder / "deps.before", folder / "deps"
+    if not before.is_dir():
+        deps.rename(before)
+    shutil.rmtree(deps, ignore_errors=True)
+    shutil.copytree(before, deps, symlinks=True, copy_function=os.link)
+
+
+def keep_modules(packages: Path, into: Path) -> None:
+    """What the agent wrote itself, beside what it installed: images of the tasks have it from no index."""
+    listed = {
+        packages / row.partition(",")[0]
+        for record in packages.glob("*.dist-info/RECORD")
+        for row in record.read_text(errors="replace").splitlines()
+    }
+    for path in packages.rglob("*.py"):
+        if path.is_file() and path not in listed and path.relative_to(packages).parts[0] != "bin":
+            target = into / path.relative_to(packages)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def lay_over(packages: Path, deps: Path) -> None:
+    """The files of one folder in the place of another's, whose own are links and must not be written to."""
+    for path in sorted(packages.rglob("*")):
+        target = deps / path.relative_to(packages)
+        if path.is_dir():
+            if target.is_file() or target.is_symlink():
+                target.unlink()
+            target.mkdir(exist_ok=True)
+        else:
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            target.unlink(missing_ok=True)
+            shutil.move(path, target)

@@ -1,0 +1,112 @@
+"""What a repository's code and tests import, installed beside its tree. Only wheels: no code of any package runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from offbook.tasks.factory.prepare.metadata import Project
+from offbook.tasks.factory.prepare.source import run_quietly
+from offbook.tasks.factory.types import Unprepared
+from offbook.tasks.folder import write_files
+
+INSTALL_S, LIMIT_MB = 600.0, 1500
+RUNNER = ("pytest", "hypothesis", "pytest-timeout")
+# What every run of a test suite imports: without one of its features nothing would run at all, or a task could be
+# solved by looking at the copy that runs the tests.
+COMES_WITH_RUNNER = frozenset(
+    {"pytest", "pluggy", "packaging", "iniconfig", "pygments", "exceptiongroup", "tomli", "colorama"}
+    | {"hypothesis", "sortedcontainers", "attrs", "pytest-timeout"}
+)
+
+
+def refuse_runner(name: str) -> None:
+    if canonicalize_name(name) in COMES_WITH_RUNNER:
+        raise Unprepared(f"{name} comes with the test runner, so its tests would run on the very code that is deleted")
+
+
+async def install(project: Project, deps: Path, base: Path) -> tuple[str, ...]:
+    """Fill `deps` and return the requirements that have no wheel for this Python, or do not go with the others."""
+    needs = [*project.needs, *project.test_needs]
+    needs = [line for line in needs if canonicalize_name(Requirement(line).name) != canonicalize_name(project.name)]
+    named = {canonicalize_name(Requirement(line).name) for line in needs}
+    wanted = list(dict.fromkeys([*needs, *(name for name in RUNNER if name not in named)]))
+    left_out: list[str] = []
+    output = await _pip(wanted, deps, base)
+    if output:
+        # One of them cannot be had. Which one, only trying each of them tells reliably.
+        kept: list[str] = []
+        for line in wanted:
+            reason = await _pip([line], deps, base, "--dry-run")
+            if reason and line in RUNNER:
+                raise Unprepared(f"the test runner cannot be installed ({reason})")
+            (left_out if reason else kept).append(line)
+        output = await _pip(kept, deps, base)
+    if output:  # each can be had, but not together: what the tests need goes first
+        mine = [line for line in project.needs if line not in left_out]
+        left_out += [line for line in project.test_needs if line not in left_out]
+        output = await _pip([*mine, *RUNNER], deps, base)
+    if output:
+        raise Unprepared(f"the dependencies of {project.name} cannot be installed ({output})")
+    settle(project, deps)
+    return tuple(left_out)
+
+
+def settle(project: Project, deps: Path) -> None:
+    """What holds for a folder of packages, however it was filled: not too large, and the package itself is known by its
+    metadata and not there."""
+    size = sum(path.lstat().st_size for path in deps.rglob("*")) >> 20
+    if size > LIMIT_MB:
+        raise Unprepared(f"the dependencies of {project.name} take {size} MB, more than {LIMIT_MB}")
+    _remove_own(project, deps)
+    _write_own_metadata(project, deps)
+
+
+async def _pip(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
+    """Install and return nothing, or return pip's reason."""
+    if not more:
+        shutil.rmtree(deps, ignore_errors=True)
+        deps.mkdir(parents=True)
+    python = [] if base == Path(os.path.realpath(sys.executable)) else ["--python", str(base)]
+    options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-conflicts", "--only-binary", ":all:"]
+    command = [sys.executable, "-m", "pip", *python, "install", *options, *more, "--target", str(deps), "--", *wanted]
+    scratch = deps.with_name("pip")  # in the package's own folder: pip leaves what it has there when it is killed
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        exit_code, output = await run_quietly(command, INSTALL_S, {**os.environ, "TMPDIR": str(scratch)})
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if exit_code is None:
+        raise Unprepared(f"installing the dependencies took longer than {INSTALL_S:.0f} s")
+    if "No module named pip" in output:
+        raise Unprepared(f"pip is not installed beside {sys.executable}")
+    lines = [line for line in output.splitlines() if line.startswith("ERROR: ")]
+    return "" if exit_code == 0 else (lines[-1] if lines else f"pip ended with {exit_code}").removeprefix("ERROR: ")
+
+
+def _remove_own(project: Project, deps: Path) -> None:
+    """A copy of the package that a dependency brought along would be found where the tree's was deleted."""
+    for distribution in metadata.distributions(path=[str(deps)]):
+        if canonicalize_name(distribution.metadata["Name"]) == canonicalize_name(project.name):
+            named = {Path(os.path.normpath(deps / file)) for file in distribution.files or []}
+            there = [path.relative_to(deps) for path in named if path.is_relative_to(deps) and os.path.lexists(path)]
+            write_files(deps, dict.fromkeys(map(str, there)))
+
+
+def _write_own_metadata(project: Project, deps: Path) -> None:
+    """So that `importlib.metadata.version` and entry points work although the package is not installed."""
+    name = canonicalize_name(project.name).replace("-", "_")
+    folder = deps / f"{name}-{project.version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {project.name}", f"Version: {project.version}"]
+    lines += [f"Requires-Dist: {line}" for line in project.needs]
+    (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    if project.entry_points:
+        (folder / "entry_points.txt").write_text(project.entry_points)

@@ -1,0 +1,255 @@
+"""From the name of a repository to a `Repository`: its source, its dependencies, its reliable tests.
+
+folder/source.json      where it came from; the tree is complete
+folder/tree/            the source, scrubbed
+folder/project.json     what its metadata say
+folder/deps/            what it imports; python/ is the interpreter that sees it
+folder/dependencies.json    which requirements could not be had; deps/ is complete
+folder/repository.json  all is done
+folder/set_up.json      what agents were asked and did, where it did not get ready without them (agents.py)
+folder/modules/         what they wrote to stand in for modules; it is in deps/ too
+folder/prepare.log      what went wrong, for people
+
+A step whose file is there is not done again. The network is used to fetch and by pip, which installs wheels only. Code
+of the repository and of its dependencies runs in boxes and nowhere else, and these have no network but for agents that
+set a repository up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from offbook.core.runfolder import write_atomic
+from offbook.sandbox import BoxSpec
+from offbook.tasks.factory.audit.scrub import scrub
+from offbook.tasks.factory.prepare.dependencies import install, refuse_runner
+from offbook.tasks.factory.prepare.interpreter import Interpreter, find_interpreter
+from offbook.tasks.factory.prepare.layout import Layout, find_layout
+from offbook.tasks.factory.prepare.metadata import Project, read_project
+from offbook.tasks.factory.prepare.source import fetch, needs_another, runs_on
+from offbook.tasks.factory.prepare.tests import BaselineLimits, find_baseline
+from offbook.tasks.factory.types import Repository, Unprepared
+from offbook.tasks.suite import StartFailed, make_interpreter, suite_box
+from offbook.tasks.unpack import SourceLimits
+from offbook.types import MachineFault
+
+COMPILED = (".c", ".cc", ".cpp", ".pyx", ".rs", ".f90")
+IMPORT_S = 60.0
+_REPOSITORY = TypeAdapter(Repository)
+_PROJECT = TypeAdapter(Project)
+
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A repository that does not get ready by itself, for those who set it up."""
+
+    draft: Repository  # its tests are not known yet; deps/ holds at least the test runner
+    project: Project
+    reason: str
+    # Raises Unprepared with the reason. It may be asked again and again, with other packages and another start command.
+    finished: Callable[[Repository], Awaitable[Repository]]
+
+
+SetUp = Callable[[Stuck, BoxSpec, Told], Awaitable[Repository]]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareSettings:
+    source: SourceLimits = field(default_factory=SourceLimits)
+    baseline: BaselineLimits = field(default_factory=BaselineLimits)
+    python: str = ""  # another interpreter for the repository than offbook's own: a path or a version
+    pytest_options: tuple[str, ...] = ()  # in the place of those that its settings ask for
+    start: str = ""  # a command that gets a box ready for its tests
+    set_up: SetUp | None = None  # who is asked where a repository does not get ready by itself
+
+
+async def prepare(
+    spec: str,
+    folder: Path,
+    box: BoxSpec | None = None,
+    progress: Told = lambda message: None,
+    settings: PrepareSettings | None = None,
+) -> Repository:
+    """Make the repository that `spec` names (see source.fetch) ready in `folder`, or raise Unprepared.
+
+    After Unprepared nothing is left but folder/prepare.log, and that only if the source could be had.
+    """
+    settings, box = settings or PrepareSettings(), box or BoxSpec()
+    folder = folder.resolve()
+    ready = folder / "repository.json"
+    marker = folder / "source.json"
+    if marker.is_file() and (other := json.loads(marker.read_bytes())["spec"]) != spec:
+        raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
+    if ready.is_file():
+        return load_repository(folder)
+    python = await find_interpreter(settings.python)
+    try:
+        project = await fetch_project(spec, folder, settings, python, progress)
+        refuse_runner(project.name)
+        if not runs_on(project.requires_python, python.version):
+            raise Unprepared(needs_another(project.name, project.requires_python, python.version))
+        repository = await _made_ready(project, folder, box, settings, python, progress)
+    except (MachineFault, Unprepared) as error:
+        if marker.is_file():  # there was a source
+            _log(folder, str(error))
+        clear(folder)
+        raise Unprepared(str(error)) from error
+    save_repository(repository)
+    return repository
+
+
+async def _made_ready(
+    project: Project, folder: Path, box: BoxSpec, settings: PrepareSettings, python: Interpreter, progress: Told
+) -> Repository:
+    layout = find_layout(folder / "tree", project)
+    draft = Repository(
+        project.name,
+        project.version,
+        folder,
+        layout.import_roots,
+        layout.source_files,
+        layout.test_files,
+        layout.support_files,
+        tests=(),
+        pytest_options=settings.pytest_options or layout.options,
+        start=settings.start,
+    )
+
+    async def finished(draft: Repository) -> Repository:
+        await _check_import(draft, layout, box)
+        return await find_baseline(draft, box, settings.baseline, progress, layout.strict_warnings)
+
+    try:
+        await _install(project, folder, python, progress)
+        return await finished(draft)
+    except (Unprepared, MachineFault) as error:
+        if settings.set_up is None:
+            raise
+        reason = str(error)
+        draft = replace(draft, start="") if isinstance(error, StartFailed) else draft
+    if not (folder / "dependencies.json").is_file():  # at least what runs tests
+        await _install(replace(project, needs=[], extras={}), folder, python, progress)
+    _log(folder, f"set up by agents, because: {reason}")
+    return await settings.set_up(Stuck(draft, project, reason, finished), box, progress)
+
+
+def save_repository(repository: Repository) -> None:
+    write_atomic(repository.folder / "repository.json", _REPOSITORY.dump_json(repository, indent=1))
+
+
+def load_repository(folder: Path) -> Repository:
+    """What `prepare` made there. The folder may have been moved since."""
+    path = folder / "repository.json"
+    if not path.is_file():
+        raise Unprepared(f"{folder} holds no prepared repository")
+    data = json.loads(path.read_bytes())
+    return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
+
+
+async def fetch_project(
+    spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Told
+) -> Project:
+    """Its source in folder/tree, scrubbed, and what its metadata say."""
+    tree, marker, saved = folder / "tree", folder / "source.json", folder / "project.json"
+    if marker.is_file():
+        return _PROJECT.validate_json(saved.read_bytes())
+    progress(f"fetching {spec}")
+    for leftover in (tree, folder / "fetched"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fetched = await fetch(spec, folder / "fetched", settings.source, python.version)
+    project = read_project(fetched.tree, fetched.name, fetched.version, python.markers)
+    removed = scrub(fetched.tree, frozenset({project.name, *project.top_level}))
+    if removed:
+        _log(folder, f"no source, taken out: {', '.join(removed)}")
+    if project.version_file:
+        _write_version(fetched.tree / project.version_file, project.version)
+    fetched.tree.rename(tree)
+    (folder / "fetched").rmdir()
+    write_atomic(saved, _PROJECT.dump_json(project))
+    write_atomic(marker, json.dumps({"spec": spec, "name": project.name, "version": project.version}))
+    return project
+
+
+def _write_version(path: Path, version: str) -> None:
+    """Building would write this file, from tags that are not here."""
+    if not path.exists() and path.parent.is_dir():
+        numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
+        path.write_text(
+            f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers}\n"
+            "__commit_id__ = commit_id = None\n"
+        )
+
+
+async def _install(project: Project, folder: Path, python: Interpreter, progress: Told) -> None:
+    marker = folder / "dependencies.json"
+    before = folder / "deps.before"
+    if before.is_dir():  # agents were at work when the last call was stopped
+        shutil.rmtree(folder / "deps", ignore_errors=True)
+        before.rename(folder / "deps")
+    if marker.is_file():
+        return
+    progress(f"{project.name}: installing what it needs")
+    shutil.rmtree(folder / "python", ignore_errors=True)
+    left_out = await install(project, folder / "deps", python.path)
+    make_interpreter(folder, python.path)
+    if left_out:
+        progress(f"{project.name}: no wheels for {', '.join(left_out)}")
+        _log(folder, f"no wheels, left out: {', '.join(left_out)}")
+    write_atomic(marker, json.dumps({"left_out": left_out}))
+
+
+async def _check_import(repository: Repository, layout: Layout, box: BoxSpec) -> None:
+    """A package of which nothing can be imported would only show as hundreds of failing tests."""
+    roots = os.pathsep.join(layout.import_roots)
+    reasons = []
+    async with await suite_box(repository.tree, repository.suite, box) as opened:
+        for module in layout.modules:
+            python = ["env", f"PYTHONPATH={roots}", "python", "-P", "-s", "-B"]
+            result = await opened.exec(shlex.join([*python, "-c", f"import {module}"]), IMPORT_S)
+            if result.exit_code == 0 and not result.timed_out:
+                return
+            _log(repository.folder, f"import {module}\n{result.output}")
+            lines = result.output.strip().splitlines()
+            reasons.append(f"it took longer than {IMPORT_S:.0f} s" if result.timed_out else lines[-1] if lines else "")
+    raise Unprepared(f"{_import_problem(repository, layout, reasons[0])}; see {repository.folder / 'prepare.log'}")
+
+
+def _import_problem(repository: Repository, layout: Layout, reason: str) -> str:
+    """A module of its own that is not there has to be built; another one is a dependency that it does not name."""
+    named = re.search(r"No module named '([\w.]+)'|from (?:partially initialized module )?'([\w.]+)'", reason)
+    missing = (named[1] or named[2]).partition(".")[0] if named else ""
+    if named and missing in layout.modules:
+        compiled = any(path.suffix in COMPILED for path in repository.tree.rglob("*"))
+        what = "needs compiled extensions" if compiled else "lacks what building it would make"
+        return f"{repository.name} {what} ({reason})"
+    if named and named[1]:
+        return f"{repository.name} needs the module {named[1]}, which is not among what it says it needs"
+    return f"{repository.name} cannot be imported ({reason})"
+
+
+def _log(folder: Path, text: str) -> None:
+    with open(folder / "prepare.log", "a") as file:
+        file.write(text.rstrip() + "\n")
+
+
+def clear(folder: Path) -> None:
+    """Nothing half-made stays. The log does, and whoever holds the folder still does."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name not in ("prepare.log", ".lock"):
+            path.unlink()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

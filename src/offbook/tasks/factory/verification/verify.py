@@ -1,0 +1,318 @@
+"""Whether a deletion makes a task: what its tests say without the feature, and with trivial bodies in its place.
+
+Only the tests that matter are run: those that enter a file which the deletion touches, as the map has it, and one of
+every other test file where names have gone, because an import may need one. The gold patch is verified on the folder
+that is written at the end (check.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import libcst as cst
+
+from offbook.sandbox import BoxSpec
+from offbook.tasks.factory.delete.surgery import Orders, operate
+from offbook.tasks.factory.delete.visible import without_tests
+from offbook.tasks.factory.instruction.counts import are_enough, briefly_documented
+from offbook.tasks.factory.instruction.examples import Example, examples
+from offbook.tasks.factory.instruction.sufficient import SILENT
+from offbook.tasks.factory.instruction.testcode import TestCode
+from offbook.tasks.factory.instruction.tried import TRIED_S, Tried, trying_of
+from offbook.tasks.factory.types import Deletion, files_of, is_test_code
+from offbook.tasks.factory.verification.mutants import Trial, trial_of, with_blanks
+from offbook.tasks.factory.verification.perturb import answered, functions_of, perturbed, recorded, recording
+from offbook.tasks.factory.workshop import Workshop, product_of
+from offbook.tasks.grade import put
+from offbook.tasks.mutants import Twins
+from offbook.tasks.perturbed import Case
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
+
+ENDLESS = "the tests do not come to an end"
+START_S = 30.0
+SLOWER = 4.0  # than in the baseline
+# What trivial bodies return. False is 0 too.
+MARK = "__offbook_value_"
+VALUES = {"none": "None", "true": "True", "false": "False", "text": '""', "list": "[]", "dictionary": "{}"}
+
+
+class Clock:
+    """How long the stages of something took."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._began = self._last = time.monotonic()
+
+    @property
+    def total_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def mark(self, stage: str) -> None:
+        """What was done since the last call."""
+        now = time.monotonic()
+        self.stages[stage] = round(self.stages.get(stage, 0.0) + now - self._last, 4)
+        self._last = now
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySettings:
+    others_s: float = 4.0  # how long the tests may take, together, that do not need the feature
+    max_others: int = 400
+    feature_s: float = 20.0  # and those that need it: above this it makes no task
+    max_trivial_tests: int = 30  # run with each trivial body; a sample of those that need the feature
+    trivial_s: float = 2.5  # on top of what the tests take: a trivial body may keep a loop from ending
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why the deletion makes no task, or `refused` is empty and the rest says what the tests do."""
+
+    refused: str = ""
+    evidence: str = ""
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    exact: bool = False  # the failing tests are just those that the map says
+    floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
+    twins: Twins = field(default_factory=Twins)
+    cases: tuple[Case, ...] = ()
+    tried: Tried = field(default_factory=Tried)
+    test_s: float = 0.0  # how long tests ran, all rounds together
+
+
+# Asked of what fails without the feature, before the long rounds: why it makes no task all the same, and the evidence.
+Objection = Callable[[Verdict], Awaitable[tuple[str, str] | None]]
+
+
+async def no_objection(_: Verdict) -> None:
+    return None
+
+
+async def verify(
+    workshop: Workshop,
+    deletion: Deletion,
+    spec: BoxSpec,
+    settings: VerifySettings,
+    objection: Objection = no_objection,
+    clock: Clock | None = None,
+) -> Verdict:
+    repository, needing, clock = workshop.repository, deletion.feature.tests, clock or Clock()
+    if sum(repository.seconds[test] for test in needing) > settings.feature_s:
+        return Verdict("its tests take too long")
+    candidates = await asyncio.to_thread(_examples, workshop, deletion)
+    gone, is_told = (*deletion.stubbed, *deletion.deleted), deletion.level == "release"
+    targets = [key for key in gone if key in deletion.feature.targets and not is_told]
+    brief = briefly_documented(targets, gone, workshop.symbols)
+    if brief and not are_enough(candidates, needing):  # the best that can come of it
+        return Verdict(SILENT, " ".join(map(str, next(iter(brief.items())))))
+    others = impacted(workshop, deletion, settings)
+    tests = [*needing, *others]
+    limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
+    whole, watched = Round(files_of(tests), tests, timeout_s=limit_s), product_of(repository)
+    right = right_files(workshop.files, deletion)
+    trying = trying_of(repository.suite, workshop.symbols, gone, candidates, right)
+    clock.mark("delete")
+    async with await suite_box(repository.tree, repository.suite, spec) as box:
+
+        async def run(rounds: Sequence[Round], rounds_s: float, hash_seed: int = 0) -> list[SuiteRun]:
+            return await run_rounds(box, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
+
+        await put(box, deleted_tree(workshop, deletion))
+        *with_examples, first = await run([*([trying.round] if trying else []), whole], limit_s + TRIED_S)
+        runs = [first]
+        clock.mark("tests without it")
+
+        def refused(why: str, evidence: str) -> Verdict:
+            return Verdict(why, evidence, test_s=_test_s(runs))
+
+        if refusal := _refusal(first, needing, others, repository.excluded):
+            return refused(*refusal)
+        fail_to_pass = tuple(test for test in needing if test in first.failed)
+        seen = Verdict(
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=tuple(sorted(first.passed)),
+            exact=set(fail_to_pass) == {*needing},
+            tried=trying.told(with_examples[0]) if trying else Tried(),
+        )
+        if refusal := await objection(seen):
+            return refused(*refusal)
+        sample = _sample(needing, settings.max_trivial_tests)
+        sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
+        ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
+        trivial = [
+            Round(files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
+            for bodies in ways.values()
+        ]
+        *with_trivial, again = await run([*trivial, whole], limit_s + len(trivial) * sample_s, hash_seed=1)
+        runs += [*with_trivial, again]
+        clock.mark("trivial bodies")
+        if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
+            return refused("flaky", min(changed))
+        asked = {*fail_to_pass} & {*sample}
+        shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
+        if 1 in shares:
+            return refused("a trivial body solves it", [*ways][shares.index(1)])
+        passed = [run.passed for run in with_trivial]
+        trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
+        listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
+        rounds = trial.rounds
+        *repeated, _ = await run(
+            [*rounds, listening], trial.limit_s * len(rounds) + sample_s
+        )  # what the last writes stays
+        twins = trial.usable(repeated, tests)
+        twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
+        clock.mark("twins")
+        calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
+        blanks = await trial.blanks(fail_to_pass, lambda rounds, seed: run(rounds, 3 * trial.limit_s, hash_seed=seed))
+        twins = with_blanks(twins, blanks, trial.files, trial.inherited)
+        clock.mark("blanks")
+        await put(box, trial.right)
+        cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
+        clock.mark("other inputs")
+    return replace(
+        seen,
+        floor=max(shares, default=0.0),
+        twins=twins,
+        cases=tuple(cases),
+        test_s=_test_s(runs),
+    )
+
+
+def _test_s(runs: Iterable[SuiteRun]) -> float:
+    return sum(sum(run.seconds.values()) for run in runs)
+
+
+def _trial(
+    workshop: Workshop,
+    deletion: Deletion,
+    first: SuiteRun,
+    trivial: Iterable[tuple[Mapping[str, str | None], Collection[str]]],
+) -> Trial:
+    """Of the tests that fail without the feature."""
+    failing = [test for test in deletion.feature.tests if test in first.failed]
+    seconds = sum(workshop.repository.seconds[test] for test in failing)
+    files = {path: workshop.files[path].encode() for path in files_of(failing) if path in workshop.files}
+    right = right_files(workshop.files, deletion)
+    expected = [*failing, *first.passed]
+    trial = trial_of(files, failing, expected, right, random.Random(deletion.feature.id))
+    return replace(trial, trivial=[*trivial], limit_s=START_S / 3 + SLOWER * seconds)
+
+
+def _examples(workshop: Workshop, deletion: Deletion) -> list[Example]:
+    """Checks that its tests make. What a release brings is told by its changelog."""
+    if deletion.level == "release":
+        return []
+    files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
+    tests, needing = TestCode(files, workshop.symbols.import_roots), deletion.feature.tests
+    return examples(tests.reached(needing), tests, needing, (*deletion.stubbed, *deletion.deleted))
+
+
+def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:
+    """The right code, which writes down what the tests call it with."""
+    right = right_files(workshop.files, deletion)
+    for path, names in functions_of(deletion.targets).items():
+        right[path] = recording(workshop.files[path], names)
+    originals = {path: workshop.files[path] for path in files_of(tests) if path in workshop.files}
+    return Round(files_of(tests), tests, {**right, **originals}, timeout_s=limit_s)
+
+
+def right_files(files: Mapping[str, str], deletion: Deletion) -> dict[str, str | None]:
+    """What the deletion changed, as it was."""
+    tests = [path for path, text in deletion.tests.items() if text != files[path]]
+    return {path: files[path] for path in (*deletion.files, *tests)}
+
+
+def deleted_tree(workshop: Workshop, deletion: Deletion) -> dict[str, str | None]:
+    """What the deletion changes, and what makes the original tests run on it where names that they import are gone."""
+    if deletion.level == "stub":
+        return dict(deletion.files)
+    if deletion.level == "release":  # what is None is not there yet
+        return {**deletion.tests, **{path: text for path, text in deletion.files.items() if text is not None}}
+    return {**without_tests(workshop.files, (), deletion, workshop.repository.import_roots), **deletion.files}
+
+
+def impacted(workshop: Workshop, deletion: Deletion, settings: VerifySettings) -> list[str]:
+    """Tests besides the feature's own that could notice: the quick ones of those that enter a file it touches."""
+    seconds, needing = workshop.repository.seconds, {*deletion.feature.tests}
+    touching = [tests for key, tests in workshop.map.tests_of.items() if key.path in deletion.files]
+    quick = sorted({*workshop.repository.tests} - needing, key=lambda test: (seconds[test], test))
+    entering = [test for test in quick if any(test in tests for tests in touching)][: settings.max_others]
+    spent = accumulate(seconds[test] for test in entering)
+    chosen = [test for test, so_far_s in zip(entering, spent, strict=True) if so_far_s <= settings.others_s]
+    if deletion.level != "stub":
+        seen = {*files_of([*needing, *chosen])}
+        for test in quick:
+            path = test.partition("::")[0]
+            if path not in seen and seconds[test] <= settings.others_s / 4:
+                seen.add(path)
+                chosen.append(test)
+    return sorted(chosen)
+
+
+def _sample(tests: Sequence[str], most: int) -> list[str]:
+    """The same ones for the same tests, from anywhere among them."""
+    return sorted(sorted(tests, key=lambda test: hashlib.sha256(test.encode()).digest())[:most])
+
+
+def _refusal(
+    run: SuiteRun, needing: Sequence[str], others: Sequence[str], known: Collection[str]
+) -> tuple[str, str] | None:
+    """`known` are the tests and files that were left out when the repository was prepared."""
+    broken = {path: why for path, why in run.broken.items() if path not in known}
+    if broken:
+        path, why = next(iter(broken.items()))
+        return "tests can no longer be imported", f"{path}: {why}"
+    unexpected = [test for test in others if test not in run.passed]
+    if run.exit_code is None:
+        return ENDLESS, run.running or (unexpected or [*needing])[0]
+    if unexpected:
+        return "other tests fail too", f"{unexpected[0]}: {run.failed.get(unexpected[0], 'not run')}"
+    if not run.failed:
+        return "no test fails without it", needing[0]
+    return None
+
+
+def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """(what every stub returns, the stubs' files with those bodies). `files` is the tree before the deletion.
+
+    A deletion that left no stub has no variants.
+    """
+    if not deletion.stubbed:
+        return
+    # The functions that a release brings are not there as stubs: the bodies go into the tree that has them.
+    right = right_files(files, deletion) if deletion.level == "release" else {}
+    tree = {**files, **({} if right else deletion.files)}
+    stubs: dict[str, set[str]] = defaultdict(set)
+    for key in deletion.stubbed:
+        stubs[key.path].add(key.name)
+    marked: dict[str, str] = {}
+    first: dict[str, str] = {}  # what stands for a body -> the function's first argument
+    for path, names in stubs.items():  # once for all ways: writing a tree out as text is most of the work
+
+        def mark(function: cst.FunctionDef) -> str:
+            if function.name.value == "__init__":  # which may return nothing but None
+                return "pass"
+            place = f"return {MARK}{len(first)}_"
+            first[place] = f"return {_first_argument(function)}"
+            return place
+
+        marked[path] = operate(str(tree[path]), Orders(stub=names, body=mark)).source
+    for way, value in {"first argument": "", **VALUES}.items():
+        bodies = {place: f"return {value}" if value else argument for place, argument in first.items()}
+        pattern = re.compile("|".join(map(re.escape, bodies)) or r"(?!)")
+        trivial = {path: pattern.sub(lambda found: bodies[found[0]], text) for path, text in marked.items()}  # noqa: B023
+        yield way, {**right, **trivial}
+
+
+def _first_argument(function: cst.FunctionDef) -> str:
+    parameters = function.params
+    star = [parameters.star_arg] if isinstance(parameters.star_arg, cst.Param) else []
+    names = [p.name.value for p in [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params, *star]]
+    return next((name for name in names if name not in {"self", "cls"}), "None")
