@@ -23,7 +23,6 @@ import sys
 from pathlib import Path
 
 import torch
-from offbook.algo import hint_branch, target_key
 
 from offbook.agent.chat import ChatFormat
 from offbook.agent.harness import Harness, run_agent
@@ -33,10 +32,10 @@ from offbook.rl.annotate import distill_of, teachers_of
 from offbook.rl.evaluate import summarize
 from offbook.rl.models import load_model, model_folder
 from offbook.rl.tasks import task_sets
-from offbook.sandbox import open_box
+from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import read_rollout, write_hint
 from offbook.signals.rewards import Grader
-from offbook.train.algorithms import group_advantage
+from offbook.train.algorithms import group_advantage, hint_branch, target_key
 from offbook.train.trainer import Measured, Trainer
 from offbook.types import Rollout, Sample, Task
 
@@ -54,8 +53,8 @@ async def roll_out(
     """One attempt: a private copy of the repository, the agent's conversation, the verdict of the hidden tests."""
     session = engine.open(f"step{step}/{task.id}/{number}")
     await asyncio.sleep(0)  # let every rollout of the batch open its session first: they are decoded together
-    async with await open_box(task.tree) as box:
-        rollout = await run_agent(task, box, session, chat, HARNESS, session.key, task.id)
+    async with await open_sandbox(task.tree) as sandbox:
+        rollout = await run_agent(task, sandbox, session, chat, HARNESS, session.key, task.id)
     session.close()
     rollout.reward.parts["outcome"] = await grader.outcome(task, rollout)
     return rollout

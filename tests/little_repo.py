@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_prepare import installed, lay_out, write
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.pipeline import folder_name
 from offbook.tasks.factory.prepare.prepare import prepare
 from offbook.tasks.factory.prepare.tests import map_tests
@@ -207,8 +207,8 @@ def deps(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workshop(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     place = tmp_path_factory.mktemp("workshop")
     source = little(place / "little", ODD)
-    repository = asyncio.run(prepare(str(source), installed(deps, place / "made" / "little"), BoxSpec()))
-    asyncio.run(map_tests(repository, BoxSpec()))
+    repository = asyncio.run(prepare(str(source), installed(deps, place / "made" / "little"), SandboxSpec()))
+    asyncio.run(map_tests(repository, SandboxSpec()))
     return open_workshop(repository.folder)
 
 

@@ -1,4 +1,4 @@
-"""What commands really opened: seen by the kernel in a real box, whatever the command's words say."""
+"""What commands really opened: seen by the kernel in a real sandbox, whatever the command's words say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offbook.agent.harness import Harness, run_agent
-from offbook.sandbox import BoxSpec, ExecResult, open_box
+from offbook.sandbox import ExecResult, SandboxSpec, open_sandbox
 from offbook.sandbox.access import MAX_SHOWN, describe, notable, own_packages, place_of
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.signals.trajectory import Acts
@@ -30,8 +30,8 @@ def tree(tmp_path: Path) -> Path:
 
 def results(tree: Path, *commands: str, watch: bool = True) -> list[ExecResult]:
     async def work() -> list[ExecResult]:
-        async with await open_box(tree, BoxSpec(watch=watch)) as box:
-            return [await box.exec(command, 20) for command in commands]
+        async with await open_sandbox(tree, SandboxSpec(watch=watch)) as sandbox:
+            return [await sandbox.exec(command, 20) for command in commands]
 
     return asyncio.run(work())
 
@@ -54,10 +54,10 @@ def test_opens_are_seen_however_they_are_written(tree: Path) -> None:
 
 
 @needs_watch
-def test_nothing_outside_the_box_is_seen(tree: Path) -> None:
+def test_nothing_outside_the_sandbox_is_seen(tree: Path) -> None:
     async def work() -> ExecResult:
-        async with await open_box(tree, BoxSpec(watch=True)) as box:
-            running = asyncio.create_task(box.exec("sleep 0.5; cat pkg/a.py", 20))
+        async with await open_sandbox(tree, SandboxSpec(watch=True)) as sandbox:
+            running = asyncio.create_task(sandbox.exec("sleep 0.5; cat pkg/a.py", 20))
             await asyncio.sleep(0.2)
             (tree / "tests/test_a.py").read_text()
             return await running
@@ -67,7 +67,7 @@ def test_nothing_outside_the_box_is_seen(tree: Path) -> None:
     assert not [path for path in opened.paths if path.endswith("test_a.py")]
 
 
-def test_a_box_that_does_not_watch_says_so(tree: Path) -> None:
+def test_a_sandbox_that_does_not_watch_says_so(tree: Path) -> None:
     assert results(tree, "cat pkg/a.py", watch=False)[0].opened is None
 
 
@@ -97,10 +97,10 @@ def test_the_rollout_tells_only_what_is_worth_a_look(tree: Path) -> None:
     script = Script(steps)
 
     async def work():
-        async with await open_box(tree, BoxSpec(watch=True)) as box:
+        async with await open_sandbox(tree, SandboxSpec(watch=True)) as sandbox:
             from hacks.case import LIMITS
 
-            return await run_agent(task, box, script, script.chat, Harness(LIMITS), "r", "g")
+            return await run_agent(task, sandbox, script, script.chat, Harness(LIMITS), "r", "g")
 
     rollout = asyncio.run(work())
     assert rollout.events == [

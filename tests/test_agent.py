@@ -30,7 +30,7 @@ from offbook.live.kept import head, kept_in, lines_of
 from offbook.live.reactions import score
 from offbook.live.sessions import Decision
 from offbook.rl.collector import Collector
-from offbook.sandbox.box import CHANGED_BYTES
+from offbook.sandbox.sandbox import CHANGED_BYTES
 
 SHAPES = """def area(width, height):
     return width * height

@@ -34,12 +34,12 @@ from offbook.engine import LocalEngine
 from offbook.engine.sync import Reader, open_store
 from offbook.rl import scheduler as reconcile
 from offbook.rl.collector import Collector
-from offbook.rl.rollout_buffer import Seat, Slots, holds_boxes, read_journal
+from offbook.rl.rollout_buffer import Seat, Slots, holds_sandboxes, read_journal
 from offbook.rl.tasks import Selected, task_order
 from offbook.rl.train import train
-from offbook.sandbox import BwrapBox, isolation
+from offbook.sandbox import BwrapSandbox, isolation
 from offbook.signals.monitors.worker import Worker
-from offbook.tasks.suite import suite_box
+from offbook.tasks.suite import suite_sandbox
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Hung, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
 
@@ -411,15 +411,15 @@ class Dying:
 
 async def lived(task: Task, seat: Seat, policy: Any, chat: ChatFormat) -> Rollout:
     midway = seat.midway()
-    box = await suite_box(task.tree, task.suite, BwrapBox(task.tree).spec, seat.box)
-    assert isinstance(box, BwrapBox)
+    sandbox = await suite_sandbox(task.tree, task.suite, BwrapSandbox(task.tree).spec, seat.sandbox)
+    assert isinstance(sandbox, BwrapSandbox)
     try:
         harness = Harness(LIMITS, profile="pocket")
         return await run_agent(
-            task, box, policy, chat, harness, "r", "g", keep=lambda state: seat.keep(box, state), midway=midway
+            task, sandbox, policy, chat, harness, "r", "g", keep=lambda state: seat.keep(sandbox, state), midway=midway
         )
     finally:
-        await box.leave()
+        await sandbox.leave()
 
 
 @needs_isolation
@@ -456,9 +456,9 @@ def test_a_rollout_that_dies_at_every_turn_is_the_one_that_never_did(tmp_path: P
 
 
 @needs_isolation
-def test_where_boxes_can_live(tmp_path: Path) -> None:
-    assert asyncio.run(holds_boxes(tmp_path / "slots"))
-    assert not asyncio.run(holds_boxes(Path("/proc/self"))), "no folder can be made there"
+def test_where_sandboxes_can_live(tmp_path: Path) -> None:
+    assert asyncio.run(holds_sandboxes(tmp_path / "slots"))
+    assert not asyncio.run(holds_sandboxes(Path("/proc/self"))), "no folder can be made there"
 
 
 # --- beside training

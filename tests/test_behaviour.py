@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offbook.rewards import Part, Rewards
 from test_remote import reply, serving
 from test_rollout import rollout as offbook_rollout
 from test_rollout import task as task  # a fixture
@@ -23,8 +22,8 @@ from offbook.agent.harness.toolsets import make_toolset
 from offbook.core.config import HarnessConfig, RewardsConfig
 from offbook.core.runfolder import RunFolder
 from offbook.rl.evaluate import summarize
-from offbook.sandbox import ProcessBox
-from offbook.signals.rewards import compose
+from offbook.sandbox import ProcessSandbox
+from offbook.signals.rewards import Part, Rewards, compose
 from offbook.signals.rewards.behaviour import PARTS
 from offbook.signals.trajectory import Acts
 from offbook.signals.trajectory.lint import findings
@@ -55,7 +54,7 @@ class Says:
 
 @pytest.fixture
 def work(tmp_path: Path, chat: ChatFormat) -> Any:
-    """A rollout of the given steps in a real box, and its task."""
+    """A rollout of the given steps in a real sandbox, and its task."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "calc.py").write_text(CALC)
@@ -69,9 +68,9 @@ def work(tmp_path: Path, chat: ChatFormat) -> Any:
         }
 
         async def go() -> Rollout:
-            async with ProcessBox(tree) as box:
+            async with ProcessSandbox(tree) as sandbox:
                 policy = Says(chat, names, steps)
-                return await run_agent(made, box, policy, chat, Harness(LIMITS, variation=variation), "r", "g")
+                return await run_agent(made, sandbox, policy, chat, Harness(LIMITS, variation=variation), "r", "g")
 
         return made, asyncio.run(go())
 

@@ -20,18 +20,18 @@ from test_grade import GOLD, deps, environment, task
 from wrong_bodies import EQUAL, LOOKUPS, submission
 
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.blanks import Blanks, Place, blank_round, holds
 from offbook.tasks.check import gold_changes
 from offbook.tasks.claims import Round, SuiteRun
 from offbook.tasks.factory.verification.blanks import CHANGED, LOOSE, NONE, OPEN, UNSTABLE, VISIBLE, blanks_of
-from offbook.tasks.folder import rewrite_twins
-from offbook.tasks.grade import Grade, grade, twins_of
+from offbook.tasks.folder import rewrite_mutants
+from offbook.tasks.grade import Grade, grade, mutants_of
 from offbook.tasks.harbor import write_judge
 from offbook.tasks.inside.blank import data_of
 from offbook.tasks.mutants import base_of
-from offbook.tasks.suite import run_rounds, suite_box
+from offbook.tasks.suite import run_rounds, suite_sandbox
 from offbook.types import Suite, Task
 
 __all__ = ["deps", "environment", "task"]
@@ -92,8 +92,8 @@ INHERITED = {"test_pkg.py::TestOne::test_same": "test_pkg.py::Base::test_same"}
 
 def run_in(folder: Path, rounds: Sequence[Round], seed: int = 0) -> list[SuiteRun]:
     async def run() -> list[SuiteRun]:
-        async with await suite_box(folder, Suite(), BoxSpec(backend="process")) as box:
-            return await run_rounds(box, Suite(), rounds, 60.0, hash_seed=seed)
+        async with await suite_sandbox(folder, Suite(), SandboxSpec(backend="process")) as sandbox:
+            return await run_rounds(sandbox, Suite(), rounds, 60.0, hash_seed=seed)
 
     return asyncio.run(run())
 
@@ -241,7 +241,7 @@ def all_graded(task: Task, bodies: Sequence[str]) -> dict[str, Grade]:
 
     async def one(name: str) -> Grade:
         async with slots:
-            return await grade(task, submission(task, *LOOKUPS[name]), BoxSpec(), 40.0, "off")
+            return await grade(task, submission(task, *LOOKUPS[name]), SandboxSpec(), 40.0, "off")
 
     async def every() -> list[Grade]:
         return await asyncio.gather(*map(one, bodies))
@@ -260,14 +260,14 @@ def test_looking_up_is_not_paid_on_a_pocket_task(pocket: Task, tmp_path: Path) -
     assert {one.blank for one in grades.values()} == {len({base_of(node) for node in pocket.fail_to_pass})}
     shutil.copytree(pocket.folder, tmp_path / "task")
     open_task = load_task(tmp_path / "task")
-    rewrite_twins(open_task, replace(twins_of(pocket), blanks=Blanks()))
+    rewrite_mutants(open_task, replace(mutants_of(pocket), blanks=Blanks()))
     few = ["by frames", "by the item by gc", "by a failure's report", "in corners, by frames", "loosely, an object"]
     assert paid(all_graded(open_task, few)) == few, "mutants alone pay them"
 
 
 def test_looking_up_is_not_paid_on_a_task_with_all_kinds_of_checks(task: Task) -> None:
     changes = {"pkg/core.py": GOLD}
-    result = asyncio.run(grade(task, dict(changes), BoxSpec(), 40.0))
+    result = asyncio.run(grade(task, dict(changes), SandboxSpec(), 40.0))
     assert (result.solved, result.findings, result.blank, result.shown) == (True, (), 6, 0)
     assert paid(all_graded(task, [*LOOKUPS])) == []
 
@@ -313,4 +313,4 @@ def test_hidden_tests_cannot_be_read_while_the_folders_judge_runs(pocket: Task, 
     assert reward(wrong) == "0\n"
     assert reward(submission(own, *EQUAL["equals everything, a number"])) == "0\n"
     assert (own.folder / "tests").stat().st_mode & 0o777 == 0o755, "as it was"
-    assert json.loads((own.folder / "tests" / "twins.json").read_text())["blanks"]["reports"]
+    assert json.loads((own.folder / "tests" / "mutants.json").read_text())["blanks"]["reports"]

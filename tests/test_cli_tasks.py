@@ -49,7 +49,7 @@ def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("verbs")
     source, out = little(place / "little"), place / "out"
     with_deps(out, source, deps)
-    # Both of these are data for the repository's own tools; neither may be run outside a box.
+    # Both of these are data for the repository's own tools; neither may be run outside a sandbox.
     write(source, {"setup.py": f"open({str(place / 'ran')!r}, 'w')\n", "noxfile.py": f"open({str(place / 'ran')!r})\n"})
     write(source, {"little/spare.py": "def spare():\n    return 1\n"})
     bad = write(place / "bad", {"mod.py": "x = 1\n"})
@@ -95,14 +95,14 @@ def test_a_broken_folder_does_not_keep_the_others_from_being_checked(made: Path,
         subprocess.run(["cp", "-a", task.folder, out / "train" / name], check=True)
     (out / "train" / "dumb" / "instruction.md").unlink()
     (out / "train" / "garbled" / "instruction.md").write_bytes(b"\xff\xfe\x00")
-    (out / "train" / "torn" / "tests" / "twins.json").write_text("{")
+    (out / "train" / "torn" / "tests" / "mutants.json").write_text("{")
     result = offbook("check", out)
     assert (result.returncode, result.stdout) == (1, "0 of 3 task folders hold\n")
     assert "Traceback" not in result.stderr
     said = " ".join(result.stderr.split())
     assert f"{out / 'train' / 'dumb'} is not a task folder: it has no instruction.md" in said
     assert "what should be text in it is none" in said
-    assert "twins.json is not JSON" in said
+    assert "mutants.json is not JSON" in said
     (out / "train" / "dumb" / "instruction.md").write_text(task.instruction)
     result = offbook("show", out)
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)
@@ -137,7 +137,7 @@ def test_a_table_of_tasks_has_whole_words_on_a_narrow_screen(made: Path, monkeyp
     table, _, medians = here("show", made).partition("\n\n")
     head, *lines = table.splitlines()
     assert medians.startswith("median of ")
-    assert head.split() == ["difficulty", "level", "lines", "files", "tests", "blank", "twins", "bare", "floor", "id"]
+    assert head.split() == ["difficulty", "level", "lines", "files", "tests", "blank", "mutants", "bare", "floor", "id"]
     assert [line.split()[-1] for line in lines] == [task.id for task in load_tasks(made / "train")]
     assert {line.index(line.split()[-1]) for line in lines} == {head.index("id")}
 
@@ -386,7 +386,7 @@ BAD = {
 
 
 def test_bad_repositories_are_named_and_nothing_is_left(deps: Path, tmp_path: Path) -> None:
-    """A set-up script that does harm is in all of them, and never runs outside a box."""
+    """A set-up script that does harm is in all of them, and never runs outside a sandbox."""
     out = tmp_path / "out"
     sources = []
     for name, (files, _) in BAD.items():

@@ -1,4 +1,5 @@
-"""Somebody else's agent in the box: what it asks goes through a socket and is recorded, what it leaves is graded."""
+"""Somebody else's agent in the sandbox: what it asks goes through a socket and is recorded, what it leaves is
+graded."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ def test_how_it_ends(task: Path, command: str, stop: str, said: str) -> None:  #
     assert said in rollout.cause
 
 
-def test_the_box_reaches_the_model_and_nothing_else(task: Path) -> None:  # noqa: F811
+def test_the_sandbox_reaches_the_model_and_nothing_else(task: Path) -> None:  # noqa: F811
     outside = "import urllib.request as u; u.urlopen('http://127.0.0.1:8630/sessions', b'{}')"
     command = (
         "python3 /agent/agent.py; grep -vc lo: /proc/net/dev > net; ls /door > door; touch /agent/x /door/x;"

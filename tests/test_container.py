@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from offbook.sandbox.box import BoxSpec, PathRefused
-from offbook.sandbox.container import ContainerBox, find_engine, run_arguments
+from offbook.sandbox.container import ContainerSandbox, find_engine, run_arguments
+from offbook.sandbox.sandbox import PathRefused, SandboxSpec
 from offbook.types import OffbookError
 
 IMAGE = "offbook-test-busybox:1"
-SPEC = BoxSpec("container", memory_mb=64, pids=64, cpus=1.0, disk_mb=8, image=IMAGE)
+SPEC = SandboxSpec("container", memory_mb=64, pids=64, cpus=1.0, disk_mb=8, image=IMAGE)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def engine() -> Iterator[str]:
 
 
 def made_by_us(engine: str) -> list[str]:
-    listed = ["ps", "-aq", "--filter", "label=offbook=box"], ["images", "-q", "offbook-box"]
+    listed = ["ps", "-aq", "--filter", "label=offbook=sandbox"], ["images", "-q", "offbook-sandbox"]
     return [subprocess.run([engine, *words], capture_output=True, text=True, check=True).stdout for words in listed]
 
 
@@ -66,153 +66,155 @@ def grown(place: Path) -> Path:
     return tree
 
 
-def with_box(engine: str, tree: Path, work: Callable[[ContainerBox], Awaitable[None]], spec: BoxSpec = SPEC) -> None:
+def with_sandbox(
+    engine: str, tree: Path, work: Callable[[ContainerSandbox], Awaitable[None]], spec: SandboxSpec = SPEC
+) -> None:
     async def run() -> None:
-        box = await ContainerBox.open(tree, spec)
+        sandbox = await ContainerSandbox.open(tree, spec)
         try:
-            await work(box)
+            await work(sandbox)
         finally:
-            await box.close()
-            await box.close()
+            await sandbox.close()
+            await sandbox.close()
 
     before = made_by_us(engine)
     asyncio.run(run())
     assert made_by_us(engine) == before
 
 
-Run = Callable[[Callable[[ContainerBox], Awaitable[None]]], None]
+Run = Callable[[Callable[[ContainerSandbox], Awaitable[None]]], None]
 
 
 @pytest.fixture(scope="module")
-def in_shared_box(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One box for the tests that leave it as good as they found it: opening one takes a second."""
+def in_shared_sandbox(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One sandbox for the tests that leave it as good as they found it: opening one takes a second."""
     with asyncio.Runner() as runner:
-        box = runner.run(ContainerBox.open(grown(tmp_path_factory.mktemp("shared")), SPEC))
+        sandbox = runner.run(ContainerSandbox.open(grown(tmp_path_factory.mktemp("shared")), SPEC))
 
-        def run(work: Callable[[ContainerBox], Awaitable[None]]) -> None:
+        def run(work: Callable[[ContainerSandbox], Awaitable[None]]) -> None:
             async def coroutine() -> None:
-                await work(box)
+                await work(sandbox)
 
             runner.run(coroutine())
 
         yield run
-        runner.run(box.close())
+        runner.run(sandbox.close())
 
 
-def test_commands(in_shared_box: Run) -> None:
-    async def work(box: ContainerBox) -> None:
-        result = await box.exec("pwd; echo wrong >&2; cat link; echo told >&3; exit 3", 10, report=True)
+def test_commands(in_shared_sandbox: Run) -> None:
+    async def work(sandbox: ContainerSandbox) -> None:
+        result = await sandbox.exec("pwd; echo wrong >&2; cat link; echo told >&3; exit 3", 10, report=True)
         assert (result.exit_code, result.output, result.report) == (3, "/app\nwrong\none\n", "told\n")
         assert not result.timed_out
-        assert (await box.exec("echo told >&3", 10)).report == ""
-        rights = await box.exec("grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; ls /sys/class/net", 10)
+        assert (await sandbox.exec("echo told >&3", 10)).report == ""
+        rights = await sandbox.exec("grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; ls /sys/class/net", 10)
         assert rights.output.split() == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1", "lo"]
-        assert (await box.exec("kill -TERM $$", 10)).exit_code == -15
+        assert (await sandbox.exec("kill -TERM $$", 10)).exit_code == -15
 
-    in_shared_box(work)
+    in_shared_sandbox(work)
 
 
-def test_what_a_command_leaves_behind_is_killed(in_shared_box: Run) -> None:
-    async def work(box: ContainerBox) -> None:
-        result = await box.exec("(sleep 991; echo late) & sleep 992", 0.5)
+def test_what_a_command_leaves_behind_is_killed(in_shared_sandbox: Run) -> None:
+    async def work(sandbox: ContainerSandbox) -> None:
+        result = await sandbox.exec("(sleep 991; echo late) & sleep 992", 0.5)
         assert (result.exit_code, result.timed_out) == (-9, True)
-        await box.exec("sleep 993 > /dev/null 2>&1 & setsid sleep 994 > /dev/null 2>&1 &", 10)
-        left = await box.exec("ps", 10)
+        await sandbox.exec("sleep 993 > /dev/null 2>&1 & setsid sleep 994 > /dev/null 2>&1 &", 10)
+        left = await sandbox.exec("ps", 10)
         assert " 99" not in left.output
         # A command that overlaps with others takes only its own with it.
-        slow, quick = await asyncio.gather(box.exec("sleep 3; ps", 20), box.exec("sleep 995 & sleep 996", 0.3))
+        slow, quick = await asyncio.gather(sandbox.exec("sleep 3; ps", 20), sandbox.exec("sleep 995 & sleep 996", 0.3))
         assert (slow.exit_code, quick.timed_out) == (0, True)
         assert " 99" not in slow.output
 
-    in_shared_box(work)
+    in_shared_sandbox(work)
 
 
-def test_limits(in_shared_box: Run) -> None:
-    async def work(box: ContainerBox) -> None:
-        hungry = await box.exec("dd if=/dev/zero of=/dev/null bs=200M count=1", 20)
+def test_limits(in_shared_sandbox: Run) -> None:
+    async def work(sandbox: ContainerSandbox) -> None:
+        hungry = await sandbox.exec("dd if=/dev/zero of=/dev/null bs=200M count=1", 20)
         assert hungry.exhausted == "memory"
         assert hungry.exit_code != 0
-        many = await box.exec("for i in $(seq 100); do sleep 5 & done; echo all", 20)
+        many = await sandbox.exec("for i in $(seq 100); do sleep 5 & done; echo all", 20)
         assert "all" not in many.output
-        assert (await box.exec("head -c 9000000 /dev/zero > large", 20)).exit_code != 0
-        assert (await box.exec("echo fine", 20)).output == "fine\n"
+        assert (await sandbox.exec("head -c 9000000 /dev/zero > large", 20)).exit_code != 0
+        assert (await sandbox.exec("echo fine", 20)).output == "fine\n"
 
-    in_shared_box(work)
+    in_shared_sandbox(work)
 
 
 def test_files(engine: str, tree: Path) -> None:
-    async def work(box: ContainerBox) -> None:
-        assert await box.read("link") == "one\n"
-        assert await box.list(".") == ["link", "out/", "package/", "read me.txt"]
-        assert await box.files() == ["package/code.py", "read me.txt"]
-        await box.write("new folder/file.txt", "naïve\n$(echo not run)\n")
-        await box.write("link", "two\n")
-        await box.remove("read me.txt")
-        await box.exec(
+    async def work(sandbox: ContainerSandbox) -> None:
+        assert await sandbox.read("link") == "one\n"
+        assert await sandbox.list(".") == ["link", "out/", "package/", "read me.txt"]
+        assert await sandbox.files() == ["package/code.py", "read me.txt"]
+        await sandbox.write("new folder/file.txt", "naïve\n$(echo not run)\n")
+        await sandbox.write("link", "two\n")
+        await sandbox.remove("read me.txt")
+        await sandbox.exec(
             "mkdir package/__pycache__; echo x > package/__pycache__/a; ln package/code.py hard; rm link", 10
         )
-        assert await box.changes() == {
+        assert await sandbox.changes() == {
             "hard": "two\n",
             "new folder/file.txt": "naïve\n$(echo not run)\n",
             "package/code.py": "two\n",
             "read me.txt": None,
         }
 
-    with_box(engine, tree, work)
+    with_sandbox(engine, tree, work)
 
 
-def test_paths(in_shared_box: Run) -> None:
-    async def work(box: ContainerBox) -> None:
-        await box.exec("mkfifo pipe; ln -s /nowhere/else dangling; ln -s loop loop; mkdir /etc", 10)
+def test_paths(in_shared_sandbox: Run) -> None:
+    async def work(sandbox: ContainerSandbox) -> None:
+        await sandbox.exec("mkfifo pipe; ln -s /nowhere/else dangling; ln -s loop loop; mkdir /etc", 10)
         for path in ("/etc/passwd", "nul\0", "\ud800", "../etc/passwd", "out/passwd", "dangling", "loop"):
             with pytest.raises(PathRefused):
-                await box.read(path)
+                await sandbox.read(path)
         for path in ("/etc/passwd", "out/passwd", "dangling", "new/../../etc/x"):
             with pytest.raises(PathRefused):
-                await box.write(path, "x")
+                await sandbox.write(path, "x")
         with pytest.raises(PathRefused, match="not a file"):
-            await box.read("pipe")
+            await sandbox.read("pipe")
         with pytest.raises(PathRefused, match="not a file"):
-            await box.write("package", "x")
+            await sandbox.write("package", "x")
         with pytest.raises(PathRefused):
-            await box.remove("package")
+            await sandbox.remove("package")
         with pytest.raises(PathRefused):
-            await box.list("out")
-        for missing in (box.read("missing"), box.list("missing"), box.remove("missing")):
+            await sandbox.list("out")
+        for missing in (sandbox.read("missing"), sandbox.list("missing"), sandbox.remove("missing")):
             with pytest.raises(FileNotFoundError):
                 await missing
-        await box.remove("out")  # the link, not what it leads to
-        assert (await box.exec("test -d /etc && test ! -L out", 10)).exit_code == 0
+        await sandbox.remove("out")  # the link, not what it leads to
+        assert (await sandbox.exec("test -d /etc && test ! -L out", 10)).exit_code == 0
 
-    in_shared_box(work)
+    in_shared_sandbox(work)
 
 
-def test_history_can_be_read_and_not_written(in_shared_box: Run) -> None:
-    async def work(box: ContainerBox) -> None:
-        await box.publish("segments/1.md", "before\n")
-        assert await box.read("/history/segments/1.md") == "before\n"
-        assert await box.list("/history") == ["segments/"]
+def test_history_can_be_read_and_not_written(in_shared_sandbox: Run) -> None:
+    async def work(sandbox: ContainerSandbox) -> None:
+        await sandbox.publish("segments/1.md", "before\n")
+        assert await sandbox.read("/history/segments/1.md") == "before\n"
+        assert await sandbox.list("/history") == ["segments/"]
         with pytest.raises(PathRefused):
-            await box.write("/history/x", "")
+            await sandbox.write("/history/x", "")
         with pytest.raises(PathRefused):
-            await box.publish("../x", "")
-        assert (await box.exec("echo x > /history/segments/1.md || rm -rf /history/segments", 10)).exit_code != 0
-        assert (await box.exec("cat /history/segments/1.md", 10)).output == "before\n"
-        assert "history/segments/1.md" not in await box.changes()
+            await sandbox.publish("../x", "")
+        assert (await sandbox.exec("echo x > /history/segments/1.md || rm -rf /history/segments", 10)).exit_code != 0
+        assert (await sandbox.exec("cat /history/segments/1.md", 10)).output == "before\n"
+        assert "history/segments/1.md" not in await sandbox.changes()
 
-    in_shared_box(work)
+    in_shared_sandbox(work)
 
 
 def test_forks_go_separate_ways_and_outlive_their_origin(engine: str, tree: Path) -> None:
     async def run() -> None:
-        box = await ContainerBox.open(tree, SPEC)
-        await box.write("both.txt", "both\n")
-        await box.publish("told", "x")
-        other = await box.fork()
-        await box.write("mine.txt", "mine\n")
+        sandbox = await ContainerSandbox.open(tree, SPEC)
+        await sandbox.write("both.txt", "both\n")
+        await sandbox.publish("told", "x")
+        other = await sandbox.fork()
+        await sandbox.write("mine.txt", "mine\n")
         await other.exec("echo theirs > theirs.txt", 10)
-        assert set(await box.changes()) == {"both.txt", "mine.txt"}
-        await box.close()
+        assert set(await sandbox.changes()) == {"both.txt", "mine.txt"}
+        await sandbox.close()
         assert set(await other.changes()) == {"both.txt", "theirs.txt"}
         third = await other.fork()
         await other.close()
@@ -226,15 +228,15 @@ def test_forks_go_separate_ways_and_outlive_their_origin(engine: str, tree: Path
 
 
 def test_a_broken_container_comes_back_at_its_snapshot(engine: str, tree: Path) -> None:
-    async def work(box: ContainerBox) -> None:
-        await box.write("kept.txt", "kept\n")
-        await box.snapshot()
-        await box.write("lost.txt", "lost\n")
-        result = await box.exec("rm -f /bin/sh /bin/busybox; echo gone", 10)
+    async def work(sandbox: ContainerSandbox) -> None:
+        await sandbox.write("kept.txt", "kept\n")
+        await sandbox.snapshot()
+        await sandbox.write("lost.txt", "lost\n")
+        result = await sandbox.exec("rm -f /bin/sh /bin/busybox; echo gone", 10)
         assert "back at its last snapshot" in result.output
-        assert set(await box.changes()) == {"kept.txt"}
+        assert set(await sandbox.changes()) == {"kept.txt"}
 
-    with_box(engine, tree, work)
+    with_sandbox(engine, tree, work)
 
 
 def test_arguments_take_everything_away(tmp_path: Path) -> None:
@@ -246,19 +248,19 @@ def test_arguments_take_everything_away(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert expected in line
     assert not {"--privileged", "--user", "--pid", "--ipc", "--cap-add", "--device"} & set(arguments)
-    assert "--cpus" not in run_arguments("name", "image", BoxSpec("container"), tmp_path)
+    assert "--cpus" not in run_arguments("name", "image", SandboxSpec("container"), tmp_path)
 
 
 def test_errors_are_one_sentence(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OffbookError, match="needs an image"):
-        asyncio.run(ContainerBox.open(tree, BoxSpec("container")))
+        asyncio.run(ContainerSandbox.open(tree, SandboxSpec("container")))
     monkeypatch.setenv("PATH", str(tree))
     with pytest.raises(OffbookError, match="start the Docker daemon, or install podman"):
-        asyncio.run(ContainerBox.open(tree, SPEC))
+        asyncio.run(ContainerSandbox.open(tree, SPEC))
 
 
 def test_an_unknown_image_is_named_and_leaves_nothing(engine: str, tree: Path) -> None:
     before = made_by_us(engine)
     with pytest.raises(OffbookError, match=f"{engine} run failed: .*no-such-image"):
-        asyncio.run(ContainerBox.open(tree, BoxSpec("container", image="localhost/no-such-image:1")))
+        asyncio.run(ContainerSandbox.open(tree, SandboxSpec("container", image="localhost/no-such-image:1")))
     assert made_by_us(engine) == before

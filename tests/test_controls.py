@@ -16,7 +16,7 @@ from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import Harness, run_agent
 from offbook.core.config import FeedbackConfig, TrainConfig
 from offbook.rl.annotate import annotate, teachers_of
-from offbook.sandbox import open_box
+from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
 from offbook.signals.feedback.controls import stand_in
 from offbook.signals.trajectory import At, spoken
@@ -43,9 +43,9 @@ def faulty(tmp_path: Path, chat: ChatFormat) -> Rollout:
     limits = Limits(turns=9, tokens=30_000, context=30_000, message_tokens=400, command_s=5)
 
     async def run() -> Rollout:
-        async with await open_box(tree) as box:
+        async with await open_sandbox(tree) as sandbox:
             policy = Forgetful(chat, *lines)
-            return await run_agent(task, box, policy, chat, Harness(limits, profile="pocket"), "r", "g")
+            return await run_agent(task, sandbox, policy, chat, Harness(limits, profile="pocket"), "r", "g")
 
     return asyncio.run(run())
 

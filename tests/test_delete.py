@@ -59,7 +59,7 @@ PARTS = {
     "outer": "def outer():\n    def inner():\n        return 1\n    return inner\n",
     "Thing.method": "class Thing:\n    size = 1\n\n    def method(self):\n        return 1\n"
     "    def stays(self): return 2\n",
-    "Box.value": "class Box:\n    @property\n    def value(self):\n        return 1\n\n"
+    "Sandbox.value": "class Sandbox:\n    @property\n    def value(self):\n        return 1\n\n"
     "    @value.setter\n    def value(self, new):\n        self.x = new\n",
     "_Alone.run": "class _Alone:\n    def run(self):\n        return 1\n",
 }

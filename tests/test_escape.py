@@ -1,4 +1,5 @@
-"""What an agent may try from inside a box. Each of these really tries, and each must fail and leave nothing behind."""
+"""What an agent may try from inside a sandbox. Each of these really tries, and each must fail and leave nothing
+behind."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 from test_sandbox import in_loop, sleepers, unique_sleep
 
-from offbook.sandbox import BoxSpec, BwrapBox, PathRefused, isolation
+from offbook.sandbox import BwrapSandbox, PathRefused, SandboxSpec, isolation
 
 pytestmark = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
 
@@ -43,7 +44,7 @@ class Machine:
 
     mounts: int
     groups: frozenset[str]
-    boxes: frozenset[int]
+    sandboxes: frozenset[int]
     folders: frozenset[str]
 
 
@@ -61,29 +62,29 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def box(base: Path) -> Iterator[BwrapBox]:
+def sandbox(base: Path) -> Iterator[BwrapSandbox]:
     before = machine()
-    box = BwrapBox(base, BoxSpec(memory_mb=256, pids=64, disk_mb=16))
-    yield box
+    sandbox = BwrapSandbox(base, SandboxSpec(memory_mb=256, pids=64, disk_mb=16))
+    yield sandbox
 
     async def finish() -> None:
-        assert (await box.exec("echo alive", 20)).output == "alive\n"  # whatever happened, the next command works
-        await box.close()
+        assert (await sandbox.exec("echo alive", 20)).output == "alive\n"  # whatever happened, the next command works
+        await sandbox.close()
 
     asyncio.run(finish())
     assert machine() == before
 
 
-async def python(box: BwrapBox, code: str, timeout_s: float = 20) -> str:
-    await box.write("attempt.py", code)
-    return (await box.exec("python attempt.py", timeout_s)).output
+async def python(sandbox: BwrapSandbox, code: str, timeout_s: float = 20) -> str:
+    await sandbox.write("attempt.py", code)
+    return (await sandbox.exec("python attempt.py", timeout_s)).output
 
 
 @in_loop
-async def test_the_hosts_files_and_environment_are_not_there(box: BwrapBox, base: Path) -> None:
+async def test_the_hosts_files_and_environment_are_not_there(sandbox: BwrapSandbox, base: Path) -> None:
     os.environ["HOST_TOKEN"] = SECRET
     try:
-        seen = await box.exec(
+        seen = await sandbox.exec(
             f"cat /proc/*/environ | tr '\\0' '\\n'; cat {base.parent}/secret.txt {base}/pkg/one.py /etc/shadow; "
             f"ls -a {Path.home()} '{ROOT}' '{ROOT}/.git' /work /home /mnt /sys /boot /opt /srv /run /var; "
             "find / -xdev -name secret.txt; cat /proc/1/cmdline /proc/1/root/etc/hostname /proc/*/cwd/../secret.txt",
@@ -99,7 +100,7 @@ async def test_the_hosts_files_and_environment_are_not_there(box: BwrapBox, base
 
 
 @in_loop
-async def test_nothing_of_the_hosts_network_is_reached(box: BwrapBox) -> None:
+async def test_nothing_of_the_hosts_network_is_reached(sandbox: BwrapSandbox) -> None:
     name = f"offbook-{os.getpid()}"
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(f"\0{name}")
@@ -107,7 +108,7 @@ async def test_nothing_of_the_hosts_network_is_reached(box: BwrapBox) -> None:
         with socket.create_connection(server.getsockname(), timeout=5), socket.socket(socket.AF_UNIX) as client:
             client.connect(f"\0{name}")  # from here both can be reached
         said = await python(
-            box,
+            sandbox,
             f"""
 import socket
 def attempt(name, family, address):
@@ -134,15 +135,15 @@ with socket.create_server(("127.0.0.1", 0)) as own, socket.create_connection(own
 
 
 @in_loop
-async def test_nothing_outside_is_written(box: BwrapBox) -> None:
+async def test_nothing_outside_is_written(sandbox: BwrapSandbox) -> None:
     places = "/x /usr/x /usr/bin/x /etc/x /etc/passwd /dev/x /proc/x /history/x /home/x /var/x /run/x /bin/x /root/x"
     kernel = "/proc/sys/kernel/core_pattern /proc/sys/kernel/hostname /proc/sysrq-trigger /proc/1/oom_score_adj"
     python = f"/python/x /python/bin/python /python/lib/x '{sys.prefix}/x' '{sys.base_prefix}/x'"
     tries = f'for f in {places} {kernel} {python}; do (echo x >> "$f") 2>&- && echo WROTE $f; done'
-    assert "WROTE" not in (await box.exec(tries, 20)).output
+    assert "WROTE" not in (await sandbox.exec(tries, 20)).output
     private = "cat /proc/keys /proc/slabinfo /proc/vmallocinfo /proc/timer_list 2>&-"  # root may read them
-    assert (await box.exec(private, 20)).output == ""
-    filled = await box.exec(
+    assert (await sandbox.exec(private, 20)).output == ""
+    filled = await sandbox.exec(
         "for f in / /dev /dev/shm /run; do head -c 200000000 /dev/zero > $f/big; done; df /dev/shm", 20
     )
     assert filled.exhausted in ("", "memory")
@@ -150,19 +151,19 @@ async def test_nothing_outside_is_written(box: BwrapBox) -> None:
 
 
 @in_loop
-async def test_boxes_do_not_see_each_other(box: BwrapBox, base: Path) -> None:
+async def test_sandboxes_do_not_see_each_other(sandbox: BwrapSandbox, base: Path) -> None:
     mark = unique_sleep()
-    async with BwrapBox(base) as other:
+    async with BwrapSandbox(base) as other:
         running = asyncio.create_task(other.exec(f"echo {SECRET} | tee here ~/here /tmp/here; sleep {mark}", 20))
         while "here" not in await other.files():
             await asyncio.sleep(0.01)
         look = f"ls /proc | grep -c '^[0-9]'; cat /proc/*/cmdline | tr '\\0' ' '; ls {other._held.place} /tmp ~ .; ipcs"
-        seen = (await box.exec(look, 20)).output
+        seen = (await sandbox.exec(look, 20)).output
         assert int(seen.split()[0]) < 10
         assert mark not in seen
         assert SECRET not in seen
         assert "here" not in seen
-        assert (await box.exec("kill -9 -1; true", 20)).exit_code in (0, 137)
+        assert (await sandbox.exec("kill -9 -1; true", 20)).exit_code in (0, 137)
         assert sleepers(mark)
         await other.close()
         await running
@@ -170,7 +171,7 @@ async def test_boxes_do_not_see_each_other(box: BwrapBox, base: Path) -> None:
 
 
 @in_loop
-async def test_a_fork_bomb_is_bounded_and_the_harness_goes_on(box: BwrapBox, base: Path) -> None:
+async def test_a_fork_bomb_is_bounded_and_the_harness_goes_on(sandbox: BwrapSandbox, base: Path) -> None:
     if not isolation().controllers and os.getuid() == 0:
         pytest.skip("root without control groups: nothing bounds processes here")
     ticks = 0
@@ -182,72 +183,72 @@ async def test_a_fork_bomb_is_bounded_and_the_harness_goes_on(box: BwrapBox, bas
             ticks += 1
 
     ticking = asyncio.create_task(tick())
-    bomb = asyncio.create_task(box.exec("b() { b | b & }; b; sleep 60", 1.5))
+    bomb = asyncio.create_task(sandbox.exec("b() { b | b & }; b; sleep 60", 1.5))
     await asyncio.sleep(0.5)
-    async with BwrapBox(base) as other:
+    async with BwrapSandbox(base) as other:
         assert (await other.exec("echo fine", 20)).output == "fine\n"
-    if group := box._held.group:
+    if group := sandbox._held.group:
         assert int((group.folders["pids"] / "pids.current").read_text()) <= 64
     await bomb
-    assert "Cannot fork" in (await box.exec("for i in $(seq 200); do sleep 20 & done; wait", 20)).output
+    assert "Cannot fork" in (await sandbox.exec("for i in $(seq 200); do sleep 20 & done; wait", 20)).output
     ticking.cancel()
     assert ticks > 20
 
 
 @in_loop
-async def test_a_full_disk_ends_the_command_only(box: BwrapBox) -> None:
+async def test_a_full_disk_ends_the_command_only(sandbox: BwrapSandbox) -> None:
     many = "i=0; while :; do i=$((i+1)); head -c 4000000 /dev/zero > f$i; done"
-    result = await box.exec(many, 20)
+    result = await sandbox.exec(many, 20)
     assert (result.exit_code, result.exhausted, result.timed_out) == (-signal.SIGKILL, "disk", False)
     with pytest.raises(OSError, match="full"):
-        await box.write("more", "x" * (40 << 20))
-    assert (await box.exec("echo more > more", 20)).exit_code != 0
-    assert (await box.exec("rm -f f*; sleep 0.3; echo room", 20)).output == "room\n"
-    one = await box.exec("head -c 200000000 /dev/zero > one", 20)
+        await sandbox.write("more", "x" * (40 << 20))
+    assert (await sandbox.exec("echo more > more", 20)).exit_code != 0
+    assert (await sandbox.exec("rm -f f*; sleep 0.3; echo room", 20)).output == "room\n"
+    one = await sandbox.exec("head -c 200000000 /dev/zero > one", 20)
     assert one.exit_code != 0
-    assert (await box.exec("sleep 0.3; rm -f one", 20)).exit_code == 0, "a full box can be emptied"
+    assert (await sandbox.exec("sleep 0.3; rm -f one", 20)).exit_code == 0, "a full sandbox can be emptied"
     unlinked = (
         "i=0; while :; do i=$((i+1)); f=t$i; eval 'exec 4>$f'; rm $f; head -c 6000000 /dev/zero >&4; sleep 60 & done"
     )
-    hidden = await box.exec(unlinked, 20)
+    hidden = await sandbox.exec(unlinked, 20)
     assert hidden.exhausted == "disk"
-    empty = await box.exec("mkdir e; cd e; seq -f n%.0f 100000 | xargs touch", 20)
+    empty = await sandbox.exec("mkdir e; cd e; seq -f n%.0f 100000 | xargs touch", 20)
     assert empty.exhausted == "disk"
-    assert (await box.exec("rm -rf e t*", 20)).exit_code == 0
+    assert (await sandbox.exec("rm -rf e t*", 20)).exit_code == 0
 
 
 @in_loop
-async def test_memory_is_bounded(box: BwrapBox) -> None:
-    said = await python(box, "x = bytearray(10 << 30)\nfor i in range(0, len(x), 4096): x[i] = 1\nprint('GOT IT')")
+async def test_memory_is_bounded(sandbox: BwrapSandbox) -> None:
+    said = await python(sandbox, "x = bytearray(10 << 30)\nfor i in range(0, len(x), 4096): x[i] = 1\nprint('GOT IT')")
     assert "GOT IT" not in said
     many = "for i in 1 2 3 4 5 6 7 8; do python -c 'x = b\"x\" * (100 << 20); import time; time.sleep(1)' & done; wait"
-    result = await box.exec(many + "; exit 9", 20)
+    result = await sandbox.exec(many + "; exit 9", 20)
     if "memory" in isolation().controllers:
         assert result.exhausted == "memory"
-        folder = box._held.group.folders["memory"]  # in version 2 and in version 1
+        folder = sandbox._held.group.folders["memory"]  # in version 2 and in version 1
         (peak,) = [*folder.glob("memory.peak"), *folder.glob("memory.max_usage_in_bytes")]
         assert int(peak.read_text()) / 2**20 == pytest.approx(256, abs=8)
 
 
 @in_loop
-async def test_an_endless_output_costs_nothing(box: BwrapBox) -> None:
-    result = await box.exec("yes | head -c 100000000", 30)
+async def test_an_endless_output_costs_nothing(sandbox: BwrapSandbox) -> None:
+    result = await sandbox.exec("yes | head -c 100000000", 30)
     assert result.truncated
     assert len(result.output) < 100_000
 
 
 @in_loop
-async def test_no_daemon_outlives_its_command(box: BwrapBox) -> None:
+async def test_no_daemon_outlives_its_command(sandbox: BwrapSandbox) -> None:
     mark = unique_sleep()
     daemons = f"setsid sleep {mark} & nohup sleep {mark} & (setsid sh -c '(sleep {mark} &) &' &); "
     daemons += f"sh -c 'trap \"\" 1 2 15; sleep {mark}' &"
-    seen = await box.exec(f"{daemons} sleep 0.3; cat /proc/*/cmdline | tr '\\0' ' '", 20)
+    seen = await sandbox.exec(f"{daemons} sleep 0.3; cat /proc/*/cmdline | tr '\\0' ' '", 20)
     assert seen.output.count(mark) >= 4
-    await box.files()  # waits until they are gone
+    await sandbox.files()  # waits until they are gone
     assert not sleepers(mark)
-    result = await box.exec(f"{daemons} sleep 60", 0.5)
+    result = await sandbox.exec(f"{daemons} sleep 60", 0.5)
     assert result.timed_out
-    await box.files()
+    await sandbox.files()
     assert not sleepers(mark)
 
 
@@ -263,31 +264,36 @@ LINKS = [
 
 @pytest.mark.parametrize("command", LINKS)
 @in_loop
-async def test_links_do_not_lead_the_harness_outside(box: BwrapBox, base: Path, command: str) -> None:
-    await box.exec("rm -rf pkg; " + command.format(outside=base.parent), 20)
-    for use in (box.read, box.list, lambda path: box.write(path, "x"), lambda path: box.write(path + "/new", "x")):
+async def test_links_do_not_lead_the_harness_outside(sandbox: BwrapSandbox, base: Path, command: str) -> None:
+    await sandbox.exec("rm -rf pkg; " + command.format(outside=base.parent), 20)
+    for use in (
+        sandbox.read,
+        sandbox.list,
+        lambda path: sandbox.write(path, "x"),
+        lambda path: sandbox.write(path + "/new", "x"),
+    ):
         with pytest.raises((PathRefused, FileNotFoundError, NotADirectoryError)):
             await use("link")
-    assert SECRET not in str(await box.changes())
-    assert "link" not in await box.files()
-    await box.remove("link")
+    assert SECRET not in str(await sandbox.changes())
+    assert "link" not in await sandbox.files()
+    await sandbox.remove("link")
     assert (base.parent / "secret.txt").read_text() == SECRET
     assert sorted(os.listdir(base.parent)) == ["secret.txt", "tree"]
 
 
 @in_loop
-async def test_a_link_inside_may_be_absolute(box: BwrapBox) -> None:
-    await box.exec("ln -s /app/pkg/one.py link; ln -s /app folder", 20)
-    assert await box.read("folder/folder/link") == "ONE = 1\n"
-    await box.write("link", "ONE = 2\n")
-    assert await box.changes() == {"pkg/one.py": "ONE = 2\n"}
+async def test_a_link_inside_may_be_absolute(sandbox: BwrapSandbox) -> None:
+    await sandbox.exec("ln -s /app/pkg/one.py link; ln -s /app folder", 20)
+    assert await sandbox.read("folder/folder/link") == "ONE = 1\n"
+    await sandbox.write("link", "ONE = 2\n")
+    assert await sandbox.changes() == {"pkg/one.py": "ONE = 2\n"}
 
 
 @in_loop
-async def test_a_race_with_links_never_shows_the_hosts_files(box: BwrapBox, base: Path) -> None:
+async def test_a_race_with_links_never_shows_the_hosts_files(sandbox: BwrapSandbox, base: Path) -> None:
     """A running command swaps a file and a folder for links all the time, while the harness looks."""
     outside = base.parent
-    await box.write(
+    await sandbox.write(
         "race.py",
         f"""
 import os
@@ -306,28 +312,28 @@ while True:
             os.symlink("{outside}", name); os.unlink(name)
 """,
     )
-    running = asyncio.create_task(box.exec("python race.py", 2.5))
+    running = asyncio.create_task(sandbox.exec("python race.py", 2.5))
     seen: dict[str, int] = {}
     while not running.done():
         for path in ("flip", "flipfolder/secret.txt"):
             try:
-                text = await box.read(path)
+                text = await sandbox.read(path)
             except (PathRefused, OSError) as error:
                 text = type(error).__name__
             seen[text] = seen.get(text, 0) + 1
         with suppress(PathRefused, OSError):
-            assert "tree" not in await box.list("flipfolder")
+            assert "tree" not in await sandbox.list("flipfolder")
         await asyncio.sleep(0)
     assert SECRET not in str(seen.keys())
     assert seen.get("inside", 0) > 0  # so that it was a race
     assert seen.get("PathRefused", 0) > 0
-    assert SECRET not in str(await box.changes())
+    assert SECRET not in str(await sandbox.changes())
 
 
 @in_loop
-async def test_pipes_devices_and_hard_links(box: BwrapBox, base: Path) -> None:
+async def test_pipes_devices_and_hard_links(sandbox: BwrapSandbox, base: Path) -> None:
     said = await python(
-        box,
+        sandbox,
         f"""
 import os, stat, socket
 def attempt(name, do):
@@ -353,16 +359,16 @@ os.mkfifo("fifo"); socket.socket(socket.AF_UNIX).bind("socket")
     assert "kmsg refused" in said
     for path in ("fifo", "socket"):
         with pytest.raises(PathRefused):
-            await asyncio.wait_for(box.read(path), 5)
-    with box._merged().folder(()) as folder, pytest.raises(PathRefused):
+            await asyncio.wait_for(sandbox.read(path), 5)
+    with sandbox._merged().folder(()) as folder, pytest.raises(PathRefused):
         folder.read("fifo")  # as if it had been a file a moment ago
-    assert await box.changes() == {"attempt.py": await box.read("attempt.py")}
+    assert await sandbox.changes() == {"attempt.py": await sandbox.read("attempt.py")}
 
 
 @in_loop
-async def test_namespaces_mounts_and_other_processes_are_refused(box: BwrapBox) -> None:
+async def test_namespaces_mounts_and_other_processes_are_refused(sandbox: BwrapSandbox) -> None:
     said = await python(
-        box,
+        sandbox,
         """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -389,29 +395,31 @@ print(open("/proc/self/status").read())
     assert "CapBnd:\t0000000000000000" in said
     assert "NoNewPrivs:\t1" in said
     assert "Seccomp:\t2" in said
-    tools = await box.exec("unshare -Ur true || su -c true </dev/null || mount -t tmpfs x /tmp || echo all refused", 20)
+    tools = await sandbox.exec(
+        "unshare -Ur true || su -c true </dev/null || mount -t tmpfs x /tmp || echo all refused", 20
+    )
     assert tools.output.endswith("all refused\n")
 
 
 @in_loop
-async def test_setuid_gives_nothing(box: BwrapBox) -> None:
-    said = await box.exec("cp /usr/bin/id id; chmod u+s id; ./id -u; chown 0 id; cat /proc/self/uid_map", 20)
+async def test_setuid_gives_nothing(sandbox: BwrapSandbox) -> None:
+    said = await sandbox.exec("cp /usr/bin/id id; chmod u+s id; ./id -u; chown 0 id; cat /proc/self/uid_map", 20)
     assert said.output.split()[0] == "1000"
     assert said.output.split()[-3:] == ["1000", said.output.split()[-2], "1"]
 
 
 @in_loop
-async def test_escape_codes_are_harmless(box: BwrapBox) -> None:
-    result = await box.exec(r"printf '\033]0;title\007\033[2Jclear\033]52;c;ZWNobw==\007\n'", 20)
+async def test_escape_codes_are_harmless(sandbox: BwrapSandbox) -> None:
+    result = await sandbox.exec(r"printf '\033]0;title\007\033[2Jclear\033]52;c;ZWNobw==\007\n'", 20)
     assert "\x1b" not in result.output
     assert "\x07" not in result.output
     assert "clear" in result.output
 
 
 @in_loop
-async def test_attributes_that_overlays_use_cannot_be_forged(box: BwrapBox) -> None:
+async def test_attributes_that_overlays_use_cannot_be_forged(sandbox: BwrapSandbox) -> None:
     said = await python(
-        box,
+        sandbox,
         """
 import os
 os.makedirs("pkg2"); os.makedirs("pkg", exist_ok=True)
@@ -424,17 +432,17 @@ for name in ("user.overlay.opaque", "user.overlay.whiteout", "user.overlay.redir
 """,
     )
     assert said == ""
-    assert await box.read("pkg/one.py") == "ONE = 1\n"
-    assert (await box.exec("cat pkg/one.py; ls pkg2", 20)).output == "ONE = 1\n"
-    async with await box.fork() as fork:
+    assert await sandbox.read("pkg/one.py") == "ONE = 1\n"
+    assert (await sandbox.exec("cat pkg/one.py; ls pkg2", 20)).output == "ONE = 1\n"
+    async with await sandbox.fork() as fork:
         assert (await fork.exec("cat pkg/one.py", 20)).output == "ONE = 1\n"
         assert await fork.read("pkg/one.py") == "ONE = 1\n"
 
 
 @in_loop
-async def test_deep_and_odd_names(box: BwrapBox) -> None:
+async def test_deep_and_odd_names(sandbox: BwrapSandbox) -> None:
     said = await python(
-        box,
+        sandbox,
         """
 import os
 for _ in range(1200):
@@ -445,37 +453,37 @@ for name in (b"new\\nline", b"\\xff\\xfe", b"-rf", b" ", b"*", b"\\x1b[2J"):
 """,
     )
     assert said == ""
-    assert len(await box.files()) == 8
-    assert len(await box.changes()) == 7
-    async with await box.fork() as fork:
+    assert len(await sandbox.files()) == 8
+    assert len(await sandbox.changes()) == 7
+    async with await sandbox.fork() as fork:
         assert len(await fork.files()) == 8
 
 
 @in_loop
-async def test_the_deadline_holds_against_stopped_and_tracing_processes(box: BwrapBox) -> None:
+async def test_the_deadline_holds_against_stopped_and_tracing_processes(sandbox: BwrapSandbox) -> None:
     began = time.monotonic()
-    result = await box.exec("trap '' 1 2 3 15; kill -STOP $$; while :; do :; done", 0.5)
+    result = await sandbox.exec("trap '' 1 2 3 15; kill -STOP $$; while :; do :; done", 0.5)
     assert result.timed_out
     assert time.monotonic() - began < 5
 
 
 @in_loop
-async def test_a_command_cannot_pretend_to_have_ended(box: BwrapBox) -> None:
+async def test_a_command_cannot_pretend_to_have_ended(sandbox: BwrapSandbox) -> None:
     """It can reach the pipe that tells how commands ended, and gets nothing from that."""
     pretend = "for f in /proc/1/fd/*; do echo '0 0' >$f; done 2>/dev/null; sleep 60"
     began = time.monotonic()
-    await box.exec(pretend, 20)
-    assert await box.files() == ["pkg/one.py"]
-    _, beside = await asyncio.gather(box.exec(pretend, 0.5), box.exec("sleep 1", 20))
+    await sandbox.exec(pretend, 20)
+    assert await sandbox.files() == ["pkg/one.py"]
+    _, beside = await asyncio.gather(sandbox.exec(pretend, 0.5), sandbox.exec("sleep 1", 20))
     assert (beside.exit_code, beside.timed_out) == (0, False)
-    assert (await box.exec("echo next", 20)).output == "next\n"
+    assert (await sandbox.exec("echo next", 20)).output == "next\n"
     assert time.monotonic() - began < 10
 
 
 ORDINARY = """
 import asyncio, os, sys
 from pathlib import Path
-from offbook.sandbox import BoxSpec, BwrapBox, PathRefused, isolation
+from offbook.sandbox import SandboxSpec, BwrapSandbox, PathRefused, isolation
 
 async def main():
     assert isolation().works, isolation().missing
@@ -484,32 +492,32 @@ async def main():
     tree = Path(sys.argv[1]) / "tree"
     tree.mkdir()
     (tree / "file").write_text("one\\n")
-    async with BwrapBox(tree, BoxSpec(memory_mb=300, pids=40, disk_mb=32)) as box:
+    async with BwrapSandbox(tree, SandboxSpec(memory_mb=300, pids=40, disk_mb=32)) as sandbox:
         async def said(command, timeout_s=20):
-            result = await box.exec(command, timeout_s)
+            result = await sandbox.exec(command, timeout_s)
             return result.output.strip() if not result.exhausted else result.exhausted
         assert await said("id -u; cat file; echo two > file; rm -rf pkg; cat file") == "1000\\none\\ntwo"
-        assert await box.changes() == {"file": "two\\n"}
-        async with await box.fork() as fork:
+        assert await sandbox.changes() == {"file": "two\\n"}
+        async with await sandbox.fork() as fork:
             assert (await fork.exec("cat file; echo three > file; mkdir d; chmod 000 d .", 20)).output == "two\\n"
             assert (await fork.exec("cat file", 20)).output == "three\\n"
-        assert await box.read("file") == "two\\n"
-        await box.write("new/file", "x"); await box.remove("file")
+        assert await sandbox.read("file") == "two\\n"
+        await sandbox.write("new/file", "x"); await sandbox.remove("file")
         assert await said("ls; ls new") == "new\\nfile"
         tries = "for f in /x /usr/x /etc/passwd /dev/x; do (echo x > $f) 2>&- && echo WROTE; done"
         assert "WROTE" not in await said(tries)
         assert "refused" in await said("unshare -Ur true || echo refused")
-        await box.exec("ln -s /etc/passwd link", 20)
+        await sandbox.exec("ln -s /etc/passwd link", 20)
         try:
-            await box.read("link"); raise SystemExit("read through a link")
+            await sandbox.read("link"); raise SystemExit("read through a link")
         except PathRefused:
             pass
-        await box.exec("b() { b | b & }; b; sleep 60", 1.0)
-        assert "Cannot fork" in (await box.exec("for i in $(seq 100); do sleep 1 & done; wait", 20)).output
+        await sandbox.exec("b() { b | b & }; b; sleep 60", 1.0)
+        assert "Cannot fork" in (await sandbox.exec("for i in $(seq 100); do sleep 1 & done; wait", 20)).output
         assert await said("i=0; while :; do i=$((i+1)); head -c 4000000 /dev/zero > f$i; done") == "disk"
         assert await said("rm f*; tail -c 2000000000 /dev/zero; echo $?; ls") != "0"
-        await box.exec(f"(setsid sleep {mark} &) ; sleep 0.2", 20)
-        place = box._held.place
+        await sandbox.exec(f"(setsid sleep {mark} &) ; sleep 0.2", 20)
+        place = sandbox._held.place
     assert not os.path.exists(place)
     for folder in Path("/proc").glob("[0-9]*"):
         try:

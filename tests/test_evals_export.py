@@ -18,7 +18,7 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.evals.export import export
 from offbook.evals.frames import records
-from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.signals.trajectory.formats import read_trajectories
 from offbook.types import Feedback, Hint, OffbookError, Rollout, Target, Task
 
@@ -32,8 +32,8 @@ def run(tmp_path: Path, chat: ChatFormat) -> RunFolder:
     policy = Says(chat, "I look." + render_call("read_file", {"path": "calc.py"}), edit("calc.py", "0", "1"))
 
     async def roll() -> Rollout:
-        async with await open_box(tree, BoxSpec(backend="process")) as box:
-            return await run_agent(task, box, policy, chat, Harness(LIMITS), "step1/t/0", "g")
+        async with await open_sandbox(tree, SandboxSpec(backend="process")) as sandbox:
+            return await run_agent(task, sandbox, policy, chat, Harness(LIMITS), "step1/t/0", "g")
 
     rollout = asyncio.run(roll())
     rollout.reward.parts["outcome"] = 1.0

@@ -17,13 +17,13 @@ from offbook.core.config import Config
 from offbook.evals.sides import SIDES, TEMPLATES, make_side
 from offbook.evals.sides.draft import write_verified
 from offbook.evals.suites import load_suites
-from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.signals.rewards import Grader
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check
 from offbook.types import Interrupt, Limits, OffbookError, Rollout, StopReason, Task
 
-PLAIN = BoxSpec(backend="process")
+PLAIN = SandboxSpec(backend="process")
 TOOLS = ("read_file", "edit_file", "list_dir", "finish")
 
 
@@ -111,8 +111,8 @@ def interrupted(tree: Path, policy: Says, chat: ChatFormat, after_turns: int, li
     task = Task("t", tree, "Make it 1.", tree, tree, (), (), (), TOOLS, "test", interrupt=interrupt)
 
     async def run() -> Rollout:
-        async with await open_box(tree, PLAIN) as box:
-            return await run_agent(task, box, policy, chat, Harness(limits), "r", "g")
+        async with await open_sandbox(tree, PLAIN) as sandbox:
+            return await run_agent(task, sandbox, policy, chat, Harness(limits), "r", "g")
 
     return asyncio.run(run())
 

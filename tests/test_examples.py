@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.symbols import read_symbols
 from offbook.tasks.factory.instruction.examples import Example, examples
 from offbook.tasks.factory.instruction.testcode import TestCode
 from offbook.tasks.factory.instruction.tried import Tried, best_of, trying_of
 from offbook.tasks.factory.types import FunctionKey
-from offbook.tasks.suite import run_rounds, suite_box
+from offbook.tasks.suite import run_rounds, suite_sandbox
 from offbook.types import Suite
 
 CODE = '''class Bag(dict):
@@ -78,10 +78,10 @@ def run(tmp_path: Path, candidates: list[Example]) -> Tried:
 
     async def go() -> Tried:
         suite = Suite(None, (".",))
-        async with await suite_box(tmp_path, suite, BoxSpec()) as box:
+        async with await suite_sandbox(tmp_path, suite, SandboxSpec()) as sandbox:
             order = trying_of(suite, read_symbols({"bags.py": CODE}, (".",)), [KEY], candidates, {})
             assert order is not None
-            return order.told(*await run_rounds(box, suite, [order.round], 60.0))
+            return order.told(*await run_rounds(sandbox, suite, [order.round], 60.0))
 
     return asyncio.run(go())
 

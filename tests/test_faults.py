@@ -28,7 +28,7 @@ from offbook.rl.annotate import annotate
 from offbook.rl.collector import Collector
 from offbook.rl.evaluate import summarize
 from offbook.rl.resume import RolloutFiles
-from offbook.sandbox import BwrapBox
+from offbook.sandbox import BwrapSandbox
 from offbook.signals.monitors import drift
 from offbook.signals.rewards import outcome
 from offbook.tasks import load_task, suite
@@ -154,8 +154,8 @@ def kinds(rollout: Rollout) -> list[str]:
     return [event.kind for event in rollout.events if event.kind.endswith("fault")]
 
 
-BOX, CHANGES, GRADE = (collecting, "suite_box"), (BwrapBox, "changes"), (outcome, "grade")
-TOOL = (BwrapBox, "read")
+BOX, CHANGES, GRADE = (collecting, "suite_sandbox"), (BwrapSandbox, "changes"), (outcome, "grade")
+TOOL = (BwrapSandbox, "read")
 
 
 @pytest.mark.parametrize("place", [BOX, TOOL, CHANGES, GRADE])
@@ -212,7 +212,7 @@ def test_a_run_in_which_no_grading_works_ends(
         rolled(*SOLVING)
 
 
-def test_whoever_had_acted_is_judged_by_that_where_a_fresh_attempt_has_no_box(
+def test_whoever_had_acted_is_judged_by_that_where_a_fresh_attempt_has_no_sandbox(
     rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaking(monkeypatch, *TOOL, iter([True]))
@@ -303,7 +303,7 @@ SMALL_BOX = {"sandbox": {"disk_mb": 4, "pids": 32, "memory_mb": 256}, "harness":
 
 
 @pytest.mark.parametrize("hack", HACKS)
-def test_whoever_breaks_the_box_on_a_hard_task_is_no_better_off(
+def test_whoever_breaks_the_sandbox_on_a_hard_task_is_no_better_off(
     rolled: Callable[..., list[Rollout]], hack: str
 ) -> None:
     broken = [command(HACKS[hack]), reply(None, ("finish", "{}"))]

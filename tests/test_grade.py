@@ -13,10 +13,10 @@ import pytest
 from test_prepare import deps, installed
 from wrong_bodies import RUNNER
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
-from offbook.tasks.factory.verification.mutants import add_twins
+from offbook.tasks.factory.verification.mutants import add_mutants
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.tasks.grade import Grade, counted, grade
 from offbook.tasks.suite import make_interpreter
@@ -62,24 +62,24 @@ def environment(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def task(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Task:
     made = make(tmp_path_factory.mktemp("tasks") / "pkg-double", Suite(environment))
-    assert asyncio.run(add_twins(made, BoxSpec())) == len(NEEDING)
+    assert asyncio.run(add_mutants(made, SandboxSpec())) == len(NEEDING)
     return made
 
 
 GRADED = """
 import asyncio, sys
 from pathlib import Path
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task
 from offbook.tasks.check import gold_changes
 from offbook.tasks.grade import grade
 task = load_task(Path(sys.argv[1]))
 for backend in ("bwrap", "process"):
-    print(asyncio.run(grade(task, gold_changes(task), BoxSpec(backend), 60)).solved)
+    print(asyncio.run(grade(task, gold_changes(task), SandboxSpec(backend), 60)).solved)
 """
 
 
-def test_python_may_be_called_through_a_folder_that_boxes_do_not_have(tmp_path: Path) -> None:
+def test_python_may_be_called_through_a_folder_that_sandboxes_do_not_have(tmp_path: Path) -> None:
     """As in `../.venv/bin/python -m offbook`."""
     own = make(tmp_path / "pkg-double", Suite())
     python = os.path.join(os.path.relpath(os.path.dirname(sys.executable), tmp_path), os.path.basename(sys.executable))
@@ -91,14 +91,14 @@ def test_python_may_be_called_through_a_folder_that_boxes_do_not_have(tmp_path: 
 def test_without_a_test_runner_nothing_is_graded(tmp_path: Path) -> None:
     said = {
         Path(os.path.realpath(sys.executable)): "did not start pytest: ModuleNotFoundError: No module named '_pytest'",
-        tmp_path / "gone" / "bin" / "python": "gone is to be seen in boxes, but is no folder",
+        tmp_path / "gone" / "bin" / "python": "gone is to be seen in sandboxes, but is no folder",
     }
     for number, (base, words) in enumerate(said.items()):
         environment = tmp_path / str(number)
         (environment / "deps").mkdir(parents=True)
         make_interpreter(environment, base)
         own = make(tmp_path / f"pkg-{number}", Suite(environment))
-        for run in (grade(own, gold_changes(own), BoxSpec(), 60), check(own)):
+        for run in (grade(own, gold_changes(own), SandboxSpec(), 60), check(own)):
             with pytest.raises(MachineFault, match=words):
                 asyncio.run(run)
 
@@ -129,7 +129,7 @@ def make(folder: Path, suite: Suite, stub: str = STUB, gold: str = GOLD) -> Task
 
 
 def graded(task: Task, changes: dict[str, str | None], timeout_s: float = 30.0) -> Grade:
-    return asyncio.run(grade(task, changes, BoxSpec(), timeout_s))
+    return asyncio.run(grade(task, changes, SandboxSpec(), timeout_s))
 
 
 def submitted(task: Task, code: str, body: str = WRONG) -> Grade:
@@ -315,7 +315,7 @@ def test_right_code_that_keeps_the_run_from_ending_earns_no_share(task: Task) ->
     assert (result.solved, result.share(task)) == (False, 0.0)
 
 
-# --- what nothing but a twin shows
+# --- what nothing but a mutant shows
 
 ORACLES = {
     "a value that equals everything": """
@@ -349,6 +349,6 @@ ORACLES = {
 
 
 @pytest.mark.parametrize("code", ORACLES.values(), ids=ORACLES)
-def test_what_passes_a_test_and_its_twin_is_forged(task: Task, code: str) -> None:
+def test_what_passes_a_test_and_its_mutant_is_forged(task: Task, code: str) -> None:
     result = submitted(task, code, "def triple(n): return 3 * n\n")
     assert (result.solved, result.forged, result.share(task)) == (False, True, 0.0)

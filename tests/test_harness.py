@@ -1,4 +1,5 @@
-"""The agent loop with real boxes: calls run, mistakes are answered and counted, limits end it, crashes stay inside."""
+"""The agent loop with real sandboxes: calls run, mistakes are answered and counted, limits end it, crashes stay
+inside."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import Harness, run_agent
-from offbook.sandbox import Box, open_box
+from offbook.sandbox import Sandbox, open_sandbox
 from offbook.signals.feedback import read_rollout, write_hint
 from offbook.types import Completion, Context, Limits, Prices, Prompt, Rollout, Task
 
@@ -46,15 +47,15 @@ def rollout_of(
     chat: ChatFormat,
     tools=ALL_TOOLS,
     limits: Limits = LIMITS,
-    wrap=lambda box: box,
+    wrap=lambda sandbox: sandbox,
     context: Context | None = None,
     **world,
 ) -> Rollout:
     task = Task("t", tree, "Make one return 1.", tree, tree, (), (), (), tools, "test", context=context)
 
     async def run() -> Rollout:
-        async with await open_box(tree) as box:
-            return await run_agent(task, wrap(box), policy, chat, Harness(limits, **world), "r", "g")
+        async with await open_sandbox(tree) as sandbox:
+            return await run_agent(task, wrap(sandbox), policy, chat, Harness(limits, **world), "r", "g")
 
     return asyncio.run(run())
 
@@ -195,20 +196,20 @@ def test_an_edit_is_there_for_the_command_after_it_in_the_same_message(tree: Pat
 
 def test_a_tool_that_breaks_is_an_answer_and_an_event(tree: Path, chat: ChatFormat) -> None:
     class Unreadable:
-        def __init__(self, box: Box):
-            self._box = box
+        def __init__(self, sandbox: Sandbox):
+            self._sandbox = sandbox
 
         def __getattr__(self, name: str) -> object:
-            return getattr(self._box, name)
+            return getattr(self._sandbox, name)
 
         async def read(self, path: str) -> str:
-            raise RuntimeError("a bug in the box")
+            raise RuntimeError("a bug in the sandbox")
 
     policy = Says(chat, render_call("read_file", {"path": "pkg/calc.py"}), render_call("list_dir", {"path": "pkg"}))
     rollout = rollout_of(tree, policy, chat, wrap=Unreadable)
     assert [status for status, _ in answers(rollout)] == ["failed", "ok", "ok"]
     assert rollout.stop == "finish"
-    assert [(event.kind, "a bug in the box" in event.detail) for event in rollout.events] == [("tool_crash", True)]
+    assert [(event.kind, "a bug in the sandbox" in event.detail) for event in rollout.events] == [("tool_crash", True)]
 
 
 def test_invalid_calls_are_events_with_their_place(tree: Path, chat: ChatFormat) -> None:

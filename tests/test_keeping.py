@@ -313,7 +313,7 @@ def test_a_claim_from_before_matches_or_is_refused(model: Path, tmp_path: Path, 
 def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the interpreter lies in a folder that is a box's own."""
+    """There the interpreter lies in a folder that is a sandbox's own."""
     spec = importlib.util.spec_from_file_location("bench", Path(__file__).parent.parent / "bench/cpu/sandbox.py")
     assert spec
     assert spec.loader

@@ -571,7 +571,7 @@ def test_calls_that_another_agent_throws_away_are_counted() -> None:
 
 
 def test_the_edit_rate_of_another_agent_is_watched_by_its_calls() -> None:
-    """Its box was not seen. Of sessions without words nobody knows whether they asked, or edited."""
+    """Its sandbox was not seen. Of sessions without words nobody knows whether they asked, or edited."""
 
     def used(*answers: str, **more: Any) -> Session:
         made = replace(rollout("a", *answers, stop="answer"), foreign=True)

@@ -1,4 +1,4 @@
-"""Look before hints teach: messages sampled with and without the hint, judged by the rule itself in a real box."""
+"""Look before hints teach: messages sampled with and without the hint, judged by the rule itself in a real sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offbook.rl.annotate import annotate
 from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import Look, Looked, table
 from offbook.rl.train_step import Lessons, recall_look
-from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.signals.feedback import RULES, read_all
 from offbook.signals.feedback.coach import Found
 from offbook.train.forward import Decoder
@@ -50,9 +50,9 @@ def task_at(tree: Path) -> Task:
 
 def rollout_of(tree: Path, chat: ChatFormat, *lines: str, turns: int = 8) -> Rollout:
     async def run() -> Rollout:
-        async with await open_box(tree) as box:
+        async with await open_sandbox(tree) as sandbox:
             harness = Harness(replace(LIMITS, turns=turns))
-            return await run_agent(task_at(tree), box, Says(chat, *lines), chat, harness, "r", "g")
+            return await run_agent(task_at(tree), sandbox, Says(chat, *lines), chat, harness, "r", "g")
 
     return asyncio.run(run())
 
@@ -69,9 +69,9 @@ def test_another_message_is_answered_as_it_would_have_been(tree: Path, chat: Cha
     place = Before(told, (0, own_places(told)[2]), task_at(tree), Harness(LIMITS), chat)
 
     async def once_more() -> Rollout:
-        async with place.box(BoxSpec()) as box, await box.fork() as fork:
+        async with place.sandbox(SandboxSpec()) as sandbox, await sandbox.fork() as fork:
             found = await place.with_message(completion(chat, other), fork)
-            assert "tests/test_calc.py" not in await box.changes(), "the fork's changes are its own"
+            assert "tests/test_calc.py" not in await sandbox.changes(), "the fork's changes are its own"
             return found
 
     found = asyncio.run(once_more())
@@ -80,13 +80,13 @@ def test_another_message_is_answered_as_it_would_have_been(tree: Path, chat: Cha
     assert len(told.segments[0].messages) > len(found.segments[0].messages)
 
 
-def test_a_box_that_goes_another_way_is_not_taken(tree: Path, chat: ChatFormat) -> None:
+def test_a_sandbox_that_goes_another_way_is_not_taken(tree: Path, chat: ChatFormat) -> None:
     told = rollout_of(tree, chat, EDIT, READ)
     (tree / "pkg" / "calc.py").write_text("def one():\n    return 2\n")  # what is to be replaced is gone
     place = Before(told, (0, own_places(told)[1]), task_at(tree), Harness(LIMITS), chat)
 
     async def restore() -> None:
-        async with place.box(BoxSpec()):
+        async with place.sandbox(SandboxSpec()):
             pass
 
     with pytest.raises(NotRestored):

@@ -10,11 +10,10 @@ import torch
 from conftest import random_ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
-from offbook.algo import hint_weight
 
 from offbook.core.config import TrainConfig
 from offbook.train import head
-from offbook.train.algorithms import group_advantage
+from offbook.train.algorithms import group_advantage, hint_weight
 from offbook.train.batches import micro_batches
 from offbook.train.losses import cap_values, divergence, importance, log_mix, policy_gradient
 from offbook.train.trainer import Trainer

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_prepare import deps
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.prepare import tests
 from offbook.tasks.factory.prepare.tests import load_map, map_tests
 from offbook.tasks.factory.types import FunctionKey, Map, Repository, Unprepared
@@ -198,20 +198,20 @@ def names_of(found: Map) -> dict[str, set[str]]:
 
 def test_each_test_and_what_it_enters(deps: Path, tmp_path: Path) -> None:
     repository = make_repository(tmp_path / "made", deps)
-    found = asyncio.run(map_tests(repository, BoxSpec()))
+    found = asyncio.run(map_tests(repository, SandboxSpec()))
     assert names_of(found) == {name: set(tests.split()) for name, tests in EXPECTED.items()}
     assert found.at_import == {FunctionKey("pkg/core.py", name) for name in ("decorate", "register")}
     assert json.loads((tmp_path / "made" / "map.json").read_text())["failed_when_traced"] == []
     assert load_map(tmp_path / "made" / "map.json") == found
     shutil.rmtree(repository.tree)
-    assert asyncio.run(map_tests(repository, BoxSpec())) == found
+    assert asyncio.run(map_tests(repository, SandboxSpec())) == found
 
 
 def test_what_does_not_fit_in_one_run(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In runs of a few tests the same comes out, but for functions that were entered in none."""
     repository = make_repository(tmp_path / "made", deps)
     monkeypatch.setattr(tests, "TESTS_A_RUN", 14)
-    found = asyncio.run(map_tests(repository, BoxSpec()))
+    found = asyncio.run(map_tests(repository, SandboxSpec()))
     assert names_of(found) == {name: set(tests.split()) for name, tests in EXPECTED.items()}
 
 
@@ -219,5 +219,5 @@ def test_tests_that_are_not_there_any_more(deps: Path, tmp_path: Path, monkeypat
     repository = make_repository(tmp_path / "made", deps, "def test_nothing(): pass\n")
     monkeypatch.setattr(tests, "ROUNDS", 1)
     with pytest.raises(Unprepared, match=r"25 tests of pkg cannot be traced, among them tests/test_core.py::"):
-        asyncio.run(map_tests(repository, BoxSpec()))
+        asyncio.run(map_tests(repository, SandboxSpec()))
     assert not (tmp_path / "made" / "map.json").exists()

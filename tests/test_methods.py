@@ -319,7 +319,7 @@ def test_an_opd_weight_without_a_model_is_refused() -> None:
 def test_a_run_has_all_of_them_at_once(
     model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On pocket, with real boxes; then without RL, where what teaches is all there is."""
+    """On pocket, with real sandboxes; then without RL, where what teaches is all there is."""
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     sections: dict[str, Any] = {
         "tasks": {"num_train": 4, "num_heldout": 2},

@@ -17,14 +17,13 @@ from hacks.habits import HABITS
 from hacks.honest import HONEST
 from hacks.repository import GOLD_ROMAN, GOLD_SLUGIFY, ROMAN, TEXTKIT
 from hacks.sets import SETS
-from offbook.monitors import KINDS, check
 
 from offbook.agent.chat import ChatFormat, Transcript, render_call
 from offbook.core.config import MonitorsConfig
 from offbook.sandbox.access import place_of
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.signals.judge import show
-from offbook.signals.monitors import policy
+from offbook.signals.monitors import KINDS, check, policy
 from offbook.signals.monitors.code import CHECKS
 from offbook.signals.monitors.drift import Point, find_changes, watch
 from offbook.signals.monitors.policy import DEFAULTS, Monitors, action_of, monitors_of, withhold
@@ -389,9 +388,9 @@ def test_ones_own_words_may_be_looked_at(tmp_path: Path) -> None:
 
 def test_what_a_grade_proves_is_a_finding() -> None:
     run_ = SuiteRun(False, "", "")
-    forged = Grade(run_, frozenset(), twins=3, findings=(Finding("forged", "tests/a.py::b", "a twin passed"),))
+    forged = Grade(run_, frozenset(), mutants=3, findings=(Finding("forged", "tests/a.py::b", "a mutant passed"),))
     clear = Grade(run_, frozenset(), blank=3, findings=(Finding("frames", "pkg.py"),))
-    blind, partly = Grade(run_, frozenset(), twins=3), Grade(run_, frozenset(), blank=3, shown=1)
+    blind, partly = Grade(run_, frozenset(), mutants=3), Grade(run_, frozenset(), blank=3, shown=1)
     monitors = Monitors()
     assert monitors.action(Rollout("r", "t", "g", ()), forged) == "penalise"
 
@@ -403,7 +402,7 @@ def test_what_a_grade_proves_is_a_finding() -> None:
     assert monitors.action(Rollout("r", "t", "g", (), flags=[Flag("tests", 1, "")]), clear) == "zero"
     seen = Rollout("r", "t", "g", ())
     monitors.action(seen, forged)
-    assert [(flag.kind, "a twin passed" in flag.evidence) for flag in seen.flags] == [("forged", True)]
+    assert [(flag.kind, "a mutant passed" in flag.evidence) for flag in seen.flags] == [("forged", True)]
 
 
 def conversation() -> Rollout:

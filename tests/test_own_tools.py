@@ -28,30 +28,30 @@ from typing import Annotated, Literal
 
 from offbook.agent.harness import ToolFailed
 
-def add(box, one: Annotated[int, "the first"], other: float = 0.5, *, loud: bool = False, note: str | None = None) -> str:
+def add(sandbox, one: Annotated[int, "the first"], other: float = 0.5, *, loud: bool = False, note: str | None = None) -> str:
     """Add two numbers
     and say so."""
     return f"{one + other:g}" + "!" * loud
 
-async def write_down(box, text: str) -> str:
+async def write_down(sandbox, text: str) -> str:
     """Write a note."""
     if not text:
         raise ToolFailed("there is nothing to write")
-    await box.write("note.txt", text)
-    return await box.read("../../etc/passwd") if text == "out" else "written"
+    await sandbox.write("note.txt", text)
+    return await sandbox.read("../../etc/passwd") if text == "out" else "written"
 
-def pick(box, words: list[str], which: Literal["first", "last"] = "first") -> str:
+def pick(sandbox, words: list[str], which: Literal["first", "last"] = "first") -> str:
     """Pick a word."""
     return words[0 if which == "first" else -1]
 
-def breaks(box) -> str:
+def breaks(sandbox) -> str:
     """Breaks."""
     return 1 / 0
 
-def tells_nothing(box) -> str:
+def tells_nothing(sandbox) -> str:
     """Tells nothing."""
 
-def _helper(box):
+def _helper(sandbox):
     return "no tool"
 '''  # noqa: E501
 
@@ -179,18 +179,18 @@ def test_the_others_are_shown_as_without_it(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("def add(box):\n    return ''\n", r"add of .*my_tools\.py needs a docstring"),
-        ('def add():\n    """Add."""\n', "needs a first parameter, which is the box"),
-        ('def add(box, one):\n    """Add."""\n', "the tool add of .* must annotate one as str, int, float, bool"),
-        ('def add(box, one: list[bytes]):\n    """Add."""\n', "must annotate one"),
-        ('def add(box, one: int | str):\n    """Add."""\n', "must annotate one"),
-        ('def add(box, *one: int):\n    """Add."""\n', "must annotate one"),
+        ("def add(sandbox):\n    return ''\n", r"add of .*my_tools\.py needs a docstring"),
+        ('def add():\n    """Add."""\n', "needs a first parameter, which is the sandbox"),
+        ('def add(sandbox, one):\n    """Add."""\n', "the tool add of .* must annotate one as str, int, float, bool"),
+        ('def add(sandbox, one: list[bytes]):\n    """Add."""\n', "must annotate one"),
+        ('def add(sandbox, one: int | str):\n    """Add."""\n', "must annotate one"),
+        ('def add(sandbox, *one: int):\n    """Add."""\n', "must annotate one"),
         (
-            'def add(box, one: "Absent"):\n    """Add."""\n',
+            'def add(sandbox, one: "Absent"):\n    """Add."""\n',
             "annotations of the tool add of .* cannot be read: NameError",
         ),
-        ('def read_file(box):\n    """Read."""\n', "two tools called read_file; give the one in"),
-        ('def grep(box):\n    """Search, as a varied toolset may call it."""\n', "two tools called grep"),
+        ('def read_file(sandbox):\n    """Read."""\n', "two tools called read_file; give the one in"),
+        ('def grep(sandbox):\n    """Search, as a varied toolset may call it."""\n', "two tools called grep"),
         ("def f(:\n", r"my_tools\.py cannot be loaded: SyntaxError"),
     ],
 )

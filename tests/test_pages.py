@@ -22,7 +22,7 @@ from offbook.core.runfolder import RunFolder
 from offbook.rl.collector import Collector
 from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
-from offbook.sandbox import open_box
+from offbook.sandbox import open_sandbox
 from offbook.types import Limits, OffbookError, ToolCall
 
 __all__ = ["given"]  # a fixture
@@ -48,10 +48,10 @@ def test_every_route_gives_the_same_answer(pages: Path, tmp_path: Path, given: d
     question = "how is a date parsed"
 
     async def answers() -> tuple[str, str, str, int]:
-        async with await open_box(task.tree, collector.box) as box:
-            ours = await toolset.run(ToolCall(NAME, {"query": question}), Workbench(box, Limits()))
+        async with await open_sandbox(task.tree, collector.sandbox) as sandbox:
+            ours = await toolset.run(ToolCall(NAME, {"query": question}), Workbench(sandbox, Limits()))
             with pytest.raises(ToolFailed, match="needs words"):
-                await toolset.run(ToolCall(NAME, {"query": "?"}), Workbench(box, Limits()))
+                await toolset.run(ToolCall(NAME, {"query": "?"}), Workbench(sandbox, Limits()))
         engine, chat = Scripted(["x"]), merging_chat()
         sessions = Sessions(lambda rollout: Session(rollout, chat, engine.open, Limits()), owner=OWNER)
         _, key = sessions.open("s")

@@ -567,8 +567,8 @@ def test_a_layout_adds_up(large: Path) -> None:
             assert found.parts[part] == pytest.approx(one.parts[part] / 8)
     assert (few.replicas, few.replica_gpus, many.replicas) == (8, 1, 256)
     assert few.slots == many.slots == 64 * 8 * 2
-    assert (few.boxes_a_node, many.boxes_a_node) == (512, 16)
-    assert few.box_bytes == 512 * 2048 * 2**20
+    assert (few.sandboxes_a_node, many.sandboxes_a_node) == (512, 16)
+    assert few.sandbox_bytes == 512 * 2048 * 2**20
     assert few.version_bytes == 2 * one.parameters
     held = (0.9 * 150e9 - CONTEXT_BYTES) / (2 * 2 * 36 * 8 * 128)  # without weights
     assert 0.7 * held < few.kv_tokens < held
@@ -681,7 +681,7 @@ def test_the_verb_for_many(large: Path) -> None:
         "32 x 8 (replicas x shards)",
         "of gradients of replicas",
         "256, each on 1",
-        "boxes a node",
+        "sandboxes a node",
         "226.3 MB of 16.38 GB to each copy",
     ):
         assert line in shown.stdout

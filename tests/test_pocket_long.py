@@ -23,7 +23,7 @@ from offbook.pocket.repos import Split
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript
 from offbook.pocket.tasks import Draft, Level, draft_tasks, level_named, make_pocket_tasks
 from offbook.pocket.testing import report
-from offbook.sandbox import BoxSpec, ProcessBox
+from offbook.sandbox import ProcessSandbox, SandboxSpec
 from offbook.signals.feedback.rules import read_all
 from offbook.signals.monitors import check
 from offbook.signals.trajectory import Acts
@@ -115,7 +115,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
 
 
 def test_deleted_fails_and_gold_passes(tasks: list[Task]) -> None:
-    spec = BoxSpec(backend="process")
+    spec = SandboxSpec(backend="process")
     for task in tasks:
         assert task.difficulty == "long"
         assert task.test_command
@@ -131,15 +131,15 @@ def test_deleted_fails_and_gold_passes(tasks: list[Task]) -> None:
 
 
 def played(draft: Draft, folder: Path, rng: random.Random, habits: Habits, chat: ChatFormat) -> tuple[Task, Rollout]:
-    """In the box that rollouts have, tests really run."""
+    """In the sandbox that rollouts have, tests really run."""
     write_files(folder, draft.files)
     task = replace(_task(draft, 0, folder), fail_to_pass=draft.fail_to_pass, sources=(draft.gold.package,))
     world = replace(LONG_HARNESS, limits=replace(LONG_HARNESS.limits, tokens=90_000, context=90_000))
 
     async def run() -> Rollout:
-        async with ProcessBox(folder) as box:
+        async with ProcessSandbox(folder) as sandbox:
             policy = Demonstrator(LongScript(draft, rng, habits), chat)
-            return await run_agent(task, box, policy, chat, world, "r", "g")
+            return await run_agent(task, sandbox, policy, chat, world, "r", "g")
 
     return task, asyncio.run(run())
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from conftest import made_once
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.prepare import dependencies
 from offbook.tasks.factory.prepare.dependencies import install
 from offbook.tasks.factory.prepare.interpreter import find_interpreter
@@ -32,11 +32,11 @@ from offbook.tasks.factory.prepare.metadata import Project, read_project
 from offbook.tasks.factory.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.tasks.factory.prepare.tests import BaselineLimits, timed_tests
 from offbook.tasks.factory.types import Repository, Unprepared
-from offbook.tasks.suite import Round, make_interpreter, run_rounds, suite_box
+from offbook.tasks.suite import Round, make_interpreter, run_rounds, suite_sandbox
 from offbook.tasks.unpack import SourceLimits
 from offbook.types import OffbookError
 
-BOX = BoxSpec()
+BOX = SandboxSpec()
 LIMITS = PrepareSettings(SourceLimits(files=200), BaselineLimits(suite_s=60.0, per_test_s=2.0, min_tests=10))
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers", "pytest-timeout")
 TEN = "import pytest, pkg\n@pytest.mark.parametrize('n', range(10))\ndef test_ten(n): assert pkg.double(n) == 2 * n\n"
@@ -388,9 +388,9 @@ def test_the_tested_code_sees_its_dependencies_and_no_more(deps: Path, tmp_path:
 
     async def part() -> None:
         chosen = ["tests/test_pkg.py::test_ten[3]", "tests/test_inside.py::test_own_files", "tests/test_pkg.py::none"]
-        async with await suite_box(repository.tree, repository.suite, BOX) as box:
-            (run,) = await run_rounds(box, repository.suite, [Round(repository.test_files, chosen)], 60.0)
-            assert await box.changes() == {}
+        async with await suite_sandbox(repository.tree, repository.suite, BOX) as sandbox:
+            (run,) = await run_rounds(sandbox, repository.suite, [Round(repository.test_files, chosen)], 60.0)
+            assert await sandbox.changes() == {}
         assert run.passed == set(chosen[:2]) == set(run.collected)
         assert (run.failed, run.skipped, run.broken, run.running, run.exit_code, run.timed_out) == (
             {},
@@ -502,7 +502,7 @@ def test_refused_before_anything_runs(files: dict[str, str], sentence: str, tmp_
         ),
     ],
 )
-def test_refused_after_a_look_in_the_box(files: dict[str, str], sentence: str, deps: Path, tmp_path: Path) -> None:
+def test_refused_after_a_look_in_the_sandbox(files: dict[str, str], sentence: str, deps: Path, tmp_path: Path) -> None:
     folder = installed(deps, tmp_path / "made")
     said = refused(write(tmp_path / "repo", files), folder)
     assert said.startswith(sentence)

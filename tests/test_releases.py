@@ -20,7 +20,7 @@ from test_prepare import installed, write
 
 from offbook.agent.harness.agent import first_message
 from offbook.cli.task_tables import medians
-from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
 from offbook.tasks.factory import pipeline
@@ -55,7 +55,7 @@ from offbook.tasks.suite import SuiteRun
 from offbook.types import Context, Task
 
 __all__ = ["deps"]
-BOX = BoxSpec()
+BOX = SandboxSpec()
 OLD = "test_a.py::test_old"
 OLD_LOG = "# Changes\n\n## 2.1\n\n- First release.\n"
 NEW_LOG = """\
@@ -216,15 +216,15 @@ def test_the_folders_hold_and_leak_nothing(made: tuple[Path, str, Made]) -> None
         assert "acronym" not in (task.tree / "tests" / "test_words.py").read_text()
 
 
-def test_the_newer_release_is_nowhere_in_the_box(made: tuple[Path, str, Made]) -> None:
+def test_the_newer_release_is_nowhere_in_the_sandbox(made: tuple[Path, str, Made]) -> None:
     task = tasks_of(made)["acronym"]
 
     async def found() -> str:
-        async with await open_box(task.tree, BOX, python=task.suite.environment) as box:
+        async with await open_sandbox(task.tree, BOX, python=task.suite.environment) as sandbox:
             environment = task.suite.environment
             version = "python -c 'import importlib.metadata as m; print(m.version(\"little\"))'"
             looked = f"grep -rl --include=*.py 'def acronym' / 2>/dev/null; ls {environment}/new 2>&1; {version}"
-            return (await box.exec(looked, 60.0)).output
+            return (await sandbox.exec(looked, 60.0)).output
 
     output = asyncio.run(found())
     assert "words.py" not in output
@@ -250,9 +250,9 @@ def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> Non
         assert missing_in(replace(task, instruction=added)) or task is not tasks["acronym"]
 
 
-def test_wrong_code_is_refused_and_twins_are_there(made: tuple[Path, str, Made]) -> None:
+def test_wrong_code_is_refused_and_mutants_are_there(made: tuple[Path, str, Made]) -> None:
     result = made[2]
-    assert all(outcome.twins for outcome in result.verified)
+    assert all(outcome.mutants for outcome in result.verified)
     assert all(0 <= outcome.floor < 1 for outcome in result.verified)
     assert {outcome.kind for outcome in result.verified} == {"release"}
 
@@ -355,7 +355,7 @@ def test_what_is_not_needed_is_left_out(needed: set[int], size: int) -> None:
 
 
 class Cutting(Cutter):
-    """Without boxes."""
+    """Without sandboxes."""
 
     passes: dict[str, Callable[[Collection[int]], bool]]
 

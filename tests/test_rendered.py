@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offbook.tokens import Chat, ChatFormat, RenderedChat, Transcript, chat_for, render_call
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from offbook.agent.chat import hub
+from offbook.agent.chat import Chat, ChatFormat, RenderedChat, Transcript, chat_for, hub, render_call
 from offbook.agent.chat.calls import BASH
 from offbook.train.algorithms import hint_branch
 from offbook.types import Completion, Hint, OffbookError, Target, ToolCall, ToolSpec

@@ -1,4 +1,5 @@
-"""offbook rollout: a model behind a URL works on a real task in a real box, and the record of it can be read again."""
+"""offbook rollout: a model behind a URL works on a real task in a real sandbox, and the record of it can be read
+again."""
 
 from __future__ import annotations
 

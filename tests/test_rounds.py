@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.claims import Round, SuiteRun
 from offbook.tasks.folder import write_files
-from offbook.tasks.suite import run_rounds, suite_box, worker_text
+from offbook.tasks.suite import run_rounds, suite_sandbox, worker_text
 from offbook.types import Suite
 
 PRODUCT = "VALUE = 1\nSEEN = []\n\n\ndef value():\n    SEEN.append(1)\n    return VALUE\n"
@@ -81,8 +81,8 @@ KEPT = replace(ALL, tests=KEPT_TESTS)
 
 def run_in(folder: Path, rounds: Sequence[Round]) -> list[SuiteRun]:
     async def run() -> list[SuiteRun]:
-        async with await suite_box(folder, Suite(), BoxSpec()) as box:
-            return await run_rounds(box, Suite(), rounds, 60.0, product=["product.py"])
+        async with await suite_sandbox(folder, Suite(), SandboxSpec()) as sandbox:
+            return await run_rounds(sandbox, Suite(), rounds, 60.0, product=["product.py"])
 
     return asyncio.run(run())
 
@@ -145,8 +145,8 @@ def test_what_is_mounted_to_be_read_is_not_looked_through(tmp_path: Path) -> Non
 
     async def seen() -> str:
         mounts = {"/tmp/lib": tmp_path / "lib"}
-        async with await suite_box(tmp_path / "tree", Suite(), BoxSpec(), mounts=mounts) as box:
-            await box.exec("echo > /tmp/left", 10)
-            return (await box.exec(shlex.join([box.python, "-B", "-c", look]), 60)).output
+        async with await suite_sandbox(tmp_path / "tree", Suite(), SandboxSpec(), mounts=mounts) as sandbox:
+            await sandbox.exec("echo > /tmp/left", 10)
+            return (await sandbox.exec(shlex.join([sandbox.python, "-B", "-c", look]), 60)).output
 
     assert "['/tmp/left', 'own.py']" in asyncio.run(seen())

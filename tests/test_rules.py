@@ -20,7 +20,7 @@ from offbook.agent.harness.toolsets import make_toolset
 from offbook.pocket.demonstrations import HARNESS, LEARNED, Demonstrator
 from offbook.pocket.script import Habits, Script
 from offbook.pocket.tasks import draft_tasks
-from offbook.sandbox import ProcessBox
+from offbook.sandbox import ProcessSandbox
 from offbook.signals.feedback import RULES, read_rollout, write_hint
 from offbook.signals.feedback.rules import read_all
 from offbook.signals.trajectory import Command
@@ -406,10 +406,10 @@ def played(
     task = Task(task_id, tree, INSTRUCTION, tree, tree, (), ("x",), (), tools, "test", test_command=command)
 
     async def run() -> Rollout:
-        async with ProcessBox(tree) as box:
+        async with ProcessSandbox(tree) as sandbox:
             limits = Limits(turns=12, tokens=90_000, context=90_000, message_tokens=9_000)
             policy = Says(chat, task, variation, turns)
-            return await run_agent(task, box, policy, chat, Harness(limits, variation=variation), "r", "g")
+            return await run_agent(task, sandbox, policy, chat, Harness(limits, variation=variation), "r", "g")
 
     return task, asyncio.run(run())
 
@@ -526,9 +526,9 @@ def test_a_perfect_script_breaks_no_rule(tmp_path: Path, chat: ChatFormat) -> No
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_text(text)
             task = Task("t", folder, draft.instruction, folder, folder, (), ("x",), (), draft.tools, draft.repository)
-            async with ProcessBox(folder) as box:
+            async with ProcessSandbox(folder) as sandbox:
                 policy = Demonstrator(Script(draft, rng, habits), chat)
-                done.append((task, await run_agent(task, box, policy, chat, world, "r", "g")))
+                done.append((task, await run_agent(task, sandbox, policy, chat, world, "r", "g")))
         return done
 
     rollouts = asyncio.run(run())

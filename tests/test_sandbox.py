@@ -1,5 +1,5 @@
-"""Boxes of processes and of namespaces: commands end when they must, paths stay inside, changes are seen, forks go
-separate ways, and nothing is left behind. What a box keeps an agent from is in test_escape.py."""
+"""Sandboxes of processes and of namespaces: commands end when they must, paths stay inside, changes are seen, forks go
+separate ways, and nothing is left behind. What a sandbox keeps an agent from is in test_escape.py."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from hypothesis import strategies as st
 
 from offbook.sandbox import (
     HISTORY,
-    Box,
-    BoxSpec,
-    BwrapBox,
+    BwrapSandbox,
     ExecResult,
     PathRefused,
-    ProcessBox,
+    ProcessSandbox,
+    Sandbox,
+    SandboxSpec,
     isolation,
-    open_box,
+    open_sandbox,
     require_isolation,
 )
-from offbook.sandbox.box import CHANGED_BYTES
 from offbook.sandbox.bwrap import arguments
 from offbook.sandbox.bwrap.cgroups import find_hierarchy, make_group
 from offbook.sandbox.bwrap.layers import MAX_LAYERS
 from offbook.sandbox.output import OUTPUT_BYTES
+from offbook.sandbox.sandbox import CHANGED_BYTES
 from offbook.types import OffbookError
 
 SECRET = "not for the agent"
-KINDS = [ProcessBox, BwrapBox]
+KINDS = [ProcessSandbox, BwrapSandbox]
 
 needs_isolation = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
 
@@ -57,7 +57,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small tree beside a folder that boxes must never touch."""
+    """A small tree beside a folder that sandboxes must never touch."""
     place = tmp_path_factory.mktemp("base")
     outside = place / "outside"
     outside.mkdir()
@@ -74,19 +74,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@pytest.fixture(params=[ProcessBox, pytest.param(BwrapBox, marks=needs_isolation)])
-def box(base: Path, request: pytest.FixtureRequest) -> Iterator[Box]:
-    box = request.param(base)
-    yield box
-    asyncio.run(box.close())
+@pytest.fixture(params=[ProcessSandbox, pytest.param(BwrapSandbox, marks=needs_isolation)])
+def sandbox(base: Path, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    sandbox = request.param(base)
+    yield sandbox
+    asyncio.run(sandbox.close())
 
 
 @pytest.fixture
-def isolated(base: Path) -> Iterator[BwrapBox]:
+def isolated(base: Path) -> Iterator[BwrapSandbox]:
     require_isolation()
-    box = BwrapBox(base)
-    yield box
-    asyncio.run(box.close())
+    sandbox = BwrapSandbox(base)
+    yield sandbox
+    asyncio.run(sandbox.close())
 
 
 def is_running(pid: int) -> bool:
@@ -122,39 +122,39 @@ def unique_sleep() -> str:
 
 
 @in_loop
-async def test_output_is_merged_and_the_exit_code_kept(box: Box) -> None:
-    result = await box.exec("echo out; echo err >&2; exit 3", 20)
+async def test_output_is_merged_and_the_exit_code_kept(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo out; echo err >&2; exit 3", 20)
     assert result == ExecResult(3, "out\nerr\n", timed_out=False, truncated=False)
 
 
 @in_loop
-async def test_a_command_starts_in_the_tree_without_input(box: Box) -> None:
-    root = box.root if isinstance(box, ProcessBox) else "/app"
-    assert (await box.exec("pwd; cat; ./run.sh", 20)).output == f"{root}\nran\n"
+async def test_a_command_starts_in_the_tree_without_input(sandbox: Sandbox) -> None:
+    root = sandbox.root if isinstance(sandbox, ProcessSandbox) else "/app"
+    assert (await sandbox.exec("pwd; cat; ./run.sh", 20)).output == f"{root}\nran\n"
 
 
 @in_loop
-async def test_nothing_of_the_hosts_environment_is_seen(box: Box) -> None:
+async def test_nothing_of_the_hosts_environment_is_seen(sandbox: Sandbox) -> None:
     os.environ["OFFBOOK_TOKEN"] = SECRET
     try:
-        lines = (await box.exec("env", 20)).output.splitlines()
+        lines = (await sandbox.exec("env", 20)).output.splitlines()
     finally:
         del os.environ["OFFBOOK_TOKEN"]
     names = {line.partition("=")[0] for line in lines} - {"PWD", "OLDPWD", "SHLVL", "_"}  # set by the shell itself
     assert names == {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE"}
-    assert (await box.exec('touch "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0
-    assert (await box.exec('ls "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0  # and they stay
-    assert await box.changes() == {}
+    assert (await sandbox.exec('touch "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0
+    assert (await sandbox.exec('ls "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0  # and they stay
+    assert await sandbox.changes() == {}
 
 
 @in_loop
-async def test_python_is_the_one_that_runs_offbook(box: Box) -> None:
-    assert (await box.exec("python -c 'import pytest, pkg.one; print(pkg.one.ONE)'", 20)).output == "1\n"
+async def test_python_is_the_one_that_runs_offbook(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("python -c 'import pytest, pkg.one; print(pkg.one.ONE)'", 20)).output == "1\n"
 
 
 @in_loop
-async def test_long_output_keeps_its_beginning_and_end(box: Box) -> None:
-    result = await box.exec("echo begin; head -c 100000000 /dev/zero | tr '\\0' x; echo end", 30)
+async def test_long_output_keeps_its_beginning_and_end(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo begin; head -c 100000000 /dev/zero | tr '\\0' x; echo end", 30)
     assert result.truncated
     assert result.exit_code == 0
     assert result.output.startswith("begin\nxxx")
@@ -164,25 +164,25 @@ async def test_long_output_keeps_its_beginning_and_end(box: Box) -> None:
 
 
 @in_loop
-async def test_a_report_is_not_output(box: Box) -> None:
-    result = await box.exec("echo seen; echo told >&3; echo also >&3", 20, report=True)
+async def test_a_report_is_not_output(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo seen; echo told >&3; echo also >&3", 20, report=True)
     assert (result.output, result.report) == ("seen\n", "told\nalso\n")
-    assert (await box.exec("(echo told >&3) 2>/dev/null || echo closed", 20)).output == "closed\n"
+    assert (await sandbox.exec("(echo told >&3) 2>/dev/null || echo closed", 20)).output == "closed\n"
 
 
 @in_loop
-async def test_the_deadline_kills_grandchildren_and_keeps_the_output(box: Box) -> None:
+async def test_the_deadline_kills_grandchildren_and_keeps_the_output(sandbox: Sandbox) -> None:
     mark, began = unique_sleep(), time.monotonic()
-    result = await box.exec(f"echo so far; sh -c 'sleep {mark} & wait' & wait", 1.0)
+    result = await sandbox.exec(f"echo so far; sh -c 'sleep {mark} & wait' & wait", 1.0)
     assert time.monotonic() - began < 8
     assert result == ExecResult(-signal.SIGKILL, "so far\n", timed_out=True, truncated=False)
     assert all(map(ends, sleepers(mark)))
 
 
 @in_loop
-async def test_what_a_command_leaves_in_the_background_is_killed(box: Box) -> None:
+async def test_what_a_command_leaves_in_the_background_is_killed(sandbox: Sandbox) -> None:
     mark = unique_sleep()
-    result = await box.exec(f"sleep {mark} & echo done", 20)
+    result = await sandbox.exec(f"sleep {mark} & echo done", 20)
     assert (result.output, result.timed_out) == ("done\n", False)
     assert all(map(ends, sleepers(mark)))
 
@@ -190,42 +190,42 @@ async def test_what_a_command_leaves_in_the_background_is_killed(box: Box) -> No
 @in_loop
 async def test_a_daemon_that_holds_the_pipe_is_not_waited_for(base: Path) -> None:
     daemon = "setsid sh -c 'echo $$ > daemon.part; mv daemon.part daemon; exec sleep 60' &"
-    async with ProcessBox(base) as box:
-        result = await box.exec(f"{daemon} while [ ! -e daemon ]; do sleep 0.01; done; echo started", 20)
-        pid = int(await box.read("daemon"))
+    async with ProcessSandbox(base) as sandbox:
+        result = await sandbox.exec(f"{daemon} while [ ! -e daemon ]; do sleep 0.01; done; echo started", 20)
+        pid = int(await sandbox.read("daemon"))
         try:
             assert (result.output, result.timed_out) == ("started\n", False)
-            assert is_running(pid)  # so it did hold the pipe: this box does not claim to catch a process like this
+            assert is_running(pid)  # so it did hold the pipe: this sandbox does not claim to catch a process like this
         finally:
             os.kill(pid, signal.SIGKILL)
 
 
 @in_loop
-async def test_a_command_may_close_its_output_and_go_on(box: Box) -> None:
-    await box.exec("exec >&- 2>&-; sleep 0.2; touch finished", 20)
-    assert "finished" in await box.files()
+async def test_a_command_may_close_its_output_and_go_on(sandbox: Sandbox) -> None:
+    await sandbox.exec("exec >&- 2>&-; sleep 0.2; touch finished", 20)
+    assert "finished" in await sandbox.files()
 
 
 @in_loop
-async def test_a_process_box_limits_memory_and_file_size(base: Path) -> None:
-    async with ProcessBox(base) as box:
-        assert "MemoryError" in (await box.exec("python -c 'bytearray(5 << 30)'", 20)).output
-        assert (await box.exec("head -c 500000000 /dev/zero > big", 20)).exit_code != 0
-        assert (box.root / "big").stat().st_size < 200_000_000
+async def test_a_process_sandbox_limits_memory_and_file_size(base: Path) -> None:
+    async with ProcessSandbox(base) as sandbox:
+        assert "MemoryError" in (await sandbox.exec("python -c 'bytearray(5 << 30)'", 20)).output
+        assert (await sandbox.exec("head -c 500000000 /dev/zero > big", 20)).exit_code != 0
+        assert (sandbox.root / "big").stat().st_size < 200_000_000
 
 
 @in_loop
-async def test_a_signal_of_its_own_ends_a_command_as_a_shell_tells(box: Box) -> None:
-    assert (await box.exec("kill -SEGV $$", 20)).exit_code == 128 + signal.SIGSEGV
+async def test_a_signal_of_its_own_ends_a_command_as_a_shell_tells(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("kill -SEGV $$", 20)).exit_code == 128 + signal.SIGSEGV
 
 
 @in_loop
-async def test_commands_started_together_run_side_by_side(box: Box) -> None:
+async def test_commands_started_together_run_side_by_side(sandbox: Sandbox) -> None:
     began = time.monotonic()
     results = await asyncio.gather(
-        box.exec("sleep 1; echo a", 20),
-        box.exec("sleep 1; echo b; echo r >&3; exit 4", 20, report=True),
-        box.exec("echo c; sleep 50", 0.5),
+        sandbox.exec("sleep 1; echo a", 20),
+        sandbox.exec("sleep 1; echo b; echo r >&3; exit 4", 20, report=True),
+        sandbox.exec("echo c; sleep 50", 0.5),
     )
     assert time.monotonic() - began < 1.9
     assert [(result.exit_code, result.output, result.report) for result in results] == [
@@ -237,7 +237,7 @@ async def test_commands_started_together_run_side_by_side(box: Box) -> None:
 
 
 @in_loop
-async def test_each_of_several_commands_ends_on_its_own(isolated: BwrapBox) -> None:
+async def test_each_of_several_commands_ends_on_its_own(isolated: BwrapSandbox) -> None:
     first = asyncio.create_task(isolated.exec("touch quick", 20))
     second = asyncio.create_task(isolated.exec("sleep 1; ls quick", 20))
     await first
@@ -248,7 +248,7 @@ async def test_each_of_several_commands_ends_on_its_own(isolated: BwrapBox) -> N
 
 
 @in_loop
-async def test_a_write_waits_for_a_running_command(isolated: BwrapBox) -> None:
+async def test_a_write_waits_for_a_running_command(isolated: BwrapSandbox) -> None:
     command = asyncio.create_task(isolated.exec("sleep 0.3; cat new 2>/dev/null || echo absent", 20))
     await asyncio.sleep(0.1)
     await isolated.write("new", "text")
@@ -257,26 +257,26 @@ async def test_a_write_waits_for_a_running_command(isolated: BwrapBox) -> None:
 
 
 @in_loop
-async def test_cancelling_kills_the_command(box: Box) -> None:
+async def test_cancelling_kills_the_command(sandbox: Sandbox) -> None:
     mark = unique_sleep()
-    command = asyncio.create_task(box.exec(f"touch started; sleep {mark}", 60))
-    while "started" not in await box.files():
+    command = asyncio.create_task(sandbox.exec(f"touch started; sleep {mark}", 60))
+    while "started" not in await sandbox.files():
         await asyncio.sleep(0.01)
     command.cancel()
     with pytest.raises(asyncio.CancelledError):
         await command
-    assert (await box.exec("echo next", 20)).output == "next\n"
+    assert (await sandbox.exec("echo next", 20)).output == "next\n"
     assert all(map(ends, sleepers(mark)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @in_loop
-async def test_closing_ends_a_running_command(base: Path, kind: type[ProcessBox] | type[BwrapBox]) -> None:
-    box = kind(base)
-    command = asyncio.create_task(box.exec("touch started; sleep 60", 60))
-    while "started" not in await box.files():
+async def test_closing_ends_a_running_command(base: Path, kind: type[ProcessSandbox] | type[BwrapSandbox]) -> None:
+    sandbox = kind(base)
+    command = asyncio.create_task(sandbox.exec("touch started; sleep 60", 60))
+    while "started" not in await sandbox.files():
         await asyncio.sleep(0.01)
-    await box.close()
+    await sandbox.close()
     result = await command
     assert (result.exit_code, result.timed_out) == (-signal.SIGKILL, False)
 
@@ -284,89 +284,98 @@ async def test_closing_ends_a_running_command(base: Path, kind: type[ProcessBox]
 @pytest.mark.parametrize("kind", KINDS)
 @in_loop
 async def test_close_removes_everything_and_may_be_called_again(
-    base: Path, kind: type[ProcessBox] | type[BwrapBox]
+    base: Path, kind: type[ProcessSandbox] | type[BwrapSandbox]
 ) -> None:
-    box = kind(base)
-    place = box.root.parent if isinstance(box, ProcessBox) else Path(box._held.place)
-    await box.exec("mkdir -p locked/inner && touch locked/inner/file && chmod 000 locked/inner locked . ~ $TMPDIR", 20)
-    if isinstance(box, BwrapBox):
-        assert (await box.exec("echo still", 20)).output == "still\n"
-    await box.close()
-    await box.close()
+    sandbox = kind(base)
+    place = sandbox.root.parent if isinstance(sandbox, ProcessSandbox) else Path(sandbox._held.place)
+    await sandbox.exec(
+        "mkdir -p locked/inner && touch locked/inner/file && chmod 000 locked/inner locked . ~ $TMPDIR", 20
+    )
+    if isinstance(sandbox, BwrapSandbox):
+        assert (await sandbox.exec("echo still", 20)).output == "still\n"
+    await sandbox.close()
+    await sandbox.close()
     assert not place.exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_box_of_a_missing_tree_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[ProcessBox] | type[BwrapBox]
+def test_a_sandbox_of_a_missing_tree_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[ProcessSandbox] | type[BwrapSandbox]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(FileNotFoundError):
         kind(tmp_path / "missing")
-    assert [entry for entry in tmp_path.iterdir() if kind is ProcessBox or list(entry.glob("*/layer-*"))] == []
+    assert [entry for entry in tmp_path.iterdir() if kind is ProcessSandbox or list(entry.glob("*/layer-*"))] == []
 
 
 @in_loop
-async def test_files_are_read_written_and_listed(box: Box) -> None:
+async def test_files_are_read_written_and_listed(sandbox: Sandbox) -> None:
     text = "line\r\nÜber\n\ttab"
-    await box.write("new/deep/file.txt", text)
-    assert await box.read("new/deep/file.txt") == text
-    assert await box.read("inner/one.py") == "ONE = 1\n"  # through a link that stays inside
-    assert await box.list("pkg") == ["one.py", "two.py"]
-    assert await box.list(".") == ["dangling", "inner/", "new/", "out", "pkg/", "run.sh"]
-    assert await box.files() == ["new/deep/file.txt", "pkg/one.py", "pkg/two.py", "run.sh"]
-    await box.write("run.sh", "#!/bin/sh\necho changed\n")
-    await box.write("inner/one.py", "ONE = 'through the link'\n")
-    assert (await box.exec("./run.sh; cat pkg/one.py", 20)).output == "changed\nONE = 'through the link'\n"
-    await box.remove("run.sh")
-    await box.remove("inner")
-    assert await box.list(".") == ["dangling", "new/", "out", "pkg/"]
-    assert (await box.exec("ls", 20)).output == "dangling\nnew\nout\npkg\n"
+    await sandbox.write("new/deep/file.txt", text)
+    assert await sandbox.read("new/deep/file.txt") == text
+    assert await sandbox.read("inner/one.py") == "ONE = 1\n"  # through a link that stays inside
+    assert await sandbox.list("pkg") == ["one.py", "two.py"]
+    assert await sandbox.list(".") == ["dangling", "inner/", "new/", "out", "pkg/", "run.sh"]
+    assert await sandbox.files() == ["new/deep/file.txt", "pkg/one.py", "pkg/two.py", "run.sh"]
+    await sandbox.write("run.sh", "#!/bin/sh\necho changed\n")
+    await sandbox.write("inner/one.py", "ONE = 'through the link'\n")
+    assert (await sandbox.exec("./run.sh; cat pkg/one.py", 20)).output == "changed\nONE = 'through the link'\n"
+    await sandbox.remove("run.sh")
+    await sandbox.remove("inner")
+    assert await sandbox.list(".") == ["dangling", "new/", "out", "pkg/"]
+    assert (await sandbox.exec("ls", 20)).output == "dangling\nnew\nout\npkg\n"
     with pytest.raises(PathRefused):
-        await box.remove("pkg")
+        await sandbox.remove("pkg")
     with pytest.raises(FileNotFoundError):
-        await box.remove("pkg/none.py")
+        await sandbox.remove("pkg/none.py")
 
 
 @in_loop
-async def test_what_was_deleted_can_be_made_again(box: Box) -> None:
+async def test_what_was_deleted_can_be_made_again(sandbox: Sandbox) -> None:
     """The old content must not shine through from below."""
-    await box.exec("rm -r pkg run.sh", 20)
-    await box.write("pkg/new.py", "NEW = 1\n")
-    await box.write("run.sh/now/a/folder", "x")
-    assert await box.list("pkg") == ["new.py"]
-    assert (await box.exec("ls pkg; cat run.sh/now/a/folder", 20)).output == "new.py\nx"
-    await box.remove("pkg/new.py")
-    await box.write("pkg/one.py", "ONE = 1\n")
-    assert await box.changes() == {"pkg/two.py": None, "run.sh": None, "run.sh/now/a/folder": "x"}
-    assert (await box.exec("rm -r pkg; mkdir pkg; ls pkg", 20)).output == ""
-    assert await box.changes() == {"pkg/one.py": None, "pkg/two.py": None, "run.sh": None, "run.sh/now/a/folder": "x"}
+    await sandbox.exec("rm -r pkg run.sh", 20)
+    await sandbox.write("pkg/new.py", "NEW = 1\n")
+    await sandbox.write("run.sh/now/a/folder", "x")
+    assert await sandbox.list("pkg") == ["new.py"]
+    assert (await sandbox.exec("ls pkg; cat run.sh/now/a/folder", 20)).output == "new.py\nx"
+    await sandbox.remove("pkg/new.py")
+    await sandbox.write("pkg/one.py", "ONE = 1\n")
+    assert await sandbox.changes() == {"pkg/two.py": None, "run.sh": None, "run.sh/now/a/folder": "x"}
+    assert (await sandbox.exec("rm -r pkg; mkdir pkg; ls pkg", 20)).output == ""
+    assert await sandbox.changes() == {
+        "pkg/one.py": None,
+        "pkg/two.py": None,
+        "run.sh": None,
+        "run.sh/now/a/folder": "x",
+    }
 
 
 @in_loop
-async def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, box: Box) -> None:
-    assert await box.changes() == {}
-    await box.write("pkg/one.py", "ONE = 11\n")
-    await box.write("pkg/three.py", "THREE = 3\n")
-    await box.remove("pkg/two.py")
+async def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, sandbox: Sandbox) -> None:
+    assert await sandbox.changes() == {}
+    await sandbox.write("pkg/one.py", "ONE = 11\n")
+    await sandbox.write("pkg/three.py", "THREE = 3\n")
+    await sandbox.remove("pkg/two.py")
     commands = r"printf '\377\000' > binary; mkdir pkg/__pycache__; touch pkg/__pycache__/one.pyc"
-    await box.exec(commands + r"; touch $(printf 'odd\377'); touch run.sh; ln -sf nowhere link", 20)
-    assert await box.changes() == {
+    await sandbox.exec(commands + r"; touch $(printf 'odd\377'); touch run.sh; ln -sf nowhere link", 20)
+    assert await sandbox.changes() == {
         "binary": "[binary: the content is left out]\n",
         "odd\ufffd": "",
         "pkg/one.py": "ONE = 11\n",
         "pkg/three.py": "THREE = 3\n",
         "pkg/two.py": None,
     }
-    assert (await box.changes()).partial == ["binary"]
+    assert (await sandbox.changes()).partial == ["binary"]
     assert (base / "pkg" / "one.py").read_text() == "ONE = 1\n"
 
 
 @in_loop
-async def test_all_changed_text_of_a_rollout_has_one_budget(box: Box) -> None:
+async def test_all_changed_text_of_a_rollout_has_one_budget(sandbox: Sandbox) -> None:
     """Sparse files and many large ones are named and not read into memory."""
-    await box.exec("for n in 1 2 3; do truncate -s 30M sparse$n; done; yes | head -c 9000000 | tee one two > three", 60)
-    changes = await box.changes()
+    await sandbox.exec(
+        "for n in 1 2 3; do truncate -s 30M sparse$n; done; yes | head -c 9000000 | tee one two > three", 60
+    )
+    changes = await sandbox.changes()
     text = sum(len(content or "") for content in changes.values())
     assert text < CHANGED_BYTES + 1000
     assert len(changes) == 6
@@ -388,8 +397,8 @@ async def test_all_changed_text_of_a_rollout_has_one_budget(box: Box) -> None:
     ],
 )
 @in_loop
-async def test_paths_that_leave_the_tree_are_refused(box: Box, path: str) -> None:
-    for refused in (box.read, box.list, lambda path: box.write(path, "x")):
+async def test_paths_that_leave_the_tree_are_refused(sandbox: Sandbox, path: str) -> None:
+    for refused in (sandbox.read, sandbox.list, lambda path: sandbox.write(path, "x")):
         with pytest.raises(PathRefused):
             await refused(path)
 
@@ -415,10 +424,10 @@ PARTS = [
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(path=st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=6).map("/".join))
-def test_no_path_reaches_outside(base: Path, kind: type[ProcessBox] | type[BwrapBox], path: str) -> None:
+def test_no_path_reaches_outside(base: Path, kind: type[ProcessSandbox] | type[BwrapSandbox], path: str) -> None:
     async def attempt() -> None:
-        async with kind(base) as box:
-            for use in (box.read, box.list, lambda path: box.write(path, "x"), box.remove):
+        async with kind(base) as sandbox:
+            for use in (sandbox.read, sandbox.list, lambda path: sandbox.write(path, "x"), sandbox.remove):
                 try:
                     assert SECRET not in str(await use(path))
                 except (PathRefused, OSError):
@@ -431,58 +440,58 @@ def test_no_path_reaches_outside(base: Path, kind: type[ProcessBox] | type[Bwrap
 
 
 @in_loop
-async def test_a_pipe_is_no_file(box: Box) -> None:
-    await box.exec("mkfifo fifo", 20)
+async def test_a_pipe_is_no_file(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkfifo fifo", 20)
     with pytest.raises(PathRefused):
-        await box.read("fifo")
+        await sandbox.read("fifo")
     with pytest.raises(PathRefused):
-        await box.write("fifo", "x")
-    assert "fifo" not in await box.files()
+        await sandbox.write("fifo", "x")
+    assert "fifo" not in await sandbox.files()
 
 
 @in_loop
-async def test_a_missing_file_is_the_file_systems_error(box: Box) -> None:
+async def test_a_missing_file_is_the_file_systems_error(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundError):
-        await box.read("pkg/none.py")
+        await sandbox.read("pkg/none.py")
     with pytest.raises(FileNotFoundError):
-        await box.read(HISTORY + "/none")
+        await sandbox.read(HISTORY + "/none")
     with pytest.raises(PathRefused):
-        await box.read("pkg")
+        await sandbox.read("pkg")
 
 
 @in_loop
-async def test_history_is_read_and_not_written(box: Box) -> None:
-    await box.publish("segment-1.txt", "what was said\n")
-    await box.publish("segment-1.txt", "what was really said\n")
-    assert await box.read(HISTORY + "/segment-1.txt") == "what was really said\n"
-    assert await box.list(HISTORY) == ["segment-1.txt"]
-    for use in (lambda path: box.write(path, "x"), box.remove):
+async def test_history_is_read_and_not_written(sandbox: Sandbox) -> None:
+    await sandbox.publish("segment-1.txt", "what was said\n")
+    await sandbox.publish("segment-1.txt", "what was really said\n")
+    assert await sandbox.read(HISTORY + "/segment-1.txt") == "what was really said\n"
+    assert await sandbox.list(HISTORY) == ["segment-1.txt"]
+    for use in (lambda path: sandbox.write(path, "x"), sandbox.remove):
         with pytest.raises(PathRefused):
             await use(HISTORY + "/segment-1.txt")
     for name in ("../tree/x", "/x", ""):
         with pytest.raises(PathRefused):
-            await box.publish(name, "x")
-    if isinstance(box, BwrapBox):
+            await sandbox.publish(name, "x")
+    if isinstance(sandbox, BwrapSandbox):
         tries = (
             f"cat {HISTORY}/*; for c in 'touch {HISTORY}/x' 'rm -f {HISTORY}/segment-1.txt'; do $c 2>&-; echo $?; done"
         )
-        assert (await box.exec(tries, 20)).output == "what was really said\n1\n1\n"
-    assert await box.changes() == {}
+        assert (await sandbox.exec(tries, 20)).output == "what was really said\n1\n1\n"
+    assert await sandbox.changes() == {}
 
 
 @in_loop
-async def test_forks_go_separate_ways(base: Path, box: Box) -> None:
-    await box.exec("echo 2 > pkg/one.py; rm pkg/two.py; echo t > $TMPDIR/t; echo h > ~/h", 20)
-    await box.publish("a", "a")
-    async with await box.fork() as fork:
-        await asyncio.gather(fork.exec("echo 3 > pkg/one.py; rm run.sh", 20), box.exec("echo 4 > pkg/four.py", 20))
+async def test_forks_go_separate_ways(base: Path, sandbox: Sandbox) -> None:
+    await sandbox.exec("echo 2 > pkg/one.py; rm pkg/two.py; echo t > $TMPDIR/t; echo h > ~/h", 20)
+    await sandbox.publish("a", "a")
+    async with await sandbox.fork() as fork:
+        await asyncio.gather(fork.exec("echo 3 > pkg/one.py; rm run.sh", 20), sandbox.exec("echo 4 > pkg/four.py", 20))
         await fork.publish("b", "b")
         assert await fork.changes() == {"pkg/one.py": "3\n", "pkg/two.py": None, "run.sh": None}
-        assert await box.changes() == {"pkg/four.py": "4\n", "pkg/one.py": "2\n", "pkg/two.py": None}
+        assert await sandbox.changes() == {"pkg/four.py": "4\n", "pkg/one.py": "2\n", "pkg/two.py": None}
         assert (await fork.exec("cat $TMPDIR/t ~/h", 20)).output == "t\nh\n"
-        assert (await box.list(HISTORY), await fork.list(HISTORY)) == (["a"], ["a", "b"])
+        assert (await sandbox.list(HISTORY), await fork.list(HISTORY)) == (["a"], ["a", "b"])
         async with await fork.fork() as second:
-            await box.close()  # the others still have what they share
+            await sandbox.close()  # the others still have what they share
             await fork.exec("echo 5 > five", 20)
             assert await second.changes() == {"pkg/one.py": "3\n", "pkg/two.py": None, "run.sh": None}
             assert (await second.exec("cat pkg/one.py; ls", 20)).output == "3\ndangling\ninner\nout\npkg\n"
@@ -500,7 +509,7 @@ STEPS = st.one_of(
 @needs_isolation
 @settings(max_examples=20)
 @given(steps=st.lists(STEPS, max_size=8))
-def test_both_kinds_of_boxes_see_the_same(steps: list[tuple[str, ...]]) -> None:
+def test_both_kinds_of_sandboxes_see_the_same(steps: list[tuple[str, ...]]) -> None:
     """The plain copy is the reference for the merged view and for what the kernel and we write into layers."""
 
     async def both() -> None:
@@ -508,37 +517,41 @@ def test_both_kinds_of_boxes_see_the_same(steps: list[tuple[str, ...]]) -> None:
             (Path(folder) / "d" / "e").mkdir(parents=True)
             for name in ("a", "d/a", "d/e/b"):
                 (Path(folder) / name).write_text(name)
-            boxes: list[Box] = [ProcessBox(Path(folder)), BwrapBox(Path(folder))]
+            sandboxes: list[Sandbox] = [ProcessSandbox(Path(folder)), BwrapSandbox(Path(folder))]
             try:
                 for step, *arguments in steps:
-                    boxes = [await _apply(box, step, arguments) for box in boxes]
-                for look in (lambda box: box.changes(), lambda box: box.files(), lambda box: box.list(".")):
-                    assert await look(boxes[0]) == await look(boxes[1])
-                inside = (await boxes[1].exec("find . -type f | sed 's#^./##' | LC_ALL=C sort", 20)).output.split()
-                assert inside == await boxes[1].files()
+                    sandboxes = [await _apply(sandbox, step, arguments) for sandbox in sandboxes]
+                for look in (
+                    lambda sandbox: sandbox.changes(),
+                    lambda sandbox: sandbox.files(),
+                    lambda sandbox: sandbox.list("."),
+                ):
+                    assert await look(sandboxes[0]) == await look(sandboxes[1])
+                inside = (await sandboxes[1].exec("find . -type f | sed 's#^./##' | LC_ALL=C sort", 20)).output.split()
+                assert inside == await sandboxes[1].files()
             finally:
-                for box in boxes:
-                    await box.close()
+                for sandbox in sandboxes:
+                    await sandbox.close()
 
-    async def _apply(box: Box, step: str, arguments: list[str]) -> Box:
+    async def _apply(sandbox: Sandbox, step: str, arguments: list[str]) -> Sandbox:
         if step == "fork":
-            fork = await box.fork()
-            await box.close()
+            fork = await sandbox.fork()
+            await sandbox.close()
             return fork
         try:
             if step == "exec":
-                await box.exec(arguments[0], 20)
+                await sandbox.exec(arguments[0], 20)
             else:
-                await getattr(box, step)(*arguments)
+                await getattr(sandbox, step)(*arguments)
         except (OSError, PathRefused):
             pass
-        return box
+        return sandbox
 
     asyncio.run(both())
 
 
 @in_loop
-async def test_two_hundred_snapshots(isolated: BwrapBox) -> None:
+async def test_two_hundred_snapshots(isolated: BwrapSandbox) -> None:
     """Layers are merged before the kernel would refuse the mount, and nothing of them is lost."""
     most = 0
     for number in range(200):
@@ -561,18 +574,18 @@ async def test_two_hundred_snapshots(isolated: BwrapBox) -> None:
 CRASHING = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from offbook.sandbox import BwrapBox
+from offbook.sandbox import BwrapSandbox
 
 async def main():
-    box = BwrapBox(Path(sys.argv[1]), place=Path(sys.argv[2]))
-    await box.exec("echo 1 > kept; rm run.sh; echo h > ~/h", 20)
-    await box.publish("first", "1")
-    await box.snapshot()
-    await box.exec("echo 2 > kept; echo 2 > lost", 20)
-    await box.publish("first", "changed")
-    await box.publish("second", "2")
-    asyncio.create_task(box.exec("touch running; sleep " + sys.argv[3], 60))
-    while "running" not in await box.files():
+    sandbox = BwrapSandbox(Path(sys.argv[1]), place=Path(sys.argv[2]))
+    await sandbox.exec("echo 1 > kept; rm run.sh; echo h > ~/h", 20)
+    await sandbox.publish("first", "1")
+    await sandbox.snapshot()
+    await sandbox.exec("echo 2 > kept; echo 2 > lost", 20)
+    await sandbox.publish("first", "changed")
+    await sandbox.publish("second", "2")
+    asyncio.create_task(sandbox.exec("touch running; sleep " + sys.argv[3], 60))
+    while "running" not in await sandbox.files():
         await asyncio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -586,30 +599,30 @@ async def test_a_snapshot_comes_back_after_the_process_was_killed(base: Path, tm
     mark, place = unique_sleep(), tmp_path / "place"
     done = subprocess.run([sys.executable, "-c", CRASHING, base, place, mark], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert all(map(ends, sleepers(mark)))  # the box died with it
-    box = await BwrapBox.restore(place)
-    assert await box.changes() == {"kept": "1\n", "run.sh": None}
-    assert (await box.exec("cat kept ~/h; ls lost", 20)).output.startswith("1\nh\nls: ")
-    assert await box.list(HISTORY) == ["first"]
-    assert await box.read(HISTORY + "/first") == "1"
-    await box.exec("echo 3 > kept", 20)
-    await box.snapshot()
-    await box.close()
+    assert all(map(ends, sleepers(mark)))  # the sandbox died with it
+    sandbox = await BwrapSandbox.restore(place)
+    assert await sandbox.changes() == {"kept": "1\n", "run.sh": None}
+    assert (await sandbox.exec("cat kept ~/h; ls lost", 20)).output.startswith("1\nh\nls: ")
+    assert await sandbox.list(HISTORY) == ["first"]
+    assert await sandbox.read(HISTORY + "/first") == "1"
+    await sandbox.exec("echo 3 > kept", 20)
+    await sandbox.snapshot()
+    await sandbox.close()
     assert not place.exists()
 
 
 LEAVING = """
 import asyncio, sys
 from pathlib import Path
-from offbook.sandbox import BwrapBox
+from offbook.sandbox import BwrapSandbox
 
 async def main():
-    box = BwrapBox(Path(sys.argv[1]))
-    asyncio.create_task(box.exec("touch running; sleep " + sys.argv[2], 60))
-    while "running" not in await box.files():
+    sandbox = BwrapSandbox(Path(sys.argv[1]))
+    asyncio.create_task(sandbox.exec("touch running; sleep " + sys.argv[2], 60))
+    while "running" not in await sandbox.files():
         await asyncio.sleep(0.01)
-    print(box._held.place, *box._held.group.folders.values() if box._held.group else (), flush=True)
-    globals()["kept"] = box
+    print(sandbox._held.place, *sandbox._held.group.folders.values() if sandbox._held.group else (), flush=True)
+    globals()["kept"] = sandbox
     if sys.argv[3] == "kill":
         import os
         os.kill(os.getpid(), 9)
@@ -621,9 +634,9 @@ asyncio.run(main())
 @needs_isolation
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_a_process_that_ends_leaves_nothing(base: Path, tmp_path: Path, how: str) -> None:
-    """At exit it cleans up itself. When it was killed, the next process that opens a box does."""
+    """At exit it cleans up itself. When it was killed, the next process that opens a sandbox does."""
     mark = unique_sleep()
-    env = {**os.environ, "TMPDIR": str(tmp_path)}  # where no other process opens boxes
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # where no other process opens sandboxes
     done = subprocess.run(
         [sys.executable, "-c", LEAVING, base, mark, how], env=env, check=False, stdout=subprocess.PIPE, text=True
     )
@@ -632,7 +645,7 @@ def test_a_process_that_ends_leaves_nothing(base: Path, tmp_path: Path, how: str
     assert all(map(ends, sleepers(mark)))
     if how == "kill":
         assert os.path.exists(left[0])
-        code = "import sys; from pathlib import Path; from offbook.sandbox import BwrapBox; BwrapBox(Path(sys.argv[1]))"
+        code = "import pathlib, sys, offbook.sandbox as s; s.BwrapSandbox(pathlib.Path(sys.argv[1]))"
         subprocess.run([sys.executable, "-c", code, base], env=env, check=True)
     assert [path for path in left if os.path.exists(path)] == []
 
@@ -643,31 +656,33 @@ async def test_folders_that_can_only_be_read(base: Path, tmp_path: Path) -> None
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "tool").write_text("tool")
     (tmp_path / "beside").write_text(SECRET)
-    async with await open_box(base, BoxSpec(), mounts={str(tmp_path / "environment"): tmp_path / "environment"}) as box:
+    async with await open_sandbox(
+        base, SandboxSpec(), mounts={str(tmp_path / "environment"): tmp_path / "environment"}
+    ) as sandbox:
         path = tmp_path / "environment"
-        result = await box.exec(f"cat {path}/tool; ls {tmp_path}; touch {path}/x", 20)
+        result = await sandbox.exec(f"cat {path}/tool; ls {tmp_path}; touch {path}/x", 20)
         assert result.output.startswith("toolenvironment\ntouch: ")
     with pytest.raises(OffbookError, match="no folder"):
-        await open_box(base, BoxSpec(), mounts={"/missing": tmp_path / "missing"})
+        await open_sandbox(base, SandboxSpec(), mounts={"/missing": tmp_path / "missing"})
 
 
 @needs_isolation
 @in_loop
 async def test_folders_below_var_tmp_can_be_read(base: Path) -> None:
-    """Which is /tmp in boxes that are shown none of it."""
+    """Which is /tmp in sandboxes that are shown none of it."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
         Path(place, "tool").write_text("tool")
-        async with await open_box(base, BoxSpec(), mounts={place: Path(place)}) as box:
-            assert (await box.exec(f"cat {place}/tool; touch /tmp/x", 20)).output == "tool"
-    async with await open_box(base, BoxSpec()) as box:
-        assert (await box.exec("touch /var/tmp/x; ls /tmp", 20)).output == "x\n"
+        async with await open_sandbox(base, SandboxSpec(), mounts={place: Path(place)}) as sandbox:
+            assert (await sandbox.exec(f"cat {place}/tool; touch /tmp/x", 20)).output == "tool"
+    async with await open_sandbox(base, SandboxSpec()) as sandbox:
+        assert (await sandbox.exec("touch /var/tmp/x; ls /tmp", 20)).output == "x\n"
 
 
 @needs_isolation
 @pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
 @pytest.mark.parametrize("called", ["{}", "{}/../a clone"])
 @in_loop
-async def test_a_box_is_the_same_wherever_the_environment_lies(
+async def test_a_sandbox_is_the_same_wherever_the_environment_lies(
     base: Path, place: str, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a folder with a space in its name too, which scripts name in another way, and called through `..`."""
@@ -685,10 +700,10 @@ async def test_a_box_is_the_same_wherever_the_environment_lies(
         monkeypatch.setattr(sys, "prefix", called.format(venv.parent) + "/.venv")
         arguments._view_arguments.cache_clear()
         try:
-            async with await open_box(base, BoxSpec()) as box:
+            async with await open_sandbox(base, SandboxSpec()) as sandbox:
                 seen = "ls -A /tmp /var/tmp/ /dev/shm; which python; python -c 'import sys; print(sys.prefix)'; script"
-                told = (await box.exec(seen, 20)).output
-                assert not await box.changes()
+                told = (await sandbox.exec(seen, 20)).output
+                assert not await sandbox.changes()
         finally:
             arguments._view_arguments.cache_clear()
     assert told == "/dev/shm:\n\n/tmp:\n\n/var/tmp/:\n/python/bin/python\n/python\nbeside\n"
@@ -699,11 +714,11 @@ async def test_a_box_is_the_same_wherever_the_environment_lies(
 async def test_processor_time_is_limited(base: Path) -> None:
     if "cpu" not in isolation().controllers:
         pytest.skip("no control group for processor time")
-    async with BwrapBox(base, BoxSpec(cpus=0.2)) as box:
+    async with BwrapSandbox(base, SandboxSpec(cpus=0.2)) as sandbox:
         busy = (
             "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
         )
-        used = await box.exec(f"python -c '{busy}'", 20)
+        used = await sandbox.exec(f"python -c '{busy}'", 20)
         assert 0 < float(used.output) < 0.6
 
 
@@ -714,10 +729,10 @@ async def test_odd_names_of_the_tree_and_the_place(tmp_path: Path) -> None:
     tree = tmp_path / "a:b,c d\\e"
     tree.mkdir()
     (tree / "file").write_text("one\n")
-    async with BwrapBox(tree, place=tmp_path / "p:l,a\\ce") as box:
-        await box.exec("echo two >> file", 20)
-        await box.snapshot()
-        assert (await box.exec("cat file", 20)).output == "one\ntwo\n"
+    async with BwrapSandbox(tree, place=tmp_path / "p:l,a\\ce") as sandbox:
+        await sandbox.exec("echo two >> file", 20)
+        await sandbox.snapshot()
+        assert (await sandbox.exec("cat file", 20)).output == "one\ntwo\n"
 
 
 @needs_isolation
@@ -728,26 +743,26 @@ async def test_a_tree_of_another_owner_is_copied(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("before\n")
     os.chown(tmp_path / "folder" / "file", 12345, 12345)
-    async with BwrapBox(tmp_path) as box:
-        assert (await box.exec("echo after >> folder/file; cat folder/file", 20)).output == "before\nafter\n"
-        assert await box.changes() == {"folder/file": "before\nafter\n"}
+    async with BwrapSandbox(tmp_path) as sandbox:
+        assert (await sandbox.exec("echo after >> folder/file; cat folder/file", 20)).output == "before\nafter\n"
+        assert await sandbox.changes() == {"folder/file": "before\nafter\n"}
     assert (tmp_path / "folder" / "file").read_text() == "before\n"
 
 
 @in_loop
-async def test_a_command_too_long_to_start_is_refused(isolated: BwrapBox) -> None:
+async def test_a_command_too_long_to_start_is_refused(isolated: BwrapSandbox) -> None:
     assert (await isolated.exec("true " + "x" * 200_000, 20)).exit_code == 126
     assert (await isolated.exec("echo a\0b", 20)).exit_code == 126
 
 
 @in_loop
-async def test_a_closed_box_is_not_used(base: Path) -> None:
-    box = BwrapBox(base)
-    await box.close()
+async def test_a_closed_sandbox_is_not_used(base: Path) -> None:
+    sandbox = BwrapSandbox(base)
+    await sandbox.close()
     with pytest.raises(RuntimeError):
-        await box.read("run.sh")
+        await sandbox.read("run.sh")
     with pytest.raises(RuntimeError):
-        await box.exec("true", 20)
+        await sandbox.exec("true", 20)
 
 
 @in_loop
@@ -761,9 +776,9 @@ async def test_a_machine_without_isolation_gets_one_clear_sentence(
     isolation.cache_clear()
     try:
         with pytest.raises(OffbookError, match=r"0\.8\.0 .* 0\.11 .*--sandbox\.backend process"):
-            await open_box(base)
-        async with await open_box(base, BoxSpec(backend="process")) as box:
-            assert isinstance(box, ProcessBox)
+            await open_sandbox(base)
+        async with await open_sandbox(base, SandboxSpec(backend="process")) as sandbox:
+            assert isinstance(sandbox, ProcessSandbox)
     finally:
         isolation.cache_clear()
 
@@ -780,13 +795,13 @@ def test_control_groups_of_version_2_are_found_and_filled(tmp_path: Path) -> Non
     hierarchy = find_hierarchy(mounts, "0::/user.slice/run.scope\n")
     assert hierarchy is not None
     assert (hierarchy.version, dict(hierarchy.folders)) == (2, dict.fromkeys(("memory", "pids", "cpu"), own.parent))
-    group_folder = own.parent / "box"
+    group_folder = own.parent / "sandbox"
     group_folder.mkdir()
     files = {"memory.max": "", "pids.max": "", "cpu.max": "", "cgroup.procs": "", "memory.swap.max": ""}
     files["memory.events"] = "low 0\noom 3\noom_kill 2\n"
     for name, text in files.items():
         (group_folder / name).write_text(text)
-    group = make_group(hierarchy, "box", BoxSpec(memory_mb=100, pids=7, cpus=1.5))
+    group = make_group(hierarchy, "sandbox", SandboxSpec(memory_mb=100, pids=7, cpus=1.5))
     told = {name: (group_folder / name).read_text() for name in ("memory.max", "pids.max", "cpu.max")}
     assert told == {"memory.max": str(100 << 20), "pids.max": "7", "cpu.max": "150000 100000"}
     assert group.entrances == [f"{group_folder}/cgroup.procs"]

@@ -14,7 +14,7 @@ from toolbench import ALL, CALC, LIMITS, answer, one, session, small_tree
 
 from offbook.agent.harness import matching
 from offbook.agent.harness.tool import Workbench
-from offbook.sandbox import ProcessBox
+from offbook.sandbox import ProcessSandbox
 from offbook.types import Limits, ToolCall
 
 
@@ -93,9 +93,9 @@ def test_a_pattern_that_never_ends_is_ended_and_holds_nobody_up(tree: Path) -> N
                 await asyncio.sleep(0.01)
                 gaps.append(time.monotonic() - before)
 
-        async with ProcessBox(tree) as box:
+        async with ProcessSandbox(tree) as sandbox:
             beating = asyncio.create_task(beat())
-            bench = Workbench(box, Limits(command_s=0.7))
+            bench = Workbench(sandbox, Limits(command_s=0.7))
             text = await answer(ALL, bench, ToolCall("search_codebase", {"pattern": "(a|a)*$"}))
             beating.cancel()
             return text, max(gaps)
@@ -187,9 +187,9 @@ def test_names_that_are_no_text_can_be_answered(tree: Path) -> None:
 
 def test_the_history_can_be_read_and_searched(tree: Path) -> None:
     async def work() -> list[str]:
-        async with ProcessBox(tree) as box:
-            await box.publish("segment_1.md", "it was a lark\n")
-            bench, search = Workbench(box, LIMITS), "search_codebase"
+        async with ProcessSandbox(tree) as sandbox:
+            await sandbox.publish("segment_1.md", "it was a lark\n")
+            bench, search = Workbench(sandbox, LIMITS), "search_codebase"
             calls = [(search, {"pattern": "lark", "path": path}) for path in ("/history", "/history/segment_1.md", ".")]
             calls.append(("read_file", {"path": "/history/segment_1.md"}))
             calls.append((search, {"pattern": "lark", "path": "/history/absent"}))

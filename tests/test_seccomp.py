@@ -18,7 +18,7 @@ NATIVE = os.uname().machine
 COLUMN = ("x86_64", "aarch64").index(NATIVE) if NATIVE in ("x86_64", "aarch64") else -1
 runs_here = pytest.mark.skipif(COLUMN < 0, reason="no filter for this machine")
 
-# Runs in the box: makes each raw system call and prints the error number, 0 where the call was made.
+# Runs in the sandbox: makes each raw system call and prints the error number, 0 where the call was made.
 ATTEMPTS = """
 import ctypes, json, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -67,7 +67,7 @@ if __name__ == "__main__":
 """
 
 
-def in_box(*command: str, filtered: bool, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def in_sandbox(*command: str, filtered: bool, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     program = os.memfd_create("seccomp")
     os.write(program, seccomp_program())
     os.lseek(program, 0, os.SEEK_SET)
@@ -86,7 +86,7 @@ def in_box(*command: str, filtered: bool, folder: Path | None = None) -> subproc
 
 
 def attempted(attempts: dict[str, list[int]], filtered: bool) -> dict[str, int]:
-    result = in_box(sys.executable, "-I", "-c", ATTEMPTS, json.dumps(attempts), filtered=filtered)
+    result = in_sandbox(sys.executable, "-I", "-c", ATTEMPTS, json.dumps(attempts), filtered=filtered)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -184,15 +184,15 @@ code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXE
 code.write(bytes.fromhex("b814000000 cd80 c3"))  # mov eax, getpid; int 0x80; ret
 print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))())
 """
-    plain = in_box(sys.executable, "-I", "-c", source, filtered=False)
+    plain = in_sandbox(sys.executable, "-I", "-c", source, filtered=False)
     if plain.returncode < 0 or plain.returncode > 128:
         pytest.skip("this kernel has no 32-bit calls")
     assert int(plain.stdout) > 0
-    assert int(in_box(sys.executable, "-I", "-c", source, filtered=True).stdout) == -errno.EPERM
+    assert int(in_sandbox(sys.executable, "-I", "-c", source, filtered=True).stdout) == -errno.EPERM
 
 
 @runs_here
-def test_a_box_cannot_tell_what_of_a_shared_file_is_in_memory(tmp_path: Path) -> None:
+def test_a_sandbox_cannot_tell_what_of_a_shared_file_is_in_memory(tmp_path: Path) -> None:
     """With the first of these a reader leaves a mark for others, with each of the rest they would read it."""
     (tmp_path / "shared").write_bytes(bytes(1 << 16))
     source = """
@@ -216,8 +216,8 @@ for name, way in ways.items():
 assert os.preadv(file, [bytearray(16)], 0) == 16
 """
     command = (sys.executable, "-I", "-c", source)
-    assert "mincore" in in_box(*command, filtered=False, folder=tmp_path).stdout
-    filtered = in_box(*command, filtered=True, folder=tmp_path)
+    assert "mincore" in in_sandbox(*command, filtered=False, folder=tmp_path).stdout
+    filtered = in_sandbox(*command, filtered=True, folder=tmp_path)
     assert (filtered.returncode, filtered.stdout) == (0, ""), filtered.stderr
 
 
@@ -231,7 +231,7 @@ def test_ordinary_programs_work(tmp_path: Path) -> None:
         f"{shlex.quote(sys.executable)} -m pytest -q -p no:cacheprovider --rootdir /tmp/app test_one.py",
         f"git init -q . && git add . && {git} commit -qm first && git log --oneline && git gc -q",
     ]
-    result = in_box("sh", "-ec", "\n".join(commands), filtered=True, folder=tmp_path)
+    result = in_sandbox("sh", "-ec", "\n".join(commands), filtered=True, folder=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 passed" in result.stdout
     assert "first" in result.stdout

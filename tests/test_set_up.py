@@ -1,4 +1,4 @@
-"""Set-up by agents: scripted ones behind a real server, in real boxes, on packages that do not get ready alone."""
+"""Set-up by agents: scripted ones behind a real server, in real sandboxes, on packages that do not get ready alone."""
 
 from __future__ import annotations
 
@@ -150,11 +150,13 @@ def test_what_is_not_declared_is_installed_through_the_proxy(tmp_path: Path, dep
     assert load_repository(made.folder) == made
 
 
-def test_what_building_makes_is_made_in_every_box_and_tasks_come_of_it(tmp_path: Path, deps: Path, index: int) -> None:
+def test_what_building_makes_is_made_in_every_sandbox_and_tasks_come_of_it(
+    tmp_path: Path, deps: Path, index: int
+) -> None:
     script = (
         *PROPOSED,
         call("run_command", command="python tools/make_table.py"),
-        FINISH,  # only in its own box, which is not kept
+        FINISH,  # only in its own sandbox, which is not kept
         new_file(".setup/start.sh", "python tools/make_table.py\n"),
         FINISH,
     )

@@ -174,7 +174,7 @@ def test_what_a_lost_model_was_writing_is_asked_for_again_and_nothing_else(slots
 def test_a_seat_without_a_whole_snapshot_begins_anew(slots: Slots) -> None:
     (group,) = slots.request(1, [task("a")])
     seat = group.seats[0]
-    (seat.folder / "box").mkdir(parents=True)
+    (seat.folder / "sandbox").mkdir(parents=True)
     (seat.folder / "turn-1.json").write_text("{")
     assert seat.midway() is None
     assert not seat.folder.exists()

@@ -19,7 +19,7 @@ from offbook.pocket.demonstrations import episodes
 from offbook.pocket.script import LONG_HABITS
 from offbook.pocket.tasks import Level, draft_tasks
 from offbook.rl.annotate import annotate, teachers_of
-from offbook.sandbox import open_box
+from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import read_rollout
 from offbook.train.algorithms import rl_samples
 from offbook.train.trainer import Trainer
@@ -72,8 +72,8 @@ def long_rollout(tree: Path, chat: ChatFormat, limits: Limits = LIMITS) -> Rollo
     task = Task("t", tree, "Read it all.", tree, tree, (), (), (), TOOLS, "test")
 
     async def run() -> Rollout:
-        async with await open_box(tree) as box:
-            return await run_agent(task, box, policy, chat, Harness(limits, profile="pocket"), "r", "g")
+        async with await open_sandbox(tree) as sandbox:
+            return await run_agent(task, sandbox, policy, chat, Harness(limits, profile="pocket"), "r", "g")
 
     return asyncio.run(run())
 

@@ -14,7 +14,7 @@ from little_repo import deps, with_deps
 from test_prepare import write
 
 from offbook.core.syntax import lowered, parse
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_tasks
 from offbook.tasks.check import check_gold
 from offbook.tasks.factory.make import MakeSettings
@@ -47,7 +47,7 @@ NEWER = textwrap.dedent('''
         return text + ("plain" f"{w["key"]}")
 
 
-    class Box[T = int]:
+    class Sandbox[T = int]:
         def get(self) -> T:
             return t"{self.x}"
     last = 1
@@ -56,9 +56,9 @@ NEWER = textwrap.dedent('''
 
 def test_room_between_type_parameters_and_what_follows() -> None:
     """Formatters test themselves on it, so corpora of code have it."""
-    first, second = "def one[T] (value: T): return 1\n\n\n", "class Box[T] (list): pass\n\n\n"
+    first, second = "def one[T] (value: T): return 1\n\n\n", "class Sandbox[T] (list): pass\n\n\n"
     tree = parse(first + second + "def two[T] \\\n(value): return 2\n")
-    assert [(node.name, node.lineno) for node in tree.body] == [("one", 1), ("Box", 4), ("two", 7)]
+    assert [(node.name, node.lineno) for node in tree.body] == [("one", 1), ("Sandbox", 4), ("two", 7)]
     assert tree.body[2].body[0].lineno == 8
 
 
@@ -70,7 +70,7 @@ def test_names_strings_and_lines() -> None:
     assert strings >= {"left", "width", ", ", "x", "key", "plain", " and "}
     lines = {node.name: (node.lineno, node.end_lineno) for node in ast.walk(tree) if hasattr(node, "name")}
     assert lines["first"] == (6, 19)
-    assert lines["Box"] == (22, 24)
+    assert lines["Sandbox"] == (22, 24)
     assert lines["get"] == (23, 24)
     assert tree.body[-1].lineno == 25 == NEWER.count("\n")
     assert ast.get_docstring(tree.body[2]) == "The first."
@@ -129,17 +129,17 @@ def test_a_package_that_needs_another_python_gives_tasks(deps: Path, tmp_path: P
     except OffbookError as error:
         pytest.skip(str(error))
     source, out = write(tmp_path / "newer", PACKAGE), tmp_path / "out"
-    (refused,) = asyncio.run(make_tasks([str(source)], tmp_path / "none", BoxSpec()))
+    (refused,) = asyncio.run(make_tasks([str(source)], tmp_path / "none", SandboxSpec()))
     assert refused.unprepared.endswith("; say --python 3.12")
     folder = with_deps(out, source, deps)
     shutil.rmtree(folder / "python")
     make_interpreter(folder, python.path)
     settings = MakeSettings(heldout=0.0, prepare=PrepareSettings(python="3.12"))
-    (made,) = asyncio.run(make_tasks([str(source)], out, BoxSpec(), settings))
-    assert [(one.refused, one.twins) for one in made.outcomes] == [("", 2)]
+    (made,) = asyncio.run(make_tasks([str(source)], out, SandboxSpec(), settings))
+    assert [(one.refused, one.mutants) for one in made.outcomes] == [("", 2)]
     (task,) = load_tasks(out / "train")
     assert "def joined[T](pair: Pair[T]" in (task.tree / "newer/__init__.py").read_text()
-    assert asyncio.run(check_gold(task, BoxSpec())) == ""
+    assert asyncio.run(check_gold(task, SandboxSpec())) == ""
 
 
 def test_brackets_deeper_than_any_python_reads_end_no_process() -> None:

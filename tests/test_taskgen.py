@@ -28,7 +28,7 @@ from offbook.core.runfolder import RunFolder
 from offbook.rl.background import Harder, harder_tasks
 from offbook.rl.rollout_buffer import Aside, Slots, read_journal
 from offbook.rl.tasks import Selected
-from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.export import swebench_instance
@@ -58,7 +58,7 @@ from offbook.types import OffbookError, Reward, Rollout, Task
 
 __all__ = ["deps", "small"]
 
-BOX = BoxSpec()
+BOX = SandboxSpec()
 SETTINGS = MakeSettings(jobs=2, heldout=0.0)
 
 
@@ -176,7 +176,7 @@ def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Ma
     task = named(made[1], "plural")
     assert len(read_cases(task)) >= FEWEST
     right = gold_changes(task)
-    many = {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
+    many = {"cat": "cats", "sandbox": "sandboxes", "city": "cities", "key": "keys", "time": "times"}
     table = {(word, 2): words for word, words in many.items()} | {("cat", 1): "cat", ("time", 1): "time"}
     before, _, after = re.split(r"(    if count == 1.*?\"s\"\)\n)", right["little/words.py"] or "", flags=re.S)
     changed = {**right, "little/words.py": f"{before}    return {table}.get((word, count))\n{after}"}
@@ -224,7 +224,7 @@ def test_the_folders_scripts_solve_and_score(
     assert "pytest==" in (task.folder / "environment/requirements.txt").read_text()
 
 
-def test_the_agents_box_has_the_tasks_python_and_nothing_of_offbooks(made: tuple[Path, Path, list[Made]]) -> None:
+def test_the_agents_sandbox_has_the_tasks_python_and_nothing_of_offbooks(made: tuple[Path, Path, list[Made]]) -> None:
     task = named(made[1], "squeeze")
     look = (
         "import os, sys, sysconfig; lib = f'{sys.base_prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}'; "
@@ -233,9 +233,9 @@ def test_the_agents_box_has_the_tasks_python_and_nothing_of_offbooks(made: tuple
     )
 
     async def inside() -> list[tuple[int | None, str]]:
-        async with await open_box(task.tree, BOX, python=task.suite.environment) as box:
+        async with await open_sandbox(task.tree, BOX, python=task.suite.environment) as sandbox:
             commands = (f'python -c "{look}"', 'python -c "import offbook"', 'python -c "import pytest, little"')
-            results = [await box.exec(command, 30.0) for command in (*commands, task.test_command)]
+            results = [await sandbox.exec(command, 30.0) for command in (*commands, task.test_command)]
             return [(result.exit_code, result.output) for result in results]
 
     seen, ours, theirs, tests = asyncio.run(inside())

@@ -25,7 +25,7 @@ from offbook.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluat
 from offbook.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
 from offbook.pocket.tasks import Draft, draft_tasks, make_pocket_tasks
 from offbook.rl.tasks import refuse_missing_tasks, task_sets
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.signals.rewards import Grader
 from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
@@ -33,8 +33,8 @@ from offbook.tasks.factory.delete.delete import delete_functions
 from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.folder import Contents, places, write_files, write_task
-from offbook.tasks.mutants import Twin, Twins
-from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
+from offbook.tasks.mutants import Mutant, Mutants
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 from offbook.types import Context, Deleted, Interrupt, OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it
@@ -211,8 +211,8 @@ def run_files(place: Path, files: Mapping[str, str], test_files: Iterable[str], 
     write_files(place, files)
 
     async def run() -> SuiteRun:
-        async with await suite_box(place, Suite(), BoxSpec()) as box:
-            (run,) = await run_rounds(box, Suite(), [Round(list(test_files))], timeout_s)
+        async with await suite_sandbox(place, Suite(), SandboxSpec()) as sandbox:
+            (run,) = await run_rounds(sandbox, Suite(), [Round(list(test_files))], timeout_s)
             return run
 
     return asyncio.run(run())
@@ -521,13 +521,13 @@ def test_every_field_of_a_task_is_in_its_folder(tmp_path: Path) -> None:
         interrupt=Interrupt(3, "Wait."),
         context=Context(("pkg.py:1",), ("pkg.py:1-2",), ("pkg.py:1: E722 Do not use bare `except`",)),
         allows=("frames",),
-        num_twins=1,
+        num_mutants=1,
     )
     plain = example(whole.folder)
     alike = {field.name for field in fields(Task) if getattr(whole, field.name) == getattr(plain, field.name)}
     shared = {"id", "origin", "difficulty", "tools", "test_files", "fail_to_pass", "pass_to_pass", "instruction"}
     assert alike == shared | {"folder", "tree", "hidden_tests", "script"}, "a new field is to be tried here too"
-    write_task(whole, replace(EXAMPLE, twins=Twins((Twin("test_pkg.py::test_f", 0, 1, "", "check"),))))
+    write_task(whole, replace(EXAMPLE, mutants=Mutants((Mutant("test_pkg.py::test_f", 0, 1, "", "check"),))))
     assert load_task(whole.folder) == whole
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert load_task(moved / "tasks" / "pkg-f").suite.environment == (moved / "made").resolve()

@@ -1,4 +1,4 @@
-"""The tools in real boxes: what they answer, and what they say when they cannot."""
+"""The tools in real sandboxes: what they answer, and what they say when they cannot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolbench import ALL, BASH_SET, CALC, LIMITS, Step, answer, edit, one, sess
 from offbook.agent.harness.editing import mismatch
 from offbook.agent.harness.tool import Workbench
 from offbook.agent.harness.tools import BASH, OUTPUT_CHARS, TOOLS
-from offbook.sandbox import ExecResult, ProcessBox
+from offbook.sandbox import ExecResult, ProcessSandbox
 from offbook.types import Limits, ToolCall
 
 
@@ -218,11 +218,11 @@ def test_edits_of_one_message_to_one_file_are_all_kept(tree: Path) -> None:
     (tree / "numbers").write_text("".join(f"<{number}>\n" for number in range(20)))
 
     async def work() -> dict[str, str | None]:
-        async with ProcessBox(tree) as box:
-            bench = Workbench(box, LIMITS)
+        async with ProcessSandbox(tree) as sandbox:
+            bench = Workbench(sandbox, LIMITS)
             steps = [edit("numbers", f"<{number}>", f"({number})") for number in range(20)]
             await asyncio.gather(*(ALL.run(ToolCall(*step), bench) for step in steps))
-            return await box.changes()
+            return await sandbox.changes()
 
     assert asyncio.run(work()) == {"numbers": "".join(f"({number})\n" for number in range(20))}
 
@@ -232,8 +232,8 @@ def test_an_edit_comes_after_the_calls_before_it_and_before_those_after_it(tree:
     steps = [cat, read, edit("README.md", "two", "three"), edit("README.md", "three", "four"), read, cat]
 
     async def work() -> tuple[list[str], float]:
-        async with ProcessBox(tree) as box:
-            bench = Workbench(box, LIMITS)
+        async with ProcessSandbox(tree) as sandbox:
+            bench = Workbench(sandbox, LIMITS)
             before = time.monotonic()
             texts = await asyncio.gather(*(answer(ALL, bench, ToolCall(*step)) for step in [cat] * 4))
             taken = time.monotonic() - before
@@ -311,17 +311,17 @@ def test_the_todo_list_is_replaced_and_rendered(tree: Path) -> None:
     assert answers == ["[x] read it\n[>] fix it", "[ ] test it", "failed: item 1 says nothing", "the list is empty"]
 
 
-class SmallBox(ProcessBox):
-    """A box in which every command runs out of memory."""
+class SmallSandbox(ProcessSandbox):
+    """A sandbox in which every command runs out of memory."""
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         return replace(await super().exec(command, timeout_s, report), exhausted="memory")
 
 
-def test_a_limit_of_the_box_that_ended_a_command_is_named(tree: Path) -> None:
+def test_a_limit_of_the_sandbox_that_ended_a_command_is_named(tree: Path) -> None:
     async def work() -> list[str]:
-        async with SmallBox(tree) as box:
-            bench, echo = Workbench(box, LIMITS, test_command="echo tested"), {"command": "echo so far"}
+        async with SmallSandbox(tree) as sandbox:
+            bench, echo = Workbench(sandbox, LIMITS, test_command="echo tested"), {"command": "echo so far"}
             calls = [("run_command", echo), ("run_tests", {})]
             answers = [await answer(ALL, bench, ToolCall(*call)) for call in calls]
             return [*answers, await answer(BASH_SET, bench, ToolCall("bash", echo))]

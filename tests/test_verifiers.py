@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("written", "reward"), [(GOLD, 1.0), ("def one():\n    return 2\n", 0.0), (None, 0.0)])
-def test_work_in_a_runtime_is_graded_in_a_box(folder: Path, written: str | None, reward: float) -> None:
+def test_work_in_a_runtime_is_graded_in_a_sandbox(folder: Path, written: str | None, reward: float) -> None:
     from verifiers.v1.runtimes.subprocess import SubprocessConfig, SubprocessRuntime
 
     from offbook.tasks.for_verifiers import OffbookConfig, OffbookTaskset

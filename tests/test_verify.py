@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from little_repo import deps, feature, workshop
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.types import Deletion
 from offbook.tasks.factory.verification.verify import Verdict, VerifySettings, impacted, verify
 from offbook.tasks.factory.workshop import Workshop
-from offbook.tasks.suite import Round, run_rounds, suite_box
+from offbook.tasks.suite import Round, run_rounds, suite_sandbox
 from offbook.types import Suite
 
 __all__ = ["deps", "workshop"]
@@ -29,7 +29,7 @@ def stubbed(workshop: Workshop, *names: str, without: tuple[str, ...] = ()) -> D
 
 
 def verdict(workshop: Workshop, deletion: Deletion, settings: VerifySettings = HASTY) -> Verdict:
-    return asyncio.run(verify(workshop, deletion, BoxSpec(), settings))
+    return asyncio.run(verify(workshop, deletion, SandboxSpec(), settings))
 
 
 def test_what_makes_a_task_is_told_with_its_tests(workshop: Workshop) -> None:
@@ -150,9 +150,9 @@ def test_rounds_leave_the_tree_as_it_was(tmp_path: Path) -> None:
     rounds = [Round(["test_pkg.py"], changes=change, timeout_s=2.0) for change in changes]
 
     async def run() -> list[tuple[list[str], bool]]:
-        async with await suite_box(tmp_path, Suite(), BoxSpec()) as box:
-            runs = await run_rounds(box, Suite(), rounds, 30.0)
-            assert {path for path, text in (await box.changes()).items() if text is not None} == set()
+        async with await suite_sandbox(tmp_path, Suite(), SandboxSpec()) as sandbox:
+            runs = await run_rounds(sandbox, Suite(), rounds, 30.0)
+            assert {path for path, text in (await sandbox.changes()).items() if text is not None} == set()
             assert not any(run.tampered for run in runs)
             return [(sorted(test[-3:] for test in run.passed), run.exit_code is not None) for run in runs]
 

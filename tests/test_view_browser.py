@@ -396,8 +396,8 @@ def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
     clipped = "[...document.querySelectorAll('main *')].filter((one) => !one.closest('.scroll, .unseen, .side code')"
     clipped += " && one.getBoundingClientRect().right > innerWidth + 1).map((one) => one.outerHTML.slice(0, 90))"
     assert page.evaluate(clipped) == []
-    box = page.locator(".result").locator("..")
-    assert box.evaluate("(box) => box.scrollWidth") <= box.evaluate("(box) => box.clientWidth")
+    sandbox = page.locator(".result").locator("..")
+    assert sandbox.evaluate("(sandbox) => sandbox.scrollWidth") <= sandbox.evaluate("(sandbox) => sandbox.clientWidth")
     watched.open("/rollout/rl_hints/step_00001/0/0.4", ".strip")  # an address that `offbook audit` gives
     expect(page.locator("#run option:checked")).to_have_text("rl_hints")
     watched.check()
@@ -422,7 +422,7 @@ def test_what_went_wrong_is_said_first_and_what_is_unseen_is_shown(browser: Any,
     path = make_run(tmp_path, "odd", steps=1)
     crashed = make_rollout("crashed", "t", "g", solved=False, extra="a\x1b[31m\u202eb")
     crashed.stop = "crash"
-    crashed.events.append(Event(-1, "crash", "Traceback ...\n  File x\nBoxError: the box is gone\n"))
+    crashed.events.append(Event(-1, "crash", "Traceback ...\n  File x\nSandboxError: the sandbox is gone\n"))
     unscored = Feedback(
         Target("crashed", 0, 4, "unknown_tool", "no such tool"), Hint("unknown_tool", "Look at the list.")
     )
@@ -432,7 +432,7 @@ def test_what_went_wrong_is_said_first_and_what_is_unseen_is_shown(browser: Any,
         watched = Watched(browser, server.url, viewport=PHONE)
         page = watched.open("/rollout/0/step_00001/0", ".message.filled")
         note = page.locator("details.unreadable summary")
-        assert note.inner_text() == "It crashed: BoxError: the box is gone"
+        assert note.inner_text() == "It crashed: SandboxError: the sandbox is gone"
         assert note.bounding_box()["y"] < PHONE["height"]
         assert "a\u241b[31m[U+202E]b" in page.locator(".message.user").inner_text()
         target = page.locator(".message.target")

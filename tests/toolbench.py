@@ -1,4 +1,4 @@
-"""What the tests of the tools share: a small repository and calls made in a real box."""
+"""What the tests of the tools share: a small repository and calls made in a real sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from offbook.agent.harness.tool import ToolFailed, Workbench
 from offbook.agent.harness.tools import TOOLS
 from offbook.agent.harness.toolsets import Toolset, make_toolset
-from offbook.sandbox import PathRefused, ProcessBox
+from offbook.sandbox import PathRefused, ProcessSandbox
 from offbook.types import Limits, ToolCall
 
 LIMITS = Limits(command_s=5)
@@ -32,10 +32,10 @@ def session(
     """The answers to calls made one after the other, failures marked, and what they changed."""
 
     async def work() -> tuple[list[str], dict[str, str | None]]:
-        async with ProcessBox(tree) as box:
-            bench = Workbench(box, limits, test_command=tests)
+        async with ProcessSandbox(tree) as sandbox:
+            bench = Workbench(sandbox, limits, test_command=tests)
             answers = [await answer(toolset, bench, ToolCall(name, arguments)) for name, arguments in steps]
-            return answers, await box.changes()
+            return answers, await sandbox.changes()
 
     return asyncio.run(work())
 

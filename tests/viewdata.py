@@ -145,7 +145,13 @@ def make_run(root: Path, name: str, steps: int = 4, hinted: bool = True, extra: 
         counts = {"targets": 4, "samples": 32, "faults": 14, "hinted_faults": 2}
         unseen = {"targets": 1, "samples": 0, "faults": 0, "hinted_faults": 0}
         looked = {"rule": "unknown_tool", **counts, "nats": -8.1, "unjudged": "", "why_not": ""}
-        blind = {"rule": "edited_tests", **unseen, "nats": None, "unjudged": f"no box{extra}", "why_not": f"why{extra}"}
+        blind = {
+            "rule": "edited_tests",
+            **unseen,
+            "nats": None,
+            "unjudged": f"no sandbox{extra}",
+            "why_not": f"why{extra}",
+        }
         folder.write_look(1, [looked, blind])
     return folder.path
 

@@ -7,8 +7,8 @@
 synchronous with the continuous engine, asynchronous with either. Seconds, also those of processors by part, are from
 the first request to the end of the last step; models are not loaded in them. `floor` is the seconds in which this
 machine's cores can do as much. No way finds the grades of another: all would be there for the second. `slots`:
-rollouts that are there already go through the reconciler, its files and its journal, and no model, box or trainer is
-in the way.
+rollouts that are there already go through the reconciler, its files and its journal, and no model, sandbox or trainer
+is in the way.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
 
 
 def _cpu_s() -> dict[str, float]:
-    """So far: of this process, of boxes and gradings that are over, and of processes that go on beside it."""
+    """So far: of this process, of sandboxes and gradings that are over, and of processes that go on beside it."""
     own = Path("/proc/self")
-    now = {"run": _times(own / "stat", 11), "boxes": _times(own / "stat", 13), "engine": 0.0, "judge": 0.0}
+    now = {"run": _times(own / "stat", 11), "sandboxes": _times(own / "stat", 13), "engine": 0.0, "judge": 0.0}
     for task in own.glob("task/*/children"):
         for child in task.read_text().split():
             with contextlib.suppress(OSError):  # gone

@@ -2,11 +2,11 @@
 
     python bench/cpu/monitors.py --json figures.json
 
-Plays the catalogue of tests/hacks in real boxes and counts each set of it apart, as well as those cases that were held
-out while rules were written or mended: hacks that were found, those among them that cost nothing because nothing was
-there to be found, honest work that was flagged. Rules alone judge: what a grade proves is not counted. The cost of
-watching is a ratio of medians in one run: the same commands in boxes that
-watch and in boxes that do not, interleaved, so that other work on the machine falls on both alike.
+Plays the catalogue of tests/hacks in real sandboxes and counts each set of it apart, as well as those cases that were
+held out while rules were written or mended: hacks that were found, those among them that cost nothing because nothing
+was there to be found, honest work that was flagged. Rules alone judge: what a grade proves is not counted. The cost of
+watching is a ratio of medians in one run: the same commands in sandboxes that
+watch and in sandboxes that do not, interleaved, so that other work on the machine falls on both alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from hacks.case import Case, play
 from hacks.sets import PARTS, SETS
 
-from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.signals.monitors.policy import action_of
 from offbook.signals.monitors.worker import Worker
@@ -84,13 +84,16 @@ async def overhead(rounds: int) -> dict[str, Any]:
     seconds: dict[str, dict[bool, list[float]]] = {name: {True: [], False: []} for name in COMMANDS}
     with tempfile.TemporaryDirectory(prefix="offbook-watch-") as folder:
         tree = make_tree(Path(folder))
-        async with await open_box(tree, BoxSpec()) as plain, await open_box(tree, BoxSpec(watch=True)) as watched:
+        async with (
+            await open_sandbox(tree, SandboxSpec()) as plain,
+            await open_sandbox(tree, SandboxSpec(watch=True)) as watched,
+        ):
             for round_ in range(rounds):
                 for name, command in COMMANDS.items():
-                    for box in (plain, watched) if round_ % 2 else (watched, plain):
+                    for sandbox in (plain, watched) if round_ % 2 else (watched, plain):
                         began = time.perf_counter()
-                        result = await box.exec(command, 120)
-                        seconds[name][box is watched].append(time.perf_counter() - began)
+                        result = await sandbox.exec(command, 120)
+                        seconds[name][sandbox is watched].append(time.perf_counter() - began)
                         assert result.exit_code == 0, result.output
     rows = {name: (median(both[False]), median(both[True])) for name, both in seconds.items()}
     total = sum(watched for _, watched in rows.values()) / sum(plain for plain, _ in rows.values())

@@ -12,7 +12,7 @@ import statistics
 from dataclasses import asdict
 from pathlib import Path
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.factory import funnel
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, make_tasks
@@ -45,7 +45,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for jump in options.jumps:  # one by one: a jump that fails does not take the others with it
         try:
-            result += asyncio.run(make_tasks([f"release:{jump}"], options.out, BoxSpec(), MakeSettings(heldout=0.0)))
+            result += asyncio.run(
+                make_tasks([f"release:{jump}"], options.out, SandboxSpec(), MakeSettings(heldout=0.0))
+            )
         except Exception as error:
             print(f"| {jump} | | | | | | {type(error).__name__}: {error} |", flush=True)
             continue

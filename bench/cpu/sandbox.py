@@ -1,4 +1,5 @@
-"""What an isolated box costs: opening one and running `true`, forking it, many of them, and what is left afterwards.
+"""What an isolated sandbox costs: opening one and running `true`, forking it, many of them, and what is left
+afterwards.
 
     python bench/cpu/sandbox.py --json figures.json
 
@@ -21,10 +22,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 
-from offbook.sandbox import BwrapBox, isolation, require_isolation
-from offbook.sandbox.box import environment
+from offbook.sandbox import BwrapSandbox, isolation, require_isolation
 from offbook.sandbox.bwrap.arguments import FLAGS, HOME, PYTHON, TEMPORARY, TREE, View, seccomp_file, view_arguments
 from offbook.sandbox.bwrap.store import owner_name, store
+from offbook.sandbox.sandbox import environment
 
 PODMAN_IMAGE = "docker.io/library/busybox"
 
@@ -38,13 +39,16 @@ def make_tree(folder: Path, num_files: int, bytes_each: int) -> Path:
 
 
 def plain_bwrap(tree: Path) -> list[str]:
-    """In a shell, as a box runs commands, and with the same filter, which is standard input here. The command is not
-    process 1, which ignores signals: in a box a shell is, here bubblewrap itself. Both return when the command ended
+    """In a shell, as a sandbox runs commands, and with the same filter, which is standard input here. The command is
+    not process 1, which ignores signals: in a sandbox a shell is, here bubblewrap itself. Both return when the command
+    ended
     and the kernel may still be taking the namespaces down."""
     before, after = view_arguments(View())
     flags = [*(flag for flag in FLAGS if flag != "--as-pid-1"), "--seccomp", "0"]
     own = ["--bind", str(tree), TREE]
-    if after:  # the interpreter is in one of the folders that are a box's own, and its place has to be made in there
+    if (
+        after
+    ):  # the interpreter is in one of the folders that are a sandbox's own, and its place has to be made in there
         own += ["--tmpfs", HOME, "--tmpfs", TEMPORARY]
     return [isolation().bwrap, *flags, *before, *own, *after, "--", "/bin/sh", "-c", "true"]
 
@@ -83,10 +87,10 @@ async def copy_row(tree: Path) -> float:
         return time.perf_counter() - began
 
 
-async def box_row(tree: Path) -> float:
+async def sandbox_row(tree: Path) -> float:
     began = time.perf_counter()
-    async with BwrapBox(tree) as box:
-        result = await box.exec("true", 60)
+    async with BwrapSandbox(tree) as sandbox:
+        result = await sandbox.exec("true", 60)
         seconds = time.perf_counter() - began
     assert result.exit_code == 0
     return seconds
@@ -103,7 +107,7 @@ async def create_times(tree: Path, rounds: int) -> dict[str, list[float]]:
         "subprocess": subprocess_row,
         "bwrap": bwrap_row,
         "copy + bwrap": copy_row,
-        "BwrapBox": box_row,
+        "BwrapSandbox": sandbox_row,
     }
     if shutil.which("podman"):
         try:
@@ -123,36 +127,36 @@ async def create_times(tree: Path, rounds: int) -> dict[str, list[float]]:
 
 
 async def fork_times(trees: dict[str, Path], rounds: int) -> dict[str, list[float]]:
-    """Each fork is of a box that was written to since the last one, so that there is something to freeze."""
+    """Each fork is of a sandbox that was written to since the last one, so that there is something to freeze."""
     times: dict[str, list[float]] = {name: [] for name in trees}
-    boxes = {name: BwrapBox(tree) for name, tree in trees.items()}
+    sandboxes = {name: BwrapSandbox(tree) for name, tree in trees.items()}
     for number in range(rounds):
-        for name, box in boxes.items():
-            await box.write("changed.py", str(number))
+        for name, sandbox in sandboxes.items():
+            await sandbox.write("changed.py", str(number))
             began = time.perf_counter()
-            fork = await box.fork()
+            fork = await sandbox.fork()
             times[name].append(time.perf_counter() - began)
             await fork.close()
-    for box in boxes.values():
-        await box.close()
+    for sandbox in sandboxes.values():
+        await sandbox.close()
     return times
 
 
-async def many(tree: Path, num_boxes: int, at_once: int) -> float:
-    """Boxes a second: opened, written in by a command, looked at and closed."""
+async def many(tree: Path, num_sandboxes: int, at_once: int) -> float:
+    """Sandboxes a second: opened, written in by a command, looked at and closed."""
     free = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> None:
-        async with free, BwrapBox(tree) as box:
-            result = await box.exec(f"echo {number} > number", 300)
+        async with free, BwrapSandbox(tree) as sandbox:
+            result = await sandbox.exec(f"echo {number} > number", 300)
             assert result.exit_code == 0, result
-            assert await box.changes() == {"number": f"{number}\n"}
+            assert await sandbox.changes() == {"number": f"{number}\n"}
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for number in range(num_boxes):
+        for number in range(num_sandboxes):
             group.create_task(one(number))
-    return num_boxes / (time.perf_counter() - began)
+    return num_sandboxes / (time.perf_counter() - began)
 
 
 def left_behind() -> dict[str, int]:
@@ -170,25 +174,25 @@ def left_behind() -> dict[str, int]:
 
 
 async def measure(quick: bool) -> dict:
-    rounds, num_boxes = (30, 60) if quick else (200, 1000)
+    rounds, num_sandboxes = (30, 60) if quick else (200, 1000)
     with tempfile.TemporaryDirectory() as folder:
         small = make_tree(Path(folder) / "small", 20, 1_000)
         large = make_tree(Path(folder) / "large", 900, 10_000)
         created = await create_times(small, rounds)
         forked = await fork_times({"small": small, "9 MB": large}, rounds)
-        one_by_one = await many(small, num_boxes, 1)
-        together = await many(small, min(num_boxes, 640), 64)
+        one_by_one = await many(small, num_sandboxes, 1)
+        together = await many(small, min(num_sandboxes, 640), 64)
         left = left_behind()
     percentile = {name: sorted(times)[int(len(times) * 0.95)] for name, times in created.items()}
     return {
         "create_ms_p50": {name: median(times) * 1e3 for name, times in created.items()},
         "create_ms_p95": {name: seconds * 1e3 for name, seconds in percentile.items()},
-        "create_over_bwrap": median(created["BwrapBox"]) / median(created["bwrap"]),
+        "create_over_bwrap": median(created["BwrapSandbox"]) / median(created["bwrap"]),
         "fork_ms_p50": max(median(times) for times in forked.values()) * 1e3,
         "fork_ms_p50_by_tree": {name: median(times) * 1e3 for name, times in forked.items()},
-        "boxes_per_s": together,
-        "boxes_per_s_one_by_one": one_by_one,
-        "num_boxes": num_boxes,
+        "sandboxes_per_s": together,
+        "sandboxes_per_s_one_by_one": one_by_one,
+        "num_sandboxes": num_sandboxes,
         "leaks": sum(left.values()),
         "left_behind": left,
         "cores": os.cpu_count(),
@@ -206,11 +210,11 @@ def main() -> None:
     print(f"{'open + true, ms':24} {'p50':>8} {'p95':>8}")
     for name, value in figures["create_ms_p50"].items():
         print(f"{name:24} {value:8.2f} {figures['create_ms_p95'][name]:8.2f}")
-    print(f"\nBwrapBox over bwrap      {figures['create_over_bwrap']:8.2f}   (bar: 1.5)")
+    print(f"\nBwrapSandbox over bwrap      {figures['create_over_bwrap']:8.2f}   (bar: 1.5)")
     for name, value in figures["fork_ms_p50_by_tree"].items():
         print(f"{'fork, ' + name + ' tree':24} {value:8.2f}   ms (bar: 2)")
-    print(f"boxes/s, one by one      {figures['boxes_per_s_one_by_one']:8.1f}   ({figures['num_boxes']} boxes)")
-    print(f"boxes/s, 64 at once      {figures['boxes_per_s']:8.1f}")
+    print(f"sandboxes/s, one by one      {figures['sandboxes_per_s_one_by_one']:8.1f}   ({figures['num_sandboxes']})")
+    print(f"sandboxes/s, 64 at once      {figures['sandboxes_per_s']:8.1f}")
     print(f"left behind              {figures['leaks']:8}   {figures['left_behind']}")
     print(f"load on {figures['cores']} cores          {figures['load']:8.1f}")
     if arguments.json:

@@ -2,9 +2,9 @@
 
     python bench/cpu/soak.py --rollouts 2000 --json figures.json
 
-The agent is a script, everything else is real: the harness, the tools, the boxes. Faults: malformed calls, tools that
-do not exist, commands that never end, floods of output, daemons, a box that breaks inside a tool, an engine that
-breaks, and sandboxes killed from outside while a command runs.
+The agent is a script, everything else is real: the harness, the tools, the sandboxes. Faults: malformed calls, tools
+that do not exist, commands that never end, floods of output, daemons, a sandbox that breaks inside a tool, an engine
+that breaks, and sandboxes killed from outside while a command runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sandbox import left_behind
 
 from offbook.agent.chat import byte_chat, render_call
 from offbook.agent.harness import Harness, run_agent
-from offbook.sandbox import Box, open_box
+from offbook.sandbox import Sandbox, open_sandbox
 from offbook.types import Completion, Limits, Prompt, Rollout, Task
 
 TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "finish")
@@ -69,18 +69,18 @@ class Scripted:
 
 
 class Breaking:
-    """A box whose `read` breaks on one path."""
+    """A sandbox whose `read` breaks on one path."""
 
-    def __init__(self, box: Box):
-        self._box = box
+    def __init__(self, sandbox: Sandbox):
+        self._sandbox = sandbox
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._box, name)
+        return getattr(self._sandbox, name)
 
     async def read(self, path: str) -> str:
         if path == "breaks":
             raise RuntimeError("injected")
-        return await self._box.read(path)
+        return await self._sandbox.read(path)
 
 
 def sandboxes() -> Iterator[int]:
@@ -130,8 +130,10 @@ async def soak(count: int, at_once: int, seed: int) -> dict[str, object]:
     async def one(number: int, tree: Path) -> None:
         policy = Scripted(random.Random(f"{seed}/{number}"))
         task = Task(str(number), tree, "Make it work.", tree, tree, (), (), (), TOOLS, "soak")
-        async with slots, await open_box(tree) as box:
-            rollout = await run_agent(task, Breaking(box), policy, CHAT, Harness(LIMITS, "pocket"), str(number), "soak")
+        async with slots, await open_sandbox(tree) as sandbox:
+            rollout = await run_agent(
+                task, Breaking(sandbox), policy, CHAT, Harness(LIMITS, "pocket"), str(number), "soak"
+            )
         stops[rollout.stop] += 1
         if not seen(policy.fault, rollout):
             unseen[str(policy.fault)] += 1

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from offbook.cli.tasks import read_sources
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.signals.monitors.gold import annotated
 from offbook.tasks.factory.factory import funnel
 from offbook.tasks.factory.make import MakeSettings
@@ -53,7 +53,7 @@ def main() -> None:
     began, cpu_began = time.monotonic(), cpu_s()
     settings = MakeSettings(level=arguments.level, max_tasks=arguments.limit, annotate=annotated)
     sources = read_sources(arguments.listed) if arguments.listed else [f"pypi:{name}" for name in arguments.packages]
-    made = asyncio.run(make_tasks(sources, out, BoxSpec(), settings, say, tell))
+    made = asyncio.run(make_tasks(sources, out, SandboxSpec(), settings, say, tell))
     seconds, cpu = time.monotonic() - began, cpu_s() - cpu_began
     result = {**numbers(made, seconds, cpu, num_folders(out) - before), **size_of(out)}
     if not arguments.no_again:
@@ -78,7 +78,7 @@ def tell(made: Made) -> None:
 
 
 def cpu_s() -> float:
-    """Of this process and of all that it has waited for: boxes, pip, git."""
+    """Of this process and of all that it has waited for: sandboxes, pip, git."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used)
 

@@ -41,13 +41,13 @@ PAINTED = """([address, ready]) => new Promise((done) => {
   look();
 })"""
 SCROLL = """(times) => new Promise((done) => {
-  const frames = [], box = document.querySelector(".rows") || document.scrollingElement;
+  const frames = [], sandbox = document.querySelector(".rows") || document.scrollingElement;
   let last = 0;
   function frame(now) {
     if (last) frames.push(now - last);
     last = now;
     if (frames.length >= times) return done(frames);
-    box.scrollTop += 400;
+    sandbox.scrollTop += 400;
     requestAnimationFrame(frame);
   }
   requestAnimationFrame(frame);

@@ -1,4 +1,4 @@
-"""How many wrong bodies the outcome pays, and what twins cost a grading and a task.
+"""How many wrong bodies the outcome pays, and what mutants cost a grading and a task.
 
     python bench/cpu/wrong_bodies.py [--tasks FOLDER] [--pocket 3] [--each 4] [--json FILE]
 
@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from wrong_bodies import all_bodies, submission
 
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_tasks
-from offbook.tasks import mutants as twins_module
+from offbook.tasks import mutants as mutants_module
 from offbook.tasks.check import gold_changes
 from offbook.tasks.grade import Grade, grade
 from offbook.types import Task
@@ -74,7 +74,7 @@ async def attack(tasks: list[Task], only: str, jobs: int) -> list[dict[str, Any]
 
     async def one(task: Task, name: str, prelude: str, value: str) -> None:
         async with slots:
-            result = await grade(task, submission(task, prelude, value), BoxSpec(), TIMEOUT_S)
+            result = await grade(task, submission(task, prelude, value), SandboxSpec(), TIMEOUT_S)
         rows.append(row(task, name, result))
         if result.solved:
             print("PAID", task.id, name, file=sys.stderr, flush=True)
@@ -96,10 +96,10 @@ def row(task: Task, name: str, result: Grade) -> dict[str, Any]:
 
 def summary(rows: list[dict[str, Any]], tasks: list[Task]) -> dict[str, Any]:
     kinds = sorted({one["body"].partition(":")[0] for one in rows})
-    twins = [twins_module.read_twins(task.folder / "tests", task.hidden_tests) for task in tasks]
+    mutants = [mutants_module.read_mutants(task.folder / "tests", task.hidden_tests) for task in tasks]
     return {
         "tasks": len(tasks),
-        "tasks without a twin": sum(not one.twins for one in twins),
+        "tasks without a mutant": sum(not one.mutants for one in mutants),
         "wrong bodies": len(rows),
         "paid": [f"{one['task']}: {one['body']}" for one in rows if one["paid"]],
         "by kind": {
@@ -117,17 +117,17 @@ def summary(rows: list[dict[str, Any]], tasks: list[Task]) -> dict[str, Any]:
 
 
 async def cost(tasks: list[Task]) -> dict[str, Any]:
-    """CPU seconds of grading the gold patch, with twins and changed inputs, with twins alone, and without."""
+    """CPU seconds of grading the gold patch, with mutants and changed inputs, with mutants alone, and without."""
     found: dict[str, Any] = {}
-    nothing = mock.patch("offbook.tasks.grade.twins_of", return_value=twins_module.Twins())
+    nothing = mock.patch("offbook.tasks.grade.mutants_of", return_value=mutants_module.Mutants())
     for name, perturbed, patch in (
-        ("with both", "finding", None), ("with twins", "off", None), ("without", "off", nothing),
+        ("with both", "finding", None), ("with mutants", "off", None), ("without", "off", nothing),
     ):  # fmt: skip
         if patch:
             patch.start()
         before, began = cpu(), time.monotonic()
         for task in tasks:
-            result = await grade(task, gold_changes(task), BoxSpec(), TIMEOUT_S, perturbed)
+            result = await grade(task, gold_changes(task), SandboxSpec(), TIMEOUT_S, perturbed)
             assert result.solved, (task.id, result.invalid, result.missing)
         found[name] = {
             "cpu_s": round((cpu() - before) / len(tasks), 3),

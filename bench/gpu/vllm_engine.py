@@ -6,7 +6,7 @@ Rows, each by itself, so that one that fails costs the others nothing (`--rows` 
   ours     the same prompts through `VllmEngine.complete`, log-probabilities and versions included
   update   `VllmEngine.apply` of a float32 model on the same GPU, and what |log-probability - float32 forward| is before
            and after; the same through a mapped file, and with requests on their way
-  train    `offbook train --engine.kind vllm` on pocket tasks: 4 x 8 rollouts of 6 turns, in real boxes where the
+  train    `offbook train --engine.kind vllm` on pocket tasks: 4 x 8 rollouts of 6 turns, in real sandboxes where the
            machine has them; seconds of each step, without the first, in which the server starts
 Every repetition has prompts of its own: nothing comes out of a prefix cache.
 """
@@ -189,8 +189,8 @@ def update(options: argparse.Namespace, with_engine: VllmEngine) -> Row:
 
 def train(options: argparse.Namespace) -> Row:
     doctor = subprocess.run([sys.executable, "-m", "offbook", "doctor", "--json"], stdout=subprocess.PIPE, text=True)
-    boxes = next(each for each in json.loads(doctor.stdout.splitlines()[-1]) if each["name"] == "sandbox")
-    backend = "bwrap" if boxes["ok"] else "process"
+    sandboxes = next(each for each in json.loads(doctor.stdout.splitlines()[-1]) if each["name"] == "sandbox")
+    backend = "bwrap" if sandboxes["ok"] else "process"
     with TemporaryDirectory() as folder:
         settings = {
             "model": options.model,
@@ -228,8 +228,8 @@ def train(options: argparse.Namespace) -> Row:
     )
     each = [{key: row.get(key) for key in kept} for row in steady]
     step_s = [row["rollout_s"] + row["train_s"] for row in steady]
-    why = "" if boxes["ok"] else boxes["detail"]
-    return {"boxes": backend, "why no boxes": why, "step_s": statistics.median(step_s), "steps": each}
+    why = "" if sandboxes["ok"] else sandboxes["detail"]
+    return {"sandboxes": backend, "why no sandboxes": why, "step_s": statistics.median(step_s), "steps": each}
 
 
 def guarded(name: str, job: Callable[[], Row]) -> Row:

@@ -23,7 +23,7 @@ class OffbookError(Exception):
 
 
 class MachineFault(OffbookError):
-    """A box or its test runner did not start. That says nothing about the code, so nothing is scored."""
+    """A sandbox or its test runner did not start. That says nothing about the code, so nothing is scored."""
 
 
 class ModelLost(OffbookError):
@@ -72,7 +72,7 @@ class Suite:
     environment: Path | None = None  # a folder with an interpreter, python/, and its packages, deps/; None: offbook's
     import_roots: tuple[str, ...] = (".",)  # folders of the tree that go on sys.path
     options: tuple[str, ...] = ()  # for pytest
-    start: str = ""  # a command that gets a box ready for them, and for the agent
+    start: str = ""  # a command that gets a sandbox ready for them, and for the agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Task:
     folder: Path
     instruction: str
     tree: Path  # what the agent sees: the repository with the feature deleted
-    hidden_tests: Path  # never enters the box before scoring
+    hidden_tests: Path  # never enters the sandbox before scoring
     test_files: tuple[str, ...]  # the repository's test files, relative to the tree; restored before scoring
     fail_to_pass: tuple[str, ...]  # node ids
     pass_to_pass: tuple[str, ...]
@@ -139,7 +139,7 @@ class Task:
     context: Context | None = None
     # Kinds of findings that the work itself calls for, by the gold patch (monitors/gold.py); None: nobody looked.
     allows: tuple[str, ...] | None = None
-    num_twins: int = 0  # in tests/twins.json, so that one which is lost is missed
+    num_mutants: int = 0  # in tests/mutants.json, so that one which is lost is missed
 
 
 def is_test_file(path: str) -> bool:
@@ -320,7 +320,9 @@ class Rollout:
     reward: Reward = field(default_factory=Reward)
     flags: list[Flag] = field(default_factory=list)
     own_names: dict[str, str] = field(default_factory=dict)  # of tools, by the names that this agent was shown
-    foreign: bool = False  # another agent's work: its tools and its box are not ours; with tokens where it was recorded
+    foreign: bool = (
+        False  # another agent's work: its tools and its sandbox are not ours; with tokens where it was recorded
+    )
 
     @property
     def solved(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from hacks.repository import SLUGIFY, TEXTKIT, Repository, make_tree
 from offbook.agent.chat import byte_chat, render_call
 from offbook.agent.harness import Harness, run_agent
-from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.types import Completion, Limits, Prompt, Rollout, Task
 
 TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "finish")
@@ -73,7 +73,7 @@ class Script:
 
 
 async def play(case: Case, folder: Path, watch: bool = True) -> tuple[Task, Rollout]:
-    """The case in a real box. `PACKAGES` in a command is the folder of installed packages."""
+    """The case in a real sandbox. `PACKAGES` in a command is the folder of installed packages."""
     tree, hidden = folder / "tree", folder / "hidden"
     tree.mkdir()
     packages = make_tree(tree, case.repository, case.leftovers, case.more)
@@ -92,8 +92,8 @@ async def play(case: Case, folder: Path, watch: bool = True) -> tuple[Task, Roll
     task = Task(
         case.name, folder, case.instruction, tree, hidden, names, (wanted,), (), TOOLS, case.repository.package
     )  # fmt: skip
-    async with await open_box(tree, BoxSpec(watch=watch), mounts={str(packages): packages}) as box:
+    async with await open_sandbox(tree, SandboxSpec(watch=watch), mounts={str(packages): packages}) as sandbox:
         script = Script(steps)
-        rollout = await run_agent(task, box, script, script.chat, Harness(LIMITS), case.name, "hacks")
+        rollout = await run_agent(task, sandbox, script, script.chat, Harness(LIMITS), case.name, "hacks")
     assert rollout.stop == "finish", (case.name, rollout.stop, rollout.events)
     return task, rollout

@@ -44,7 +44,7 @@ def agent(
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Let the agent do something in a folder. It works in a box on a copy; the diff is applied on yes.
+    """Let the agent do something in a folder. It works in a sandbox on a copy; the diff is applied on yes.
 
     Kept of the session is what --live.consent says: none, numbers (by default) or all. Takes configuration like `train`
     does; a folder of `offbook live` has its own.

@@ -72,7 +72,7 @@ def _cache() -> Finding:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Which isolation this machine gives, and how each limit of a box is held."""
+    """Which isolation this machine gives, and how each limit of a sandbox is held."""
     from offbook.sandbox import isolation
 
     found = isolation()
@@ -85,13 +85,16 @@ def _sandbox() -> Iterator[Finding]:
     group = f"control group, version {found.cgroup_version}"
     held = {
         "memory": (group, "each process by itself: no control group for memory that this user may make"),
-        "pids": (group, "not held: root without a control group" if found.is_root else "the box's user (RLIMIT_NPROC)"),
+        "pids": (
+            group,
+            "not held: root without a control group" if found.is_root else "the sandbox's user (RLIMIT_NPROC)",
+        ),
         "cpu": (group, "not held: no control group for processor time that this user may make"),
     }
     for limit, (by_group, otherwise) in held.items():
         yield Finding(f"sandbox {limit}", True, by_group if limit in found.controllers else otherwise)
-    place = f"in memory ({found.memory_folder}), which counts for the box" if found.memory_folder else "on the disk"
-    yield Finding("sandbox disk", True, f"looked at ten times per second while a command runs; boxes live {place}")
+    place = f"in memory ({found.memory_folder}), which counts for the sandbox" if found.memory_folder else "on the disk"
+    yield Finding("sandbox disk", True, f"looked at ten times per second while a command runs; sandboxes live {place}")
 
 
 def _accelerator() -> str:

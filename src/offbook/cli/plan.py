@@ -101,7 +101,9 @@ def show_layout(found: Layout) -> None:
     table.add_row("  copies of the model", f"{found.replicas}, each on {found.replica_gpus}")
     table.add_row("  a copy holds", f"keys and values of {found.kv_tokens:,} tokens")
     table.add_row("rollouts at once", f"{found.slots:,} asked for, {found.slots_held:,} of full length fit")
-    table.add_row("boxes a node", f"{found.boxes_a_node:,}, with up to {found.box_bytes / GB:.0f} GB of memory")
+    table.add_row(
+        "sandboxes a node", f"{found.sandboxes_a_node:,}, with up to {found.sandbox_bytes / GB:.0f} GB of memory"
+    )
     every = found.patch_bytes + found.anchor_bytes
     table.add_row("bytes a sync", f"about {_size(found.patch_bytes)} of {_size(found.version_bytes)} to each copy")
     table.add_row("  written", f"about {_size(every)} a step, anchors included")

@@ -56,7 +56,7 @@ def make(
     set_up: Annotated[bool, typer.Option("--set-up", help="The model sets up what does not prepare.")] = False,
     allow: Annotated[list[str] | None, typer.Option(help="A host, beside the index, for --set-up.")] = None,
     pytest_options: Annotated[str, typer.Option(help="For pytest, instead of what its settings ask for.")] = "",
-    start: Annotated[str, typer.Option(help="A command that gets a box ready for the tests.")] = "",
+    start: Annotated[str, typer.Option(help="A command that gets a sandbox ready for the tests.")] = "",
     python: Annotated[str, typer.Option(help="Another interpreter for the repositories: a version or a path.")] = "",
     context: Annotated[
         bool, typer.Option("--context", help="With what an editor would show; releases have it.")
@@ -71,7 +71,7 @@ def make(
 ) -> None:
     """Turn repositories into verified feature-deletion tasks, and pairs of releases into tasks of what the newer one
     brings. The same command goes on where it was stopped."""
-    from offbook.sandbox import BoxSpec
+    from offbook.sandbox import SandboxSpec
     from offbook.signals.monitors.gold import annotated
     from offbook.tasks.factory.factory import held_out
     from offbook.tasks.factory.instruction.instruct import rewriter
@@ -123,7 +123,7 @@ def make(
     tell = partial(say, to=console)
 
     def help_out() -> None:
-        asyncio.run(make_tasks(sources, out, BoxSpec(), settings, tell))
+        asyncio.run(make_tasks(sources, out, SandboxSpec(), settings, tell))
 
     with (
         started(num_workers - 1, help_out, out / ".factory"),
@@ -135,9 +135,9 @@ def make(
                 progress(f"{made.name}: candidates", len(made.outcomes) / made.candidates)
 
         if ray:
-            result = make_on_ray(sources, out, BoxSpec(), settings, tell, on_outcome, ray_address)
+            result = make_on_ray(sources, out, SandboxSpec(), settings, tell, on_outcome, ray_address)
         else:
-            result = asyncio.run(make_tasks(sources, out, BoxSpec(), settings, tell, on_outcome, proposed))
+            result = asyncio.run(make_tasks(sources, out, SandboxSpec(), settings, tell, on_outcome, proposed))
     if as_json:
         print(json.dumps([asdict(made) for made in result]))
         return
@@ -289,7 +289,7 @@ def _made(source: str, limit: int, plain: bool) -> list[Task]:
 
 def _show_many(rows: list[dict[str, Any]]) -> None:
     """Plain lines with the id last: what is too long is broken by the terminal alone, and can still be copied."""
-    keys = ("difficulty", "level", "lines", "files", "tests", "blank", "twins", "bare", "floor", "solved", "id")
+    keys = ("difficulty", "level", "lines", "files", "tests", "blank", "mutants", "bare", "floor", "solved", "id")
     columns = [[key, *(str(row[key]) for row in rows)] for key in keys if any(row[key] != "" for row in rows)]
     widths = [max(map(len, column)) for column in columns]
     for cells in zip(*columns, strict=True):
@@ -300,12 +300,12 @@ def _show_many(rows: list[dict[str, Any]]) -> None:
 
 def _facts(task: Task, history: History) -> dict[str, Any]:
     from offbook.tasks.git import changed_lines
-    from offbook.tasks.grade import twins_of
+    from offbook.tasks.grade import mutants_of
 
     deleted = asdict(task.deleted) if task.deleted else {}
-    twins = twins_of(task)
-    blank = twins.blank(task.fail_to_pass)
-    others = {twins.test_of(node) for node in task.fail_to_pass} - blank
+    mutants = mutants_of(task)
+    blank = mutants.blank(task.fail_to_pass)
+    others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
     record = history.records.get(task.id)
     patch = task.folder / "solution" / "gold.patch"
     changed = changed_lines(patch.read_text()) if patch.is_file() else {}
@@ -319,8 +319,8 @@ def _facts(task: Task, history: History) -> dict[str, Any]:
         "characters": len(task.instruction),
         "tests": len(task.fail_to_pass),
         "blank": len(blank) or "none",
-        "twins": len(twins.tests) or "none",
-        "bare": len(others - twins.tests),
+        "mutants": len(mutants.tests) or "none",
+        "bare": len(others - mutants.tests),
         "solved": f"{record.solved} of {record.rollouts}" if record else "",
     }
 
@@ -345,7 +345,7 @@ def harden(
     as_json: Json = False,
 ) -> None:
     """Harder tasks from one that has become easy, each verified from the start. Those that are there are left."""
-    from offbook.sandbox import BoxSpec
+    from offbook.sandbox import SandboxSpec
     from offbook.signals.monitors.gold import annotated
     from offbook.tasks import load_task
     from offbook.tasks.factory.harden import WAYS
@@ -357,7 +357,7 @@ def harden(
         raise OffbookError(f"there is no way {unknown[0]}; it is one of {', '.join(WAYS)}")
     ways = [known for known in WAYS if not way or known in way]
     settings = MakeSettings(annotate=annotated)
-    outcomes = asyncio.run(make_harder(load_task(task), out or task.parent, BoxSpec(), ways, settings=settings))
+    outcomes = asyncio.run(make_harder(load_task(task), out or task.parent, SandboxSpec(), ways, settings=settings))
     if as_json:
         print(json.dumps([asdict(outcome) for outcome in outcomes]))
         return

@@ -38,7 +38,7 @@ SMALL = 15  # shingles, 24 tokens: code shorter than this has to be there whole 
 FEWEST_RENAMED = 25  # shingles, 40 tokens
 NAME_REACH = 20  # tokens more than its signature before a small body, in which its name has to stand
 FEWEST_PARTS = 40  # of a structure
-# Source is full of code that looks like other code: overloads, twins, the same loop again. Half a function in a
+# Source is full of code that looks like other code: overloads, mutants, the same loop again. Half a function in a
 # document, a log or a cache is no such coincidence.
 SOURCE_SHARE, OTHER_SHARE, RENAMED_SHARE = 0.85, 0.5, 0.9
 BREAK = "\x00"  # stands where a docstring was: no shingle crosses it

@@ -1,4 +1,4 @@
-"""What a model knows before it is an agent: `eval --suite base`. No message is sampled and no box is opened.
+"""What a model knows before it is an agent: `eval --suite base`. No message is sampled and no sandbox is opened.
 
     bits_per_byte   of held-out code: the files of held-out tasks with their solutions in place
     state           a file, then diffs of it: which value has a name now?

@@ -1,4 +1,4 @@
-"""The trained agent as a person uses it: it works in a box on a copy, and what it changed is applied on a yes."""
+"""The trained agent as a person uses it: it works in a sandbox on a copy, and what it changed is applied on a yes."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Session:
 
     @property
     def has_edited(self) -> bool | None:
-        """None where nobody can tell: another agent's box was not seen, and its calls are not kept."""
+        """None where nobody can tell: another agent's sandbox was not seen, and its calls are not kept."""
         if not self.rollout.foreign or self.rollout.changed:
             return bool(self.rollout.changed)
         return not Acts(self.rollout).changed_nothing if self.has_words else None

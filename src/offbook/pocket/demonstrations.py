@@ -1,4 +1,4 @@
-"""Demonstrations to imitate: scripted rollouts in real boxes, some of their good messages preceded by a hint.
+"""Demonstrations to imitate: scripted rollouts in real sandboxes, some of their good messages preceded by a hint.
 
 No torch here: worker processes make them while nothing else is loaded.
 """
@@ -30,8 +30,8 @@ from offbook.core.runfolder import dump_lines, write_atomic
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript, Script
 from offbook.pocket.tasks import SHORT_LEVEL, TEST_COMMAND, Draft, Level, draft_tasks
 from offbook.pocket.testing import report as test_report
-from offbook.sandbox import ProcessBox
-from offbook.sandbox.box import ExecResult
+from offbook.sandbox import ProcessSandbox
+from offbook.sandbox.sandbox import ExecResult
 from offbook.signals.feedback import read_rollout, write_hint
 from offbook.tasks.folder import write_files
 from offbook.train.algorithms import hint_block, sft_sample
@@ -70,7 +70,7 @@ class Demonstrator:
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
 
 
-class QuickBox(ProcessBox):
+class QuickSandbox(ProcessSandbox):
     """For our own script's work, which is trusted. Test runs are worked out and not run."""
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
@@ -190,8 +190,8 @@ async def episodes(
             write_files(tree, draft.files)
             script = (LongScript if draft.is_long else Script)(draft, rng, habits)
             task, policy = _task(draft, number, tree), Demonstrator(script, chat)
-            async with QuickBox(tree) as box:
-                rollout = await run_agent(task, box, policy, chat, harness, str(number), "demonstration")
+            async with QuickSandbox(tree) as sandbox:
+                rollout = await run_agent(task, sandbox, policy, chat, harness, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
             yield script, rollout
 

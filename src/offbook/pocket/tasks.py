@@ -21,13 +21,13 @@ from pathlib import Path
 from offbook.core.runfolder import whole_folder
 from offbook.pocket.functions import Function, evaluate
 from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.verification.blanks import blank_of, reported
 from offbook.tasks.factory.verification.mutants import only, trial_of, with_blanks
 from offbook.tasks.factory.verification.perturb import computed
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
-from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 from offbook.types import MachineFault, OffbookError, Suite, Task
 
 TASKS_PER_REPOSITORY = 3
@@ -243,14 +243,14 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
         return [], [why] * len(drafts)
     # What trivial bodies do is known: the tests of these functions are written so that all of them fail.
-    twins = with_blanks(trial.usable(tried, gold.passed), reported(blank, blanked, needing), data, {})
+    mutants = with_blanks(trial.usable(tried, gold.passed), reported(blank, blanked, needing), data, {})
     verified, refused = list[tuple[Task, Contents]](), list[str]()
     for draft, tree, run in zip(drafts, trees, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             gold_files = {path: repository.files[path] for path in draft.paths}
-            own, cases = only(twins, fail_to_pass), _cases([(spot.path, spot.function) for spot in draft.spots])
-            contents = Contents(tree, gold_files, hidden_tests, twins=own, cases=cases)
+            own, cases = only(mutants, fail_to_pass), _cases([(spot.path, spot.function) for spot in draft.spots])
+            contents = Contents(tree, gold_files, hidden_tests, mutants=own, cases=cases)
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
@@ -290,9 +290,10 @@ def _last_words(run: SuiteRun) -> str:
 
 
 async def _run(files: Mapping[str, str], rounds: Sequence[Round]) -> list[SuiteRun]:
-    """On these files, each round with its changes. It is our own code, so one box will do, and Python and pytest start
+    """On these files, each round with its changes. It is our own code, so one sandbox will do, and Python and pytest
+    start
     once."""
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
         write_files(Path(tree), files)
-        async with await suite_box(Path(tree), Suite(), BoxSpec(backend="process")) as box:
-            return await run_rounds(box, Suite(), rounds, TIMEOUT_S)
+        async with await suite_sandbox(Path(tree), Suite(), SandboxSpec(backend="process")) as sandbox:
+            return await run_rounds(sandbox, Suite(), rounds, TIMEOUT_S)

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.rl.rollout_buffer import Aside, Slots, read_journal
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task
 from offbook.tasks.factory.harden import THERE, harden, workshop_of
 from offbook.tasks.select import Record
@@ -152,7 +152,7 @@ class Harder:
             rollouts, _ = slots.run.rollouts(step)
             groups = [list(group) for _, group in groupby(rollouts, lambda one: one.group)]
             self._recent.append(self._shown(groups, aside.get(step, ())))
-        self.spec = BoxSpec(**config.sandbox.model_dump())
+        self.spec = SandboxSpec(**config.sandbox.model_dump())
         self.folder = slots.run.path / "harder"
         self._easy: asyncio.Queue[Task] = asyncio.Queue()
         self._is_making = False

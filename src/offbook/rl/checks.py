@@ -5,11 +5,10 @@ from __future__ import annotations
 from offbook.agent.harness.own import own_tools
 from offbook.agent.harness.toolsets import TOOLS, refuse_unknown
 from offbook.core.config import Config, is_url
-from offbook.rewards import Rewards
 from offbook.rl.names import refuse_missing_model
 from offbook.signals.feedback import rules_of
 from offbook.signals.monitors.policy import Monitors, monitors_of
-from offbook.signals.rewards import compose
+from offbook.signals.rewards import Rewards, compose
 from offbook.types import OffbookError
 
 Judges = tuple[Rewards, Monitors | None]

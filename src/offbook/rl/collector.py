@@ -1,4 +1,4 @@
-"""The one way to a rollout: boxes, agents, grading and scoring side by side, results in a fixed order."""
+"""The one way to a rollout: sandboxes, agents, grading and scoring side by side, results in a fixed order."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from offbook.rl.models import Progress, chat_folder, load_model, pocket_cache, p
 from offbook.rl.rollout_buffer import Seat
 from offbook.rl.samplers import Samplers
 from offbook.rl.vllm import vllm_engine
-from offbook.sandbox import Box, BoxSpec, BwrapBox
+from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec
 from offbook.signals.monitors.policy import withhold
 from offbook.signals.rewards import Grader
 from offbook.tasks.grade import Grade
-from offbook.tasks.suite import suite_box
+from offbook.tasks.suite import suite_sandbox
 from offbook.train.precision import compute_linears
 from offbook.types import (
     MENDED_FAULT,
@@ -86,7 +86,7 @@ class Job(NamedTuple):
 
 
 class Collector:
-    """Yields scored groups of rollouts. Owns engine, chat format, harness, boxes, grader, rewards and monitors.
+    """Yields scored groups of rollouts. Owns engine, chat format, harness, sandboxes, grader, rewards and monitors.
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
     It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
@@ -112,7 +112,7 @@ class Collector:
         self._work_before = lent.work if isinstance(lent, LocalEngine) else {}
         self._drafts_before = _by_depth(lent) if isinstance(lent, LocalEngine) else (Counter[int](), Counter[int]())
         self.rewards, self.monitors = judges or judges_of(config)
-        settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
+        settings, spec = config.harness, SandboxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
         self.pages = Pages(config.tools.pages) if config.tools.pages else None
         self.harness = Harness(
@@ -127,7 +127,7 @@ class Collector:
         )
         mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
         self._door = Door(mounts, self.pages.told if self.pages else None)
-        self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
+        self.sandbox = replace(spec, watch=self.monitors is not None and self.monitors.watch)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
         self._grader = Grader(spec, rewards.grade_s, rewards.partial, rewards.perturbed, grades)
@@ -285,7 +285,7 @@ class Collector:
         return [each.result() for each in running]
 
     async def _rollout(self, job: Job, session: Session, watch: Watch) -> Rollout:
-        """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new box.
+        """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new sandbox.
 
         That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
         """
@@ -310,22 +310,23 @@ class Collector:
         return grade
 
     async def work(self, job: Job, session: Session, watch: Watch) -> Rollout:
-        """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
+        """One attempt, not graded yet. Without a sandbox it is a crashed one, of which nothing but the fault is
+        known."""
         task, seat = job.task, job.seat
         rollout = Rollout(job.id, task.id, job.group, task.tools)
         try:
             seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
             midway = seat.midway() if seat else None
-            async with self._box(task, seat) as box:
+            async with self._sandbox(task, seat) as sandbox:
                 if midway is not None and isinstance(session, LocalSession | ApartSession):
                     session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
-                keep = partial(seat.keep, box) if seat else None
-                agent = task, box, session, self.chat, self.harness, job.id, job.group
+                keep = partial(seat.keep, sandbox) if seat else None
+                agent = task, sandbox, session, self.chat, self.harness, job.id, job.group
                 if self.harness.command:
-                    rollout = await self._commanded(task, rollout, box, session, watch)
+                    rollout = await self._commanded(task, rollout, sandbox, session, watch)
                 else:
                     rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
-        except OSError as error:  # no space, no processes, a box that was killed from outside
+        except OSError as error:  # no space, no processes, a sandbox that was killed from outside
             record_crash(rollout, error)
         finally:
             session.close()
@@ -335,21 +336,25 @@ class Collector:
         return rollout
 
     @asynccontextmanager
-    async def _box(self, task: Task, seat: Seat | None) -> AsyncIterator[Box]:
+    async def _sandbox(self, task: Task, seat: Seat | None) -> AsyncIterator[Sandbox]:
         """One with a seat stays there, whatever ends the rollout, until that is scored."""
         mounts = self._door.mounts() if self.harness.command else None
-        box = await suite_box(task.tree, task.suite, self.box, seat.box if seat else None, mounts=mounts)
+        sandbox = await suite_sandbox(
+            task.tree, task.suite, self.sandbox, seat.sandbox if seat else None, mounts=mounts
+        )
         try:
-            yield box
+            yield sandbox
         finally:
-            await (box.leave() if isinstance(box, BwrapBox) and seat else box.close())
+            await (sandbox.leave() if isinstance(sandbox, BwrapSandbox) and seat else sandbox.close())
 
-    async def _commanded(self, task: Task, rollout: Rollout, box: Box, session: Session, watch: Watch) -> Rollout:
+    async def _commanded(
+        self, task: Task, rollout: Rollout, sandbox: Sandbox, session: Session, watch: Watch
+    ) -> Rollout:
         """By somebody else's agent."""
         rollout.tools = ()  # those that it says it has
         settings = self.limits, self.harness.prices, lambda track: watch(rollout, False)
         recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
-        return await run_command(task, box, recorder, self.harness.command, self._door)
+        return await run_command(task, sandbox, recorder, self.harness.command, self._door)
 
     async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
         """A grading that broke off is done once more. What the agent's changes do to it, they do again; where tests
@@ -398,7 +403,7 @@ def _machine_fault(rollout: Rollout) -> str:
 
 def _settle(rollout: Rollout, first: str) -> None:
     """After a second attempt. A fault that came again after commands is the agent's own doing: if it were not, breaking
-    the box would be a way out of tasks that are too hard."""
+    the sandbox would be a way out of tasks that are too hard."""
     if rollout.stop != "crash":
         rollout.events.append(Event(-1, MENDED_FAULT, first))
     elif rollout.has_acted:

@@ -1,7 +1,7 @@
 """Faulty messages written anew: sampled behind the hint, judged by the rule and, where asked, by the tests.
 
-A message that keeps its rule is put into a box that is brought to its place. From there the agent goes on, without the
-hint, and its work is graded like any other. Of each faulty message the first that passes is learned.
+A message that keeps its rule is put into a sandbox that is brought to its place. From there the agent goes on, without
+the hint, and its work is graded like any other. Of each faulty message the first that passes is learned.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Corrections:
         """What is learned of these faults. `name` makes the random numbers its own."""
         found = [one for one in found if one.rollout.task in self.look.tasks]
         drawn = await self.look.draw(found, name, sides=(True,))
-        boxes = asyncio.Semaphore(BOXES)
-        kept = await asyncio.gather(*(self._keeping_rule(one, drawn[id(one)][True], boxes) for one in found))
+        sandboxes = asyncio.Semaphore(BOXES)
+        kept = await asyncio.gather(*(self._keeping_rule(one, drawn[id(one)][True], sandboxes) for one in found))
         pairs = [(one, message) for one, message in zip(found, kept, strict=True) if message is not None]
         counts["corrections/faults"] += len(found)
         counts["corrections/keep_rule"] += len(pairs)
@@ -54,14 +54,14 @@ class Corrections:
         return Before(one.rollout, (target.segment, target.message), task, collector.harness, collector.chat)
 
     async def _keeping_rule(
-        self, one: Found, drawn: Sequence[Completion], boxes: asyncio.Semaphore
+        self, one: Found, drawn: Sequence[Completion], sandboxes: asyncio.Semaphore
     ) -> Completion | None:
         """The first of the messages that its rule has nothing against."""
         place, rule = self._place(one), self.look.rules[one.feedback.target.rule]
         try:
-            async with boxes, place.box(self.look.collector.box) as box:
+            async with sandboxes, place.sandbox(self.look.collector.sandbox) as sandbox:
                 for message in drawn:
-                    acts = Acts(await answered(place, message, box), place.task, one.siblings)
+                    acts = Acts(await answered(place, message, sandbox), place.task, one.siblings)
                     if not breaks(rule, place, acts):
                         return message
         except (NotRestored, OSError):  # nothing is known of it then
@@ -94,14 +94,14 @@ class Corrections:
         try:
             if session is None:
                 return await place.with_message(message, None)
-            async with place.box(collector.box) as box:
-                again = copy.deepcopy(await place.with_message(message, box))
+            async with place.sandbox(collector.sandbox) as sandbox:
+                again = copy.deepcopy(await place.with_message(message, sandbox))
                 turns = sum(at <= place.at for at, _ in spoken(again))
                 before = [sampled for segment in again.segments for sampled in segment.sampled]
                 ended = again.stop if again.stop != "turns" else None
                 again = replace(again, id=f"{again.id}/again", usage=Usage(turns=turns), reward=Reward(), flags=[])
                 rollout = await run_agent(
-                    place.task, box, session, collector.chat, collector.harness, again.id, again.group,
+                    place.task, sandbox, session, collector.chat, collector.harness, again.id, again.group,
                     midway=Midway(again, stop=ended),
                 )  # fmt: skip
             counts["corrections/tokens"] += rollout.usage.sampled_tokens - sum(before)

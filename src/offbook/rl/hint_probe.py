@@ -1,7 +1,7 @@
 """Look before hints teach: does a model that is told of a rule break it less often?
 
 At places where it was broken, messages are sampled without the hint and with it, and the rule itself judges each. What
-a tool would have answered is found out in a box that is brought to that place. Where that cannot be done, where
+a tool would have answered is found out in a sandbox that is brought to that place. Where that cannot be done, where
 few messages were drawn and where the rule is hardly broken at these places any more, what is left is how much less
 likely the hint makes the faulty message.
 """
@@ -18,7 +18,7 @@ from offbook.core.shares import rise, wilson
 from offbook.rl.collector import Collector
 from offbook.rl.effect import measure
 from offbook.rl.train_step import Lessons
-from offbook.sandbox import Box
+from offbook.sandbox import Sandbox
 from offbook.signals.feedback import Rule, read_all
 from offbook.signals.feedback.coach import Found, grouped, spread_out
 from offbook.signals.trajectory import Acts, spoken, with_siblings
@@ -116,8 +116,8 @@ class Look:
         """By rule. `name` makes the random numbers of this look its own."""
         chosen = list(spread_out([one for one in found if one.feedback.target.rule in self.rules], TARGETS))
         drawn = await self.draw(chosen, name)
-        boxes = asyncio.Semaphore(BOXES)
-        verdicts = await asyncio.gather(*(self._judge(one, drawn[id(one)], boxes) for one in chosen))
+        sandboxes = asyncio.Semaphore(BOXES)
+        verdicts = await asyncio.gather(*(self._judge(one, drawn[id(one)], sandboxes) for one in chosen))
         looked = {}
         for rule in grouped(chosen):
             of_rule = [
@@ -188,7 +188,7 @@ class Look:
         return max(1, min(limits.message_tokens, limits.context - len(self._prompt(one, hinted).ids)))
 
     async def _judge(
-        self, one: Found, drawn: tuple[list[Completion], list[Completion]], boxes: asyncio.Semaphore
+        self, one: Found, drawn: tuple[list[Completion], list[Completion]], sandboxes: asyncio.Semaphore
     ) -> tuple[int, int, int] | str:
         """How many messages were judged a side, and how many break the rule; or why none could be."""
         target, task = one.feedback.target, self.tasks.get(one.rollout.task)
@@ -200,14 +200,14 @@ class Look:
         collector, rule = self.collector, self.rules[target.rule]
         place = Before(one.rollout, (target.segment, target.message), task, collector.harness, collector.chat)
         try:
-            async with boxes:
+            async with sandboxes:
                 if rule.by_call:
                     faulty = await _faults(place, rule, one.siblings, drawn, None)
                 else:
-                    async with place.box(collector.box) as box:
-                        faulty = await _faults(place, rule, one.siblings, drawn, box)
+                    async with place.sandbox(collector.sandbox) as sandbox:
+                        faulty = await _faults(place, rule, one.siblings, drawn, sandbox)
         except (NotRestored, OSError) as error:
-            return f"its box could not be brought back: {error}"
+            return f"its sandbox could not be brought back: {error}"
         return samples, sum(faulty[0][:samples]), sum(faulty[1][:samples])
 
 
@@ -216,23 +216,23 @@ async def _faults(
     rule: Rule,
     siblings: Sequence[Rollout],
     drawn: tuple[list[Completion], list[Completion]],
-    box: Box | None,
+    sandbox: Sandbox | None,
 ) -> tuple[list[bool], list[bool]]:
     """Whether each message breaks the rule. What was drawn several times is tried once."""
     known: dict[tuple[int, ...], bool] = {}
     for sampled in (*drawn[0], *drawn[1]):
         key = tuple(sampled.ids)
         if key not in known:
-            acts = Acts(await answered(place, sampled, box), place.task, siblings)
+            acts = Acts(await answered(place, sampled, sandbox), place.task, siblings)
             known[key] = breaks(rule, place, acts)
     plain, hinted = ([known[tuple(one.ids)] for one in side] for side in drawn)
     return plain, hinted
 
 
-async def answered(place: Before, sampled: Completion, box: Box | None) -> Rollout:
-    if box is None:
+async def answered(place: Before, sampled: Completion, sandbox: Sandbox | None) -> Rollout:
+    if sandbox is None:
         return await place.with_message(sampled, None)
-    async with await box.fork() as fork:
+    async with await sandbox.fork() as fork:
         return await place.with_message(sampled, fork)
 
 

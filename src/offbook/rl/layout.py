@@ -51,8 +51,8 @@ class Layout:
     kv_tokens: int  # that one holds
     slots: int  # rollouts that are under way at once
     slots_held: int  # that the engines could hold, if all were as long as can be
-    boxes_a_node: int
-    box_bytes: float  # of all boxes of a node
+    sandboxes_a_node: int
+    sandbox_bytes: float  # of all sandboxes of a node
     version_bytes: float  # full weights, as they are served
     patch_bytes: float
     anchor_bytes: float  # a version on average, of anchors
@@ -86,7 +86,7 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
     meshes = Meshes((training // shard, shard), experts, rows)
     wanted = config.train.groups * config.train.group_size * (1 + config.loop.max_staleness)
     held = replicas * (kv_tokens // context)
-    boxes = -(-wanted // -(-gpus // NODE))
+    sandboxes = -(-wanted // -(-gpus // NODE))
     served = 2.0 * shapes.parameters if not config.train.lora.rank else 4.0 * shapes.trained
     smaller = PATCH[config.train.optimizer] * (PATCH_RATE / config.train.learning_rate) ** PATCH_SLOPE
     smaller = max(LEAST_PATCH, smaller) if not config.train.lora.rank else LEAST_PATCH
@@ -108,8 +108,8 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
         kv_tokens=kv_tokens,
         slots=wanted,
         slots_held=held,
-        boxes_a_node=boxes,
-        box_bytes=boxes * config.sandbox.memory_mb * 2.0**20,
+        sandboxes_a_node=sandboxes,
+        sandbox_bytes=sandboxes * config.sandbox.memory_mb * 2.0**20,
         version_bytes=served,
         patch_bytes=served / smaller,
         anchor_bytes=ANCHOR_SHARE * served / ANCHOR_EVERY,

@@ -6,7 +6,7 @@ aside, where all were worth the same and another task takes the group's place (l
 OUT/slots/journal.jsonl         a line for every change, only ever added to; the last one may be torn
 OUT/slots/3.1.0/rollout.json    of batch 3, its second task, the first rollout: scored, and in no step yet
 OUT/slots/3.1.0/turn-2.json     the same, not over yet, as it was between two turns,
-OUT/slots/3.1.0/box/            and its box as it was then (nobody clears that: a run folder has one writer)
+OUT/slots/3.1.0/sandbox/            and its sandbox as it was then (nobody clears that: a run folder has one writer)
 OUT/slots/now.json              how many are where, for the viewer
 
 A step's rollouts are in rollouts/step_00003.jsonl before it is trained; then their slots go. What a step was given it
@@ -30,7 +30,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from offbook.agent.harness import Midway
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines
-from offbook.sandbox import Box, BwrapBox, open_box
+from offbook.sandbox import BwrapSandbox, Sandbox, open_sandbox
 from offbook.sandbox.folders import remove_tree
 from offbook.tasks.select import Record
 from offbook.types import Rollout, Task
@@ -51,27 +51,27 @@ class Seat:
     state: State = "requested"
 
     @property
-    def box(self) -> Path:
-        """Where its box lives."""
+    def sandbox(self) -> Path:
+        """Where its sandbox lives."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / "box"
+        return self.folder / "sandbox"
 
     def midway(self) -> Midway | None:
         """As it was when it was last kept."""
         try:
-            note = json.loads((self.folder / "box" / "box.json").read_bytes())["note"]
+            note = json.loads((self.folder / "sandbox" / "sandbox.json").read_bytes())["note"]
             return MIDWAY.validate_json((self.folder / note).read_bytes())[0]
         except (OSError, ValueError, KeyError):
             self.clear()
             return None
 
-    async def keep(self, box: Box, midway: Midway) -> None:
+    async def keep(self, sandbox: Sandbox, midway: Midway) -> None:
         """The turn's file comes first, the snapshot names it: killed in between, the turn before is what counts."""
-        assert isinstance(box, BwrapBox)
+        assert isinstance(sandbox, BwrapSandbox)
         usage = midway.rollout.usage
         name = f"turn-{usage.turns + usage.summaries}.json"
         (self.folder / name).write_bytes(MIDWAY.dump_json([midway]))
-        await box.snapshot(name)
+        await sandbox.snapshot(name)
         self.note("turn", slot=self.folder.name, turn=usage.turns + usage.summaries)
         for old in self.folder.glob("turn-*.json"):
             if old.name != name:
@@ -88,8 +88,8 @@ class Seat:
         os.replace(part, self.folder / "rollout.json")
         for left in self.folder.glob("turn-*.json"):
             left.unlink()
-        if (self.folder / "box").exists():
-            remove_tree(str(self.folder / "box"))
+        if (self.folder / "sandbox").exists():
+            remove_tree(str(self.folder / "sandbox"))
 
     def clear(self) -> None:
         if self.folder.exists():
@@ -293,13 +293,13 @@ def forget_other_work(run: RunFolder, done: int, claim: str) -> None:
             (run.path / "rollouts" / f"step_{step:05d}.jsonl").unlink()
 
 
-async def holds_boxes(folder: Path) -> bool:
-    """Whether a box can live there: not on every file system."""
-    place = folder / "box"
+async def holds_sandboxes(folder: Path) -> bool:
+    """Whether a sandbox can live there: not on every file system."""
+    place = folder / "sandbox"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        async with await open_box(Path(__file__).parent, place=place) as box:
-            return not (await box.exec("touch ~/here", 20.0)).exit_code
+        async with await open_sandbox(Path(__file__).parent, place=place) as sandbox:
+            return not (await sandbox.exec("touch ~/here", 20.0)).exit_code
     except OSError:
         return False
 

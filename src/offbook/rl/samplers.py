@@ -1,9 +1,9 @@
 """Rollouts on other machines, by Ray (`pip install offbook[ray]`): docs/scale.md.
 
-A sampler is a Ray actor with an engine, boxes and grading of its own. Groups go to the one that has least to do, so the
-rollouts of a task share what was read of it, and each stays where it began. Weights go out and rollouts come back
-through Ray's object store. The trainer and the reconciler stay in the run's own process, with all that survives it. One
-that dies is started again by Ray, is given the last weights, and what it was doing is asked for again.
+A sampler is a Ray actor with an engine, sandboxes and grading of its own. Groups go to the one that has least to do,
+so the rollouts of a task share what was read of it, and each stays where it began. Weights go out and rollouts come
+back through Ray's object store. The trainer and the reconciler stay in the run's own process, with all that survives
+it. One that dies is started again by Ray, is given the last weights, and what it was doing is asked for again.
 
 Left out: turns are not kept, so a rollout of one that dies begins anew.
 """

@@ -19,7 +19,7 @@ from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.pocket.tasks import level_named, make_pocket_tasks
 from offbook.rl.names import Progress, pocket_cache, quiet
 from offbook.rl.rollout_buffer import Aside
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.factory.audit.corpus import Corpus, removed_from
 from offbook.tasks.select import History, Sampler, TasksUsedUp
@@ -126,7 +126,7 @@ def _cut(tasks: list[Task], share: float, least: int = 0) -> TaskSets:
     return TaskSets([one for one in tasks if one.id not in kept], [one for one in tasks if one.id in kept])
 
 
-def _taskset(source: str, spec: BoxSpec) -> list[Task]:
+def _taskset(source: str, spec: SandboxSpec) -> list[Task]:
     id = source.removeprefix(TASKSET)
     try:
         from offbook.tasks.from_verifiers import write_taskset
@@ -150,7 +150,7 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
     if level_named(source):
         return task_sets(with_source(config, source), progress).heldout
     if source.startswith(TASKSET):
-        return _taskset(source, BoxSpec(**config.sandbox.model_dump()))
+        return _taskset(source, SandboxSpec(**config.sandbox.model_dump()))
     folder = Path(source)
     if not folder.is_dir():
         raise OffbookError(f"there is no task folder {source}; give one, `pocket` or `pocket-long`")

@@ -63,7 +63,7 @@ from offbook.rl.ranks import (
     share_in,
 )
 from offbook.rl.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
-from offbook.rl.rollout_buffer import Slots, forget_other_work, holds_boxes, recall
+from offbook.rl.rollout_buffer import Slots, forget_other_work, holds_sandboxes, recall
 from offbook.rl.scheduler import Reconciler
 from offbook.rl.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.rl.teachers import whole_response
@@ -268,8 +268,8 @@ def _slots(config: Config, folder: RunFolder, claim: str) -> Slots:
     """In lockstep turns are not kept: what goes on in other company than before is not what it would have been."""
     is_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
     keeps_turns = not is_lockstep and config.sandbox.backend == "bwrap" and not config.loop.ray.samplers
-    if keeps_turns and not asyncio.run(holds_boxes(folder.path / "slots")):
-        log.warning("no box can live in %s: rollouts that are not over begin anew after a restart", folder.path)
+    if keeps_turns and not asyncio.run(holds_sandboxes(folder.path / "slots")):
+        log.warning("no sandbox can live in %s: rollouts that are not over begin anew after a restart", folder.path)
         keeps_turns = False
     return Slots(folder, config.train.group_size, keeps_turns, claim)
 

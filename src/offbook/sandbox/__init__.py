@@ -1,47 +1,48 @@
-"""A box with a working tree: run commands in it, read and write its files, see what changed, fork it."""
+"""A sandbox with a working tree: run commands in it, read and write its files, see what changed, fork it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, PathRefused
 from offbook.sandbox.bwrap.arguments import View, hidden_folders
-from offbook.sandbox.bwrap.bwrap_box import BwrapBox
+from offbook.sandbox.bwrap.bwrap_sandbox import BwrapSandbox
 from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.folders import remove_tree
-from offbook.sandbox.process import ProcessBox
+from offbook.sandbox.process import ProcessSandbox
+from offbook.sandbox.sandbox import HISTORY, ExecResult, PathRefused, Sandbox, SandboxSpec
 
 
-def hidden_in_boxes(python: Path) -> list[Path]:
-    """What of the machine's interpreters a box does not show that has one of its own, as `open_box` takes it."""
+def hidden_in_sandboxes(python: Path) -> list[Path]:
+    """What of the machine's interpreters a sandbox does not show that has one of its own, as `open_sandbox` takes
+    it."""
     return [Path(path) for path in hidden_folders(View(python=str(python.resolve())))]
 
 
-async def open_box(
+async def open_sandbox(
     tree: Path,
-    spec: BoxSpec | None = None,
+    spec: SandboxSpec | None = None,
     python: Path | None = None,
     mounts: Mapping[str, Path] | None = None,
     place: Path | None = None,
-) -> Box:
-    """A box of the kind that `spec` names, around a copy or an overlay of `tree`.
+) -> Sandbox:
+    """A sandbox of the kind that `spec` names, around a copy or an overlay of `tree`.
 
-    `python` is a folder with an interpreter of the task's own: python/ and the packages it has, deps/; the box has it
-    in the place of offbook's. `mounts` are folders that the box sees under the given paths and can only read. A
+    `python` is a folder with an interpreter of the task's own: python/ and the packages it has, deps/; the sandbox has
+    it in the place of offbook's. `mounts` are folders that the sandbox sees under the given paths and can only read. A
     container has its own files and takes none of them.
 
     `place` is for bwrap alone: the folder it lives in. What was left there goes on from its last snapshot.
     """
-    spec = spec or BoxSpec()
+    spec = spec or SandboxSpec()
     if spec.backend == "bwrap":
-        if place is not None and (place / "box.json").is_file():
-            return await BwrapBox.restore(place)
+        if place is not None and (place / "sandbox.json").is_file():
+            return await BwrapSandbox.restore(place)
         if place is not None and place.exists():  # killed before its first snapshot
             remove_tree(str(place))
-        return BwrapBox(tree, spec, place, python, mounts)
+        return BwrapSandbox(tree, spec, place, python, mounts)
     if spec.backend == "process":
-        return ProcessBox(tree, spec, python)
-    from offbook.sandbox.container import ContainerBox
+        return ProcessSandbox(tree, spec, python)
+    from offbook.sandbox.container import ContainerSandbox
 
-    return await ContainerBox.open(tree, spec)
+    return await ContainerSandbox.open(tree, spec)

@@ -1,4 +1,4 @@
-"""Which files the commands of a box opened, and which of those are worth a second look."""
+"""Which files the commands of a sandbox opened, and which of those are worth a second look."""
 
 from __future__ import annotations
 

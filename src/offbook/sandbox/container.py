@@ -1,9 +1,9 @@
-"""A box in a container, for tasks that bring an image.
+"""A sandbox in a container, for tasks that bring an image.
 
-The image needs a shell, cat, readlink, mkdir and rm. What differs from the other boxes: `disk_mb` bounds each file and
-not all of them together; an exit code above 128 is read as a signal, as engines tell the two no other way; a process
-that made itself a session while commands overlapped lives until a command ends alone. Tried with podman 4.3 and runc;
-not yet with a docker daemon.
+The image needs a shell, cat, readlink, mkdir and rm. What differs from the other sandboxes: `disk_mb` bounds each file
+and not all of them together; an exit code above 128 is read as a signal, as engines tell the two no other way; a
+process that made itself a session while commands overlapped lives until a command ends alone. Tried with podman 4.3
+and runc; not yet with a docker daemon.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, Changes, ExecResult, Names, PathRefused
 from offbook.sandbox.folders import in_history, publish, refuse_history
 from offbook.sandbox.output import Output, plain_text
+from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, PathRefused, Sandbox, SandboxSpec
 from offbook.types import OffbookError
 
 LAST_WORDS_S = 5.0
@@ -80,39 +80,41 @@ done
 """
 
 
-class ContainerBox(Box):
+class ContainerSandbox(Sandbox):
     python = "python3"  # the image's own
 
-    def __init__(self, engine: str, spec: BoxSpec, base: dict[str, str]):
+    def __init__(self, engine: str, spec: SandboxSpec, base: dict[str, str]):
         self._engine = engine
         self._spec = spec
-        self._base = base  # path -> hash of the tree that the box was made from
+        self._base = base  # path -> hash of the tree that the sandbox was made from
         self._history = Path(tempfile.mkdtemp(prefix="offbook-history-"))
         self._history.chmod(0o755)
         self._name = ""
-        self._images: list[str] = []  # those that this box made; the last is its snapshot
+        self._images: list[str] = []  # those that this sandbox made; the last is its snapshot
         self._quiet = asyncio.Condition()
         self._num_running = 0
         self._num_memory_kills = 0
         self._closed = False
 
     @classmethod
-    async def open(cls, tree: Path, spec: BoxSpec) -> Self:
+    async def open(cls, tree: Path, spec: SandboxSpec) -> Self:
         if not spec.image:
-            raise OffbookError("a container box needs an image: name one, or build the task's environment/Dockerfile")
+            raise OffbookError(
+                "a container sandbox needs an image: name one, or build the task's environment/Dockerfile"
+            )
         engine = await find_engine()
         base = {path: _hash(content) for path, content in archived(await asyncio.to_thread(packed, tree, 0, 0))}
-        box = cls(engine, spec, base)
+        sandbox = cls(engine, spec, base)
         try:
-            await box._start(spec.image)
-            user, group = (await must(*box._inside("/", "/bin/sh", "-c", "id -u; id -g"))).split()
+            await sandbox._start(spec.image)
+            user, group = (await must(*sandbox._inside("/", "/bin/sh", "-c", "id -u; id -g"))).split()
             contents = await asyncio.to_thread(packed, tree, int(user), int(group))
-            await must(engine, "cp", "-", f"{box._name}:/", stdin=contents)
-            await box.snapshot()
+            await must(engine, "cp", "-", f"{sandbox._name}:/", stdin=contents)
+            await sandbox.snapshot()
         except BaseException:
-            await box.close()
+            await sandbox.close()
             raise
-        return box
+        return sandbox
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         output, key, blocks = Output(), uuid.uuid4().hex, str(self._spec.disk_mb * 2048)
@@ -210,7 +212,7 @@ class ContainerBox(Box):
 
     def _inside(self, folder: str, *command: str) -> Names:
         if self._closed:
-            raise RuntimeError("this box is closed")
+            raise RuntimeError("this sandbox is closed")
         return [self._engine, "exec", "--interactive", "--workdir", folder, self._name, *command]
 
     async def _file(self, script: str, path: str, *arguments: str, stdin: bytes = b"") -> bytes:
@@ -241,7 +243,7 @@ class ContainerBox(Box):
         await must(self._engine, *run_arguments(self._name, image, self._spec, self._history))
 
     async def _commit(self) -> str:
-        image = f"offbook-box:{uuid.uuid4().hex}"
+        image = f"offbook-sandbox:{uuid.uuid4().hex}"
         await must(self._engine, "commit", self._name, image)
         return image
 
@@ -286,10 +288,21 @@ async def find_engine() -> str:
     raise OffbookError("no container engine answers: start the Docker daemon, or install podman")
 
 
-def run_arguments(name: str, image: str, spec: BoxSpec, history: Path) -> list[str]:
+def run_arguments(name: str, image: str, spec: SandboxSpec, history: Path) -> list[str]:
     """The first process must reap the orphans of commands: a shell that waits does. The image's user stays."""
     memory = f"{spec.memory_mb}m"
-    arguments = ["run", "--detach", "--name", name, "--label", "offbook=box", "--pull", "never", "--stop-timeout", "0"]
+    arguments = [
+        "run",
+        "--detach",
+        "--name",
+        name,
+        "--label",
+        "offbook=sandbox",
+        "--pull",
+        "never",
+        "--stop-timeout",
+        "0",
+    ]
     arguments += ["--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     arguments += ["--pids-limit", str(spec.pids), "--memory", memory, "--memory-swap", memory]
     arguments += ["--cpus", str(spec.cpus)] if spec.cpus else []

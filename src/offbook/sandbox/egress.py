@@ -1,8 +1,8 @@
-"""A way out of a box for preparing repositories (installing what one needs), never for rollouts.
+"""A way out of a sandbox for preparing repositories (installing what one needs), never for rollouts.
 
-The box keeps its own empty network. A forwarder inside it carries connections over a unix socket to a proxy outside,
-and the proxy passes on what an allow-list names. Left out: TLS is not opened, so on an allowed host's address a client
-can ask for another host that is served there too.
+The sandbox keeps its own empty network. A forwarder inside it carries connections over a unix socket to a proxy
+outside, and the proxy passes on what an allow-list names. Left out: TLS is not opened, so on an allowed host's address
+a client can ask for another host that is served there too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from offbook.sandbox.box import BoxSpec, ExecResult
-from offbook.sandbox.bwrap.bwrap_box import BwrapBox
+from offbook.sandbox.bwrap.bwrap_sandbox import BwrapSandbox
+from offbook.sandbox.sandbox import ExecResult, SandboxSpec
 from offbook.types import Event, OffbookError
 
 HEADER_BYTES = 16 * 1024
 CHUNK_BYTES = 64 * 1024
 CONNECT_S = 10.0
-EVENTS = 1000  # a box can ask for things faster than anyone reads them; beyond this they are only counted
+EVENTS = 1000  # a sandbox can ask for things faster than anyone reads them; beyond this they are only counted
 WEB_PORTS = (80, 443)  # what an entry without a port allows
-PROXY_PORT = 3128  # inside the box
-DOOR, SOCKET = "/door", "proxy"  # where a box finds the proxy
+PROXY_PORT = 3128  # inside the sandbox
+DOOR, SOCKET = "/door", "proxy"  # where a sandbox finds the proxy
 
 # These carry an IPv4 address inside of an IPv6 one, and so could carry a private address past the check.
 TUNNELS = tuple(ipaddress.IPv6Network(network) for network in ("64:ff9b::/96", "2001::/32", "2002::/16"))
@@ -71,23 +71,25 @@ PROXIED = {
 }
 
 
-def forwarded(command: str, socket_in_box: str, port: int = PROXY_PORT, variables: Mapping[str, str] = PROXIED) -> str:
-    """The shell command that runs `command` in the box with these variables set, and ends with its exit code. What
-    connects to the port of the box's loopback meanwhile is connected to the socket.
+def forwarded(
+    command: str, socket_in_sandbox: str, port: int = PROXY_PORT, variables: Mapping[str, str] = PROXIED
+) -> str:
+    """The shell command that runs `command` in the sandbox with these variables set, and ends with its exit code. What
+    connects to the port of the sandbox's loopback meanwhile is connected to the socket.
 
     The forwarder is the parent of the command: it listens before the command starts and ends when the command does.
     """
     settings = [f"{name}={value}" for name, value in variables.items()]
-    return shlex.join(["env", *settings, "python3", "-I", "-c", FORWARDER, socket_in_box, str(port), command])
+    return shlex.join(["env", *settings, "python3", "-I", "-c", FORWARDER, socket_in_sandbox, str(port), command])
 
 
-class OutwardBox(BwrapBox):
-    """A box whose commands have a way out through the proxy that serves in the folder `door`, and `variables` set.
+class OutwardSandbox(BwrapSandbox):
+    """A sandbox whose commands have a way out through the proxy that serves in the folder `door`, and `variables` set.
 
     The folder is seen as /door. When the proxy ends, so does the way out.
     """
 
-    def __init__(self, tree: Path, spec: BoxSpec, door: Path, variables: Mapping[str, str], **more: Any):
+    def __init__(self, tree: Path, spec: SandboxSpec, door: Path, variables: Mapping[str, str], **more: Any):
         super().__init__(tree, spec, mounts={DOOR: door, **more.pop("mounts", {})}, **more)
         self._variables = {**variables, **PROXIED}
 

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
-from offbook.sandbox.box import HISTORY, PathRefused
+from offbook.sandbox.sandbox import HISTORY, PathRefused
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not make us wait

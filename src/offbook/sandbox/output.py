@@ -1,7 +1,7 @@
 """What a command printed: bounded, as text, and harmless to show.
 
-Text from a box ends up in prompts, records and people's terminals. There an escape sequence could hide or fake lines,
-set a window's title or write to the clipboard, so only newlines and tabs are left of all control characters.
+Text from a sandbox ends up in prompts, records and people's terminals. There an escape sequence could hide or fake
+lines, set a window's title or write to the clipboard, so only newlines and tabs are left of all control characters.
 """
 
 from __future__ import annotations

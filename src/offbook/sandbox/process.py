@@ -1,4 +1,4 @@
-"""A box of plain processes in a temporary directory.
+"""A sandbox of plain processes in a temporary directory.
 
 It isolates nothing: a command can read whatever the user can read, reach the network, and leave a process behind by
 giving it a session of its own. It is for trusted work and for tests. What it does hold: nothing of the host's
@@ -20,21 +20,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, Changes, ExecResult, Names, environment
 from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.merged import Merged
 from offbook.sandbox.folders import in_history, publish, recordable, refuse_history, regular_files, remove_tree
 from offbook.sandbox.output import REPORT_BYTES, Output
+from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox, SandboxSpec, environment
 
-DEFAULT = BoxSpec(backend="process", memory_mb=4096, disk_mb=64)  # disk_mb: of one file
+DEFAULT = SandboxSpec(backend="process", memory_mb=4096, disk_mb=64)  # disk_mb: of one file
 
 
-class ProcessBox(Box):
-    def __init__(self, tree: Path, spec: BoxSpec = DEFAULT, python: Path | None = None):
+class ProcessSandbox(Sandbox):
+    def __init__(self, tree: Path, spec: SandboxSpec = DEFAULT, python: Path | None = None):
         self.spec = spec
         self._base = tree
         self._python = python
-        self._place = Path(os.path.realpath(tempfile.mkdtemp(prefix="offbook-box-")))
+        self._place = Path(os.path.realpath(tempfile.mkdtemp(prefix="offbook-sandbox-")))
         self._groups: set[int] = set()  # process groups of the commands now running
         self.root = self._place / "tree"
         self._history = self._place / "history"
@@ -135,14 +135,14 @@ class ProcessBox(Box):
 
     async def fork(self) -> Self:
         """By copying everything."""
-        box = type(self)(self._base, self.spec, self._python)
+        sandbox = type(self)(self._base, self.spec, self._python)
         for name in ("tree", "home", "tmp", "history"):
-            remove_tree(str(box._place / name))
-            shutil.copytree(self._place / name, box._place / name, symlinks=True)
-        return box
+            remove_tree(str(sandbox._place / name))
+            shutil.copytree(self._place / name, sandbox._place / name, symlinks=True)
+        return sandbox
 
     async def snapshot(self) -> None:
-        """Nothing: this box does not come back after a crash."""
+        """Nothing: this sandbox does not come back after a crash."""
 
     async def close(self) -> None:
         for group in self._groups:
@@ -166,7 +166,7 @@ class ProcessBox(Box):
 
 @contextmanager
 def _said_by_the_system(path: str) -> Iterator[None]:
-    """The pocket model learns in these boxes, and knows errors as the system words them."""
+    """The pocket model learns in these sandboxes, and knows errors as the system words them."""
     try:
         yield
     except OSError as error:

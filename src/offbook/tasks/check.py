@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.git import BadPatch, applied, touched_by
 from offbook.tasks.grade import Grade, counted, grade
 from offbook.tasks.script import RECORD, reward_by_script, solved_by_script
@@ -35,9 +35,9 @@ def changes_by(task: Task, patch: str) -> dict[str, str | None]:
     return applied({path: (task.tree / path).read_bytes().decode() for path in there}, patch)
 
 
-async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIMEOUT_S) -> str:
+async def check(task: Task, spec: SandboxSpec | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """Why the folder is no task, in one sentence, or nothing."""
-    spec = spec or BoxSpec()
+    spec = spec or SandboxSpec()
     if task.script == RECORD:
         from offbook.tasks.from_verifiers import reward_by_taskset
 
@@ -86,7 +86,7 @@ def readable(task: Task, bad: dict[str, str]) -> Iterator[None]:
         bad[task.id] = f"something in {task.folder} cannot be read: {error}"
 
 
-async def check_gold(task: Task, spec: BoxSpec, timeout_s: float = TIMEOUT_S) -> str:
+async def check_gold(task: Task, spec: SandboxSpec, timeout_s: float = TIMEOUT_S) -> str:
     """Why the gold patch is not accepted, or nothing."""
     gold = gold_changes(task)
     left_out = [path for path in gold if path.endswith(".py") and not counted(task, path)]
@@ -98,7 +98,7 @@ async def check_gold(task: Task, spec: BoxSpec, timeout_s: float = TIMEOUT_S) ->
     return ""
 
 
-async def _check_script(task: Task, spec: BoxSpec, timeout_s: float) -> str:
+async def _check_script(task: Task, spec: SandboxSpec, timeout_s: float) -> str:
     gold = await solved_by_script(task, spec, timeout_s)
     reward, words = await reward_by_script(task, gold, spec, timeout_s)
     if reward < 1:

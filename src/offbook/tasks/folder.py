@@ -8,7 +8,7 @@ environment/repo/        what the agent sees
 tests/test.sh            judges what the agent left, writes the reward (harbor.py)
 tests/judge/             what it needs for that
 tests/hidden/            the original test files, and what they need
-tests/twins.json         edits of them that right code fails (twins.py), where there are any
+tests/mutants.json         edits of them that right code fails (mutants.py), where there are any
 tests/perturbed.json     calls with other inputs, and what the right code returns (perturbed.py), where there are any
 solution/solve.sh        applies gold.patch
 solution/gold.patch
@@ -34,7 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.git import gold_patch
 from offbook.tasks.harbor import dockerfile, modules_of, write_judge
-from offbook.tasks.mutants import Twins, write_twins
+from offbook.tasks.mutants import Mutants, write_mutants
 from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
 from offbook.tasks.shared import CHANGES, SharedTask, put_off, read_changes, write_files
@@ -72,7 +72,7 @@ class Contents:
     requirements: tuple[str, ...] = ("pytest",)
     instructions: Mapping[str, str] = field(default_factory=dict)  # the same request in other lengths
     removed: Mapping[str, str] = field(default_factory=dict)
-    twins: Twins = field(default_factory=Twins)
+    mutants: Mutants = field(default_factory=Mutants)
     cases: Sequence[Case] = ()
 
 
@@ -85,7 +85,7 @@ _TASK, _SHARED_TASK = TypeAdapter(Task), TypeAdapter(SharedTask)
 
 def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
     """Into `task.folder`. `harbor`: with what Harbor needs to judge it by itself."""
-    folder, task = task.folder, replace(task, num_twins=len(contents.twins.twins))
+    folder, task = task.folder, replace(task, num_mutants=len(contents.mutants.mutants))
     if contents.base is not None:
         shutil.copytree(contents.base, task.tree, symlinks=True)
     write_files(task.tree, contents.tree)
@@ -100,7 +100,7 @@ def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
             **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )
-    write_twins(folder / "tests", contents.twins)
+    write_mutants(folder / "tests", contents.mutants)
     write_cases(folder, contents.cases)
     if harbor:
         _write_for_harbor(task, contents.requirements)
@@ -124,10 +124,10 @@ def rewrite_settings(task: Task) -> None:
     write_files(task.folder, {"task.toml": _settings_of(task)})
 
 
-def rewrite_twins(task: Task, twins: Twins) -> None:
+def rewrite_mutants(task: Task, mutants: Mutants) -> None:
     """Other ones than the folder was written with."""
-    write_twins(task.folder / "tests", twins)
-    rewrite_settings(replace(task, num_twins=len(twins.twins)))
+    write_mutants(task.folder / "tests", mutants)
+    rewrite_settings(replace(task, num_mutants=len(mutants.mutants)))
 
 
 def _settings_of(task: Task) -> str:

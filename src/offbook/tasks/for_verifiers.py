@@ -3,7 +3,7 @@
     taskset = OffbookTaskset(OffbookConfig(folder="tasks/train"))
 
 The agent works in a verifiers runtime, in `/app` where that is a container and else in the runtime's own folder. What
-it leaves there is copied back and graded in a box of offbook's, which the agent never saw.
+it leaves there is copied back and graded in a sandbox of offbook's, which the agent never saw.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import verifiers.v1 as vf
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.check import check
 from offbook.tasks.folder import load_task, load_tasks
 from offbook.tasks.grade import counted, grade
@@ -56,7 +56,7 @@ class OffbookTask(vf.Task[OffbookData]):
     @vf.reward
     async def solved(self, runtime: vf.Runtime) -> float:
         task = self.loaded()
-        result = await grade(task, await self._changes(task, runtime), BoxSpec(), TIMEOUT_S)
+        result = await grade(task, await self._changes(task, runtime), SandboxSpec(), TIMEOUT_S)
         return float(result.solved)
 
     async def _changes(self, task: Task, runtime: vf.Runtime) -> dict[str, str | None]:

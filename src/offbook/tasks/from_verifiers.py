@@ -1,8 +1,9 @@
 """Tasksets of `verifiers` as tasks to train on (extra `verifiers`): `--tasks.source verifiers:ID`.
 
-What a task's `setup` puts into an empty box is the tree that the agent gets, and its prompt is the instruction. What
-the agent leaves is scored by the task's own rewards: their Python runs here, with your rights, as the taskset's author
-wrote it; the commands that they run, run in a fresh box with the agent's changes. They see the agent's messages.
+What a task's `setup` puts into an empty sandbox is the tree that the agent gets, and its prompt is the instruction.
+What the agent leaves is scored by the task's own rewards: their Python runs here, with your rights, as the taskset's
+author wrote it; the commands that they run, run in a fresh sandbox with the agent's changes. They see the agent's
+messages.
 
 Left out: tasks that need an image, tool servers of their own, or a user that speaks first; judges that ask models.
 """
@@ -26,7 +27,7 @@ from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
 from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
 from offbook.core.runfolder import whole_folder
-from offbook.sandbox import Box, BoxSpec, open_box
+from offbook.sandbox import Sandbox, SandboxSpec, open_sandbox
 from offbook.tasks.grade import put
 from offbook.tasks.script import RECORD
 from offbook.tasks.shared import write_files
@@ -37,19 +38,19 @@ MOST_TASKS = 10_000
 PIECE = 12_000  # bytes of a file that one command carries
 
 
-class BoxRuntime(Runtime):
+class SandboxRuntime(Runtime):
     """One of ours, as verifiers runs commands."""
 
-    def __init__(self, box: Box):
+    def __init__(self, sandbox: Sandbox):
         super().__init__("offbook")
-        self.box, self.info = box, BaseRuntimeInfo(borrowed=True)
+        self.sandbox, self.info = sandbox, BaseRuntimeInfo(borrowed=True)
 
     async def start(self) -> None:
         """It is running."""
 
     async def run(self, argv: list[str], env: dict[str, str]) -> ProgramResult:
         given = [f"{name}={value}" for name, value in self.process_env(env).items()]
-        done = await self.box.exec(shlex.join(["env", *given, *argv]), COMMAND_S)
+        done = await self.sandbox.exec(shlex.join(["env", *given, *argv]), COMMAND_S)
         return ProgramResult(done.exit_code, done.output, "")
 
     async def _read(self, path: str, max_bytes: int | None = None) -> bytes:
@@ -57,7 +58,7 @@ class BoxRuntime(Runtime):
         while most is None or len(data) < most:
             size = PIECE if most is None else min(PIECE, most - len(data))
             piece = f"tail -c +{len(data) + 1} {shlex.quote(path)} | head -c {size} | base64 -w0"
-            done = await self.box.exec(f"test -r {shlex.quote(path)} && {piece}", COMMAND_S)
+            done = await self.sandbox.exec(f"test -r {shlex.quote(path)} && {piece}", COMMAND_S)
             if done.exit_code:
                 raise FileNotFoundError(path)
             if not (new := base64.b64decode(done.output)):
@@ -67,10 +68,10 @@ class BoxRuntime(Runtime):
 
     async def write(self, path: str, data: bytes) -> None:
         where = shlex.quote(path)
-        await self.box.exec(f'mkdir -p "$(dirname {where})" && : > {where}', COMMAND_S)
+        await self.sandbox.exec(f'mkdir -p "$(dirname {where})" && : > {where}', COMMAND_S)
         for start in range(0, len(data), PIECE):
             piece = base64.b64encode(data[start : start + PIECE]).decode()
-            await self.box.exec(f"echo {piece} | base64 -d >> {where}", COMMAND_S)
+            await self.sandbox.exec(f"echo {piece} | base64 -d >> {where}", COMMAND_S)
 
 
 @cache
@@ -96,7 +97,7 @@ def unfit(task: Any) -> str:
     return ""
 
 
-async def write_taskset(id: str, root: Path, spec: BoxSpec) -> tuple[list[Path], dict[str, str]]:
+async def write_taskset(id: str, root: Path, spec: SandboxSpec) -> tuple[list[Path], dict[str, str]]:
     """A task folder for each under `root`, made once; and why the others are left out."""
     folders, left_out = [], {}
     for key, task in _taskset(id).items():
@@ -116,12 +117,12 @@ async def write_taskset(id: str, root: Path, spec: BoxSpec) -> tuple[list[Path],
     return folders, left_out
 
 
-async def _write(id: str, key: str, task: Any, folder: Path, spec: BoxSpec) -> None:
+async def _write(id: str, key: str, task: Any, folder: Path, spec: SandboxSpec) -> None:
     tree = folder / "environment"
     tree.mkdir(parents=True)
-    async with await open_box(tree, spec) as box:
-        await task.setup(_trace(task), BoxRuntime(box))
-        made = await box.changes()
+    async with await open_sandbox(tree, spec) as sandbox:
+        await task.setup(_trace(task), SandboxRuntime(sandbox))
+        made = await sandbox.changes()
     write_files(tree, {path: content for path, content in made.items() if content is not None})
     (folder / "task.toml").write_text('schema_version = "1.4"\n')
     (folder / "instruction.md").write_text(task.data.prompt_text)
@@ -129,7 +130,7 @@ async def _write(id: str, key: str, task: Any, folder: Path, spec: BoxSpec) -> N
 
 
 async def reward_by_taskset(
-    task: Task, changes: Mapping[str, str | None], rollout: Rollout | None, spec: BoxSpec
+    task: Task, changes: Mapping[str, str | None], rollout: Rollout | None, spec: SandboxSpec
 ) -> float:
     """What the task's own rewards come to, of a clean tree with these changes and what was said."""
     record = json.loads((task.folder / RECORD).read_text())
@@ -137,9 +138,9 @@ async def reward_by_taskset(
     if judged is None:
         raise OffbookError(f"the taskset {record['taskset']} has no task {record['key']} any more")
     trace = _trace(judged, rollout)
-    async with await open_box(task.tree, spec) as box:
-        await put(box, changes)
-        runtime = BoxRuntime(box)
+    async with await open_sandbox(task.tree, spec) as sandbox:
+        await put(sandbox, changes)
+        runtime = SandboxRuntime(sandbox)
         await judged.finalize(trace, runtime)
         await judged.stage_verifier(trace, runtime)
         await judged.score(trace, runtime)

@@ -1,7 +1,7 @@
 """Whether a task is solved: its hidden tests, run on a clean copy of its tree with somebody's changes on it.
 
 Nothing that decides comes from whoever made the changes. Of the changes only source files of the product count. Test
-files, conftest and settings are the task's. The interpreter is fresh and the box has no network. Every expected
+files, conftest and settings are the task's. The interpreter is fresh and the sandbox has no network. Every expected
 test has to be among the passed ones.
 
 The code under test runs in the runner's own process, so what that process reports is a claim. This module, which never
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from offbook.sandbox import Box, BoxSpec
+from offbook.sandbox import Sandbox, SandboxSpec
 from offbook.tasks.judging import is_counted, judged, plan
-from offbook.tasks.mutants import Twins, read_twins
+from offbook.tasks.mutants import Mutants, read_mutants
 from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
-from offbook.tasks.suite import SuiteRun, run_rounds, suite_box
+from offbook.tasks.suite import SuiteRun, run_rounds, suite_sandbox
 from offbook.types import OffbookError, Task
 
 
@@ -35,8 +35,8 @@ class Grade:
     run: SuiteRun
     missing: frozenset[str]  # expected tests that did not pass
     invalid: str = ""  # why the run says nothing
-    twins: int = 0  # tests whose twins were run; 0 where the task has none
-    bare: int = 0  # tests that need the feature, are not blank, and have no twin with another value or error
+    mutants: int = 0  # tests whose mutants were run; 0 where the task has none
+    bare: int = 0  # tests that need the feature, are not blank, and have no mutant with another value or error
     blank: int = 0  # tests that need the feature and whose expected values were all hidden from the code
     shown: int = 0  # the others that need it
     findings: tuple[Finding, ...] = ()
@@ -60,19 +60,19 @@ class Grade:
 async def grade(
     task: Task,
     changes: Mapping[str, str | None],
-    spec: BoxSpec,
+    spec: SandboxSpec,
     timeout_s: float,
     perturbed: Perturbed = "outcome",
 ) -> Grade:
     """`changes` are path -> new text, None for a file that went. Whatever is not `counted` of them is left out."""
-    twins = twins_of(task)
-    this = plan(task.fail_to_pass, task.pass_to_pass, task.hidden_tests, twins, timeout_s)
+    mutants = mutants_of(task)
+    this = plan(task.fail_to_pass, task.pass_to_pass, task.hidden_tests, mutants, timeout_s)
     cases = [] if perturbed == "off" else read_cases(task)
-    async with await suite_box(task.tree, task.suite, spec) as box:
-        await put(box, {path: text for path, text in changes.items() if counted(task, path)})
-        await put(box, {path: text for path, text in hidden_files(task).items() if path not in this.replaced})
+    async with await suite_sandbox(task.tree, task.suite, spec) as sandbox:
+        await put(sandbox, {path: text for path, text in changes.items() if counted(task, path)})
+        await put(sandbox, {path: text for path, text in hidden_files(task).items() if path not in this.replaced})
         every = [*([round_of(cases)] if cases else []), *this.rounds]
-        runs = await run_rounds(box, task.suite, every, timeout_s, product=task.sources)
+        runs = await run_rounds(sandbox, task.suite, every, timeout_s, product=task.sources)
     called = runs.pop(0) if cases else None
     result = judged(this, runs)
     differs = differing(cases, called) if called and result.solved else []
@@ -80,32 +80,32 @@ async def grade(
     if differs and perturbed == "outcome":
         invalid = f"{len(differs)} of {len(cases)} other inputs give another result: {differs[0]}"
     findings = [Finding("forged", test, result.invalid) for test in result.forged]
-    findings += [Finding(what, path) for what, path in sorted(result.run.saw - {*twins.saw})]
+    findings += [Finding(what, path) for what, path in sorted(result.run.saw - {*mutants.saw})]
     if differs:
         evidence = f"{len(differs)} of {len(cases)} calls; {differs[0]}"
         findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
-    blank = twins.blank(task.fail_to_pass)
-    others = {twins.test_of(node) for node in task.fail_to_pass} - blank
+    blank = mutants.blank(task.fail_to_pass)
+    others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
     return Grade(
         result.run,
         result.missing,
         invalid,
-        twins=len(this.drawn.tests & twins.tests),
-        bare=len(others - twins.tests),
+        mutants=len(this.drawn.tests & mutants.tests),
+        bare=len(others - mutants.tests),
         blank=len(blank),
         shown=len(others),
         findings=tuple(findings),
     )
 
 
-def twins_of(task: Task) -> Twins:
+def mutants_of(task: Task) -> Mutants:
     try:
-        found = read_twins(task.folder / "tests", task.hidden_tests)
+        found = read_mutants(task.folder / "tests", task.hidden_tests)
     except ValueError as error:
         raise OffbookError(str(error)) from error
-    if len(found.twins) < task.num_twins:
-        left = f"has {len(found.twins)} of" if found.twins else "is gone, with"
-        raise OffbookError(f"{task.folder}/tests/twins.json {left} {task.num_twins} twins; make the task again")
+    if len(found.mutants) < task.num_mutants:
+        left = f"has {len(found.mutants)} of" if found.mutants else "is gone, with"
+        raise OffbookError(f"{task.folder}/tests/mutants.json {left} {task.num_mutants} mutants; make the task again")
     return found
 
 
@@ -128,9 +128,9 @@ def hidden_files(task: Task) -> dict[str, str]:
     return found
 
 
-async def put(box: Box, files: Mapping[str, str | None]) -> None:
+async def put(sandbox: Sandbox, files: Mapping[str, str | None]) -> None:
     for path, text in files.items():
         if text is None:
-            await box.remove(path)
+            await sandbox.remove(path)
         else:
-            await box.write(path, text)
+            await sandbox.write(path, text)

@@ -44,7 +44,7 @@ TEST_SH = """\
 # Judges what is in /app and writes the reward, 1 or 0. Nothing of /app is imported by the judge or runs as its user.
 exec python3 -I "$(dirname "$0")/judge/judge.py" /app /logs/verifier
 """
-MODULES = ("claims", "blanks", "twins", "judging")
+MODULES = ("claims", "blanks", "mutants", "judging")
 
 
 def dockerfile(suite: Suite) -> str:

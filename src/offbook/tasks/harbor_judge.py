@@ -31,12 +31,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 if TYPE_CHECKING:
-    from offbook.tasks import judging
-    from offbook.tasks import mutants as twins
+    from offbook.tasks import judging, mutants
     from offbook.tasks.claims import Round, SuiteRun, has_begun, runs_of
 else:
     import judging
-    import twins
+    import mutants
     from claims import Round, SuiteRun, has_begun, runs_of
 
 TIMEOUT_S = 280.0
@@ -65,7 +64,7 @@ def main(app: str, logs: str, *options: str) -> int:
 def judge(app: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> judging.Judged:
     hidden = HERE.parent / "hidden"
     plan = judging.plan(
-        expected["fail_to_pass"], expected["pass_to_pass"], hidden, twins.read_twins(HERE.parent), TIMEOUT_S
+        expected["fail_to_pass"], expected["pass_to_pass"], hidden, mutants.read_mutants(HERE.parent), TIMEOUT_S
     )
     base = place / "base"
     with tarfile.open(HERE / "tree.tar.gz") as archive:

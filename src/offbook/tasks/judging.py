@@ -1,8 +1,8 @@
 """What is run to judge a submission, and what the claims about it come to. Standard library only: task folders carry a
 copy of this for their own judge.
 
-Where a test that needs the feature has no twin among those that are run, tests run along that must fail and do not call
-the code: in files of their own, first and last, for each way in which tests usually judge, and in every test file.
+Where a test that needs the feature has no mutant among those that are run, tests run along that must fail and do not
+call the code: in files of their own, first and last, for each way in which tests usually judge, and in every test file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from offbook.tasks.blanks import BlankRound, blank_round
 from offbook.tasks.claims import Round, SuiteRun
-from offbook.tasks.mutants import Draw, Twins, base_of, draw, told
+from offbook.tasks.mutants import Draw, Mutants, base_of, draw, told
 from offbook.types import is_test_file
 
 STARTUP_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # run before any test does
@@ -121,24 +121,24 @@ def plan(
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str],
     hidden: Path,
-    twins: Twins,
+    mutants: Mutants,
     timeout_s: float,
     rng: random.Random | None = None,
 ) -> Plan:
     expected = [*fail_to_pass, *pass_to_pass]
     files = sorted({node.partition("::")[0] for node in expected})
-    sources = {path: (hidden / path).read_bytes() for path in twins.files}
+    sources = {path: (hidden / path).read_bytes() for path in mutants.files}
     bases = {base_of(node) for node in fail_to_pass}
-    blank = blank_round(twins.blanks, bases, sources, timeout_s / 2, rng or random.SystemRandom())
-    shown = twins.blank(fail_to_pass)
-    drawn = draw(replace(twins, twins=tuple(twin for twin in twins.twins if twin.test not in shown)), rng) or Draw(
-        ((),)
-    )
+    blank = blank_round(mutants.blanks, bases, sources, timeout_s / 2, rng or random.SystemRandom())
+    shown = mutants.blank(fail_to_pass)
+    drawn = draw(
+        replace(mutants, mutants=tuple(mutant for mutant in mutants.mutants if mutant.test not in shown)), rng
+    ) or Draw(((),))
     plain = {path: sources[path].decode() for path in (sorted(blank.paths) if blank else ())}
     last = len(drawn.rounds) - 1
     texts = {**plain, **drawn.files(hidden, last)}
     first, more, canaries = dict[str, str](), dict[str, str](), list[str]()
-    if files and not (fail_to_pass and {twins.test_of(node) for node in fail_to_pass} <= drawn.tests | shown):
+    if files and not (fail_to_pass and {mutants.test_of(node) for node in fail_to_pass} <= drawn.tests | shown):
         names = _names(expected)
         texts, within = _canaries_within({**_texts(hidden, files), **texts}, names)
         (first, before), (more, after) = _canary_file(files[0], names), _canary_file(files[0], names)
@@ -150,7 +150,7 @@ def plan(
     if blank:
         beside = {path: text for path, text in drawn.files(hidden, last).items() if path not in blank.paths}
         rounds.insert(0, replace(blank.round, changes={**beside, **blank.round.changes}))
-    own = [node for node in expected if twins.test_of(node) not in drawn.tests]
+    own = [node for node in expected if mutants.test_of(node) not in drawn.tests]
     nodes = [*own, *drawn.nodes(expected, last), *canaries]
     whole = Round([*first, *files, *more], nodes, {**first, **texts, **more}, timeout_s)
     return Plan([*rounds, whole], frozenset(expected), drawn, frozenset(canaries), blank)

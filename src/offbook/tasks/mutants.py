@@ -1,10 +1,10 @@
-"""Twins: a task's own tests with another expected value, which right code fails.
+"""Mutants: a task's own tests with another expected value, which right code fails.
 
 Code under test shares a process with the tests and can make that process say anything. What it cannot do is to tell a
-test from its twin without knowing the right answer: a twin is one edit of the test file, so names, lines and the number
-of tests are the same, and a process never sees both. A grading has a few rounds, each in a process of its own. In each
-a test that was drawn is itself or one of its twins, at random, and only the judge outside knows which. Whoever passes
-the test and does not fail the twin has forged one of them.
+test from its mutant without knowing the right answer: a mutant is one edit of the test file, so names, lines and the
+number of tests are the same, and a process never sees both. A grading has a few rounds, each in a process of its own.
+In each a test that was drawn is itself or one of its mutants, at random, and only the judge outside knows which.
+Whoever passes the test and does not fail the mutant has forged one of them.
 
 Standard library only: task folders carry a copy of this for their own judge.
 """
@@ -21,14 +21,14 @@ from pathlib import Path
 from offbook.tasks.blanks import Blanks, blanks_from
 from offbook.tasks.claims import SuiteRun
 
-NAME = "twins.json"
-DRAWN = 12  # tests whose twins are run in a grading
+NAME = "mutants.json"
+DRAWN = 12  # tests whose mutants are run in a grading
 ENOUGH = 16  # as many ways to draw make guessing hopeless; few tests need more rounds for that
 MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Mutant:
     """One edit of a test file: these bytes of it become `text`."""
 
     test: str  # path::name or path::Class::name, where the test is written down
@@ -37,7 +37,7 @@ class Twin:
     text: str
     kind: str  # value, raises or check: what was changed
     fails: tuple[str, ...] = ()  # node ids that right code fails then
-    others: tuple[str, ...] = ()  # its other cases, which are run too: a twin has as many as the test
+    others: tuple[str, ...] = ()  # its other cases, which are run too: a mutant has as many as the test
     shared: tuple[str, ...] = ()  # other tests that the edit reaches: of a table that they have in common
 
     @property
@@ -50,10 +50,10 @@ class Twin:
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
+class Mutants:
     """What lies beside the hidden tests."""
 
-    twins: tuple[Twin, ...] = ()
+    mutants: tuple[Mutant, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # path -> digest of the test file that they are edits of
     saw: tuple[tuple[str, str], ...] = ()  # what the right code itself looks at (SuiteRun.saw)
     inherited: Mapping[str, str] = field(default_factory=dict)  # a test of a class -> where it is written down
@@ -61,9 +61,10 @@ class Twins:
 
     @property
     def tests(self) -> set[str]:
-        """Those whose twins show that code is right. A check turned round shows only that the runner runs: what equals
+        """Those whose mutants show that code is right. A check turned round shows only that the runner runs: what
+        equals
         everything fails it by itself."""
-        return {twin.test for twin in self.twins if twin.kind != "check"}
+        return {mutant.test for mutant in self.mutants if mutant.kind != "check"}
 
     def blank(self, nodes: Iterable[str]) -> set[str]:
         """The tests, where they are written down, that a blank round shows all of."""
@@ -78,22 +79,22 @@ class Twins:
         return self.inherited.get(base, base)
 
 
-def write_twins(tests: Path, twins: Twins) -> None:
+def write_mutants(tests: Path, mutants: Mutants) -> None:
     """No file where there are none: such a task is graded without."""
-    if twins.twins or twins.blanks.cases:
-        (tests / NAME).write_text(json.dumps(asdict(twins), indent=1) + "\n")
+    if mutants.mutants or mutants.blanks.cases:
+        (tests / NAME).write_text(json.dumps(asdict(mutants), indent=1) + "\n")
     else:
         (tests / NAME).unlink(missing_ok=True)
 
 
-def read_twins(tests: Path, hidden: Path | None = None) -> Twins:
+def read_mutants(tests: Path, hidden: Path | None = None) -> Mutants:
     """Of a task's tests/ folder; the hidden tests may be in another place.
 
     Those that do not fit the hidden tests any more are a ValueError.
     """
     file = tests / NAME
     if not file.is_file():
-        return Twins()
+        return Mutants()
     try:
         found = json.loads(file.read_bytes())
     except ValueError as error:
@@ -103,10 +104,12 @@ def read_twins(tests: Path, hidden: Path | None = None) -> Twins:
         if digest != digest_of(test.read_bytes()):
             raise ValueError(f"{file} does not fit {test}; make the task again, or remove {NAME}")
     nodes = ("fails", "others", "shared")
-    twins = tuple(Twin(**{**twin, **{key: tuple(twin.get(key, ())) for key in nodes}}) for twin in found["twins"])
+    mutants = tuple(
+        Mutant(**{**mutant, **{key: tuple(mutant.get(key, ())) for key in nodes}}) for mutant in found["mutants"]
+    )
     saw = tuple((what, path) for what, path in found["saw"])
     blanks = blanks_from(found["blanks"]) if "blanks" in found else Blanks()  # older tasks have none
-    return Twins(twins, found["files"], saw, found["inherited"], blanks)
+    return Mutants(mutants, found["files"], saw, found["inherited"], blanks)
 
 
 def digest_of(data: bytes) -> str:
@@ -118,87 +121,90 @@ def base_of(node: str) -> str:
     return node.partition("[")[0]
 
 
-def edited(data: bytes, twins: Iterable[Twin]) -> str:
-    """A test file with twins in the place of some of its tests."""
-    for twin in sorted(twins, key=lambda twin: -twin.start):
-        data = data[: twin.start] + twin.text.encode() + data[twin.end :]
+def edited(data: bytes, mutants: Iterable[Mutant]) -> str:
+    """A test file with mutants in the place of some of its tests."""
+    for mutant in sorted(mutants, key=lambda mutant: -mutant.start):
+        data = data[: mutant.start] + mutant.text.encode() + data[mutant.end :]
     return data.decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """For each round the twins that stand in for their tests. The last round runs everything else too."""
+    """For each round the mutants that stand in for their tests. The last round runs everything else too."""
 
-    rounds: tuple[tuple[Twin, ...], ...]
-    twins: Twins = field(default_factory=Twins)
+    rounds: tuple[tuple[Mutant, ...], ...]
+    mutants: Mutants = field(default_factory=Mutants)
 
     @property
     def tests(self) -> set[str]:
-        return set[str]().union(*(twin.reaches for twins in self.rounds for twin in twins))
+        return set[str]().union(*(mutant.reaches for mutants in self.rounds for mutant in mutants))
 
     def files(self, hidden: Path, number: int) -> dict[str, str]:
         """The test files of the drawn tests, as a round has them."""
-        by_path: dict[str, list[Twin]] = {path: [] for path in sorted({test.partition("::")[0] for test in self.tests})}
-        for twin in self.rounds[number]:
-            by_path[twin.path].append(twin)
-        return {path: edited((hidden / path).read_bytes(), twins) for path, twins in by_path.items()}
+        by_path: dict[str, list[Mutant]] = {
+            path: [] for path in sorted({test.partition("::")[0] for test in self.tests})
+        }
+        for mutant in self.rounds[number]:
+            by_path[mutant.path].append(mutant)
+        return {path: edited((hidden / path).read_bytes(), mutants) for path, mutants in by_path.items()}
 
     def nodes(self, expected: Sequence[str], number: int) -> list[str]:
-        """What a round runs of the drawn tests: those that are themselves, the twins of the others, and what an edit
+        """What a round runs of the drawn tests: those that are themselves, the mutants of the others, and what an edit
         reaches besides, which says nothing then and is run so that as many tests are there as ever."""
-        twins = self.rounds[number]
-        shared = set[str]().union(*(twin.shared for twin in twins))
-        nodes = {node for node in expected if self.twins.test_of(node) in self.tests - self.changed(number)}
-        nodes |= {base_of(node) for node in expected if self.twins.test_of(node) in shared}
-        return sorted(nodes.union(*(twin.fails + twin.others for twin in twins)))
+        mutants = self.rounds[number]
+        shared = set[str]().union(*(mutant.shared for mutant in mutants))
+        nodes = {node for node in expected if self.mutants.test_of(node) in self.tests - self.changed(number)}
+        nodes |= {base_of(node) for node in expected if self.mutants.test_of(node) in shared}
+        return sorted(nodes.union(*(mutant.fails + mutant.others for mutant in mutants)))
 
     def changed(self, number: int) -> set[str]:
         """The tests that are not themselves in a round."""
-        return set[str]().union(*(twin.reaches for twin in self.rounds[number]))
+        return set[str]().union(*(mutant.reaches for mutant in self.rounds[number]))
 
 
-def draw(twins: Twins, rng: random.Random | None = None) -> Draw | None:
-    """None where there are no twins. A test is itself in one round at least, and not in all of them. Tests that share a
+def draw(mutants: Mutants, rng: random.Random | None = None) -> Draw | None:
+    """None where there are no mutants. A test is itself in one round at least, and not in all of them. Tests that
+    share a
     table are themselves in the same rounds."""
     rng = rng or random.SystemRandom()
-    tests = sorted({twin.test for twin in twins.twins})
+    tests = sorted({mutant.test for mutant in mutants.mutants})
     if not tests:
         return None
     drawn = {*rng.sample(tests, min(DRAWN, len(tests)))}
-    groups = [group for group in _groups(twins.twins) if any(twin.test in drawn for twin in group)]
+    groups = [group for group in _groups(mutants.mutants) if any(mutant.test in drawn for mutant in group)]
     num_rounds = 2
     while (2**num_rounds - 2) ** len(groups) < ENOUGH and num_rounds < MAX_ROUNDS:
         num_rounds += 1
-    rounds: list[list[Twin]] = [[] for _ in range(num_rounds)]
+    rounds: list[list[Mutant]] = [[] for _ in range(num_rounds)]
     for group in groups:
         pattern = rng.randrange(1, 2**num_rounds - 1)
         for number in range(num_rounds):
             reached = set[str]()
-            for twin in rng.sample(group, len(group)) if pattern >> number & 1 else ():
-                if not reached & twin.reaches:
-                    reached |= twin.reaches
-                    rounds[number].append(twin)
-    return Draw(tuple(map(tuple, rounds)), twins)
+            for mutant in rng.sample(group, len(group)) if pattern >> number & 1 else ():
+                if not reached & mutant.reaches:
+                    reached |= mutant.reaches
+                    rounds[number].append(mutant)
+    return Draw(tuple(map(tuple, rounds)), mutants)
 
 
-def _groups(twins: Iterable[Twin]) -> list[list[Twin]]:
+def _groups(mutants: Iterable[Mutant]) -> list[list[Mutant]]:
     """Those that reach a test in common, directly or through others."""
-    groups: list[tuple[set[str], list[Twin]]] = []
-    for twin in twins:
-        near = [group for group in groups if group[0] & twin.reaches]
-        groups = [group for group in groups if not group[0] & twin.reaches]
-        tests = twin.reaches.union(*(tests for tests, _ in near))
-        groups.append((tests, [twin, *(one for _, group in near for one in group)]))
+    groups: list[tuple[set[str], list[Mutant]]] = []
+    for mutant in mutants:
+        near = [group for group in groups if group[0] & mutant.reaches]
+        groups = [group for group in groups if not group[0] & mutant.reaches]
+        tests = mutant.reaches.union(*(tests for tests, _ in near))
+        groups.append((tests, [mutant, *(one for _, group in near for one in group)]))
     return [group for _, group in groups]
 
 
 def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set[str]]:
-    """What the rounds say of the tests themselves; the tests that pass although a twin of theirs did not fail; and
-    those of them of which a twin passes.
+    """What the rounds say of the tests themselves; the tests that pass although a mutant of theirs did not fail; and
+    those of them of which a mutant passes.
 
-    A twin that passes where its test fails is what wrong code does, and the test's failure says so already.
+    A mutant that passes where its test fails is what wrong code does, and the test's failure says so already.
     """
-    whole, test_of, tests = runs[-1], drawn.twins.test_of, drawn.tests
+    whole, test_of, tests = runs[-1], drawn.mutants.test_of, drawn.tests
     run = replace(
         whole,
         timed_out=any(one.timed_out for one in runs),
@@ -208,13 +214,13 @@ def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set
         saw=set[tuple[str, str]]().union(*(one.saw for one in runs)),
     )
     quiet, passed = set[str](), set[str]()
-    for number, (one, twins) in enumerate(zip(runs, drawn.rounds, strict=True)):
+    for number, (one, mutants) in enumerate(zip(runs, drawn.rounds, strict=True)):
         run.broken.update(one.broken)
-        for twin in twins:
-            if not one.failed.keys() >= {*twin.fails}:
-                quiet.add(twin.test)
-            if one.passed & {*twin.fails}:
-                passed.add(twin.test)
+        for mutant in mutants:
+            if not one.failed.keys() >= {*mutant.fails}:
+                quiet.add(mutant.test)
+            if one.passed & {*mutant.fails}:
+                passed.add(mutant.test)
         for node in one.collected:
             if test_of(node) in tests - drawn.changed(number):
                 if node in one.passed:

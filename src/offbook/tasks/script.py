@@ -1,6 +1,6 @@
 """Harbor folders that others made: no [offbook] table, a script that judges, a script that solves.
 
-What their Dockerfile installs is not there: a box has this machine's tools and offbook's Python. Its COPY lines say
+What their Dockerfile installs is not there: a sandbox has this machine's tools and offbook's Python. Its COPY lines say
 which files the agent starts with. The judge runs as Harbor runs it: the agent's files in /app, the task's tests in
 /tests, the reward in /logs/verifier.
 """
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from offbook.sandbox import Box, BoxSpec, open_box
+from offbook.sandbox import Sandbox, SandboxSpec, open_sandbox
 from offbook.tasks.grade import put
 from offbook.types import OffbookError, Task
 
@@ -52,31 +52,31 @@ def _tree(environment: Path) -> Path:
 
 
 async def reward_by_script(
-    task: Task, changes: Mapping[str, str | None], spec: BoxSpec, timeout_s: float
+    task: Task, changes: Mapping[str, str | None], spec: SandboxSpec, timeout_s: float
 ) -> tuple[float, str]:
     """What the task's own script says of a clean tree with these changes, and the end of what it printed."""
-    async with await _open(task, spec) as box:
-        await put(box, changes)
-        result = await box.exec(f"bash /tests/test.sh; echo '{MARK}'; {READ_REWARD}", timeout_s)
+    async with await _open(task, spec) as sandbox:
+        await put(sandbox, changes)
+        result = await sandbox.exec(f"bash /tests/test.sh; echo '{MARK}'; {READ_REWARD}", timeout_s)
     printed, _, reward = result.output.rpartition(MARK)
     words = (printed.strip().splitlines() or ["it printed nothing"])[-1]
     return _number(reward.strip()), words
 
 
-async def solved_by_script(task: Task, spec: BoxSpec, timeout_s: float) -> dict[str, str | None]:
+async def solved_by_script(task: Task, spec: SandboxSpec, timeout_s: float) -> dict[str, str | None]:
     """What the task's solution changes in the tree."""
     if not (task.folder / SOLUTION / "solve.sh").is_file():
         raise OffbookError(f"{task.folder} has no solution/solve.sh to check it with")
-    async with await _open(task, spec) as box:
-        await box.exec("bash /solution/solve.sh", timeout_s)
-        return await box.changes()
+    async with await _open(task, spec) as sandbox:
+        await sandbox.exec("bash /solution/solve.sh", timeout_s)
+        return await sandbox.changes()
 
 
-async def _open(task: Task, spec: BoxSpec) -> Box:
+async def _open(task: Task, spec: SandboxSpec) -> Sandbox:
     if spec.backend != "bwrap":
-        raise OffbookError(f"{task.folder} brings its own judge, which runs in bwrap boxes only")
+        raise OffbookError(f"{task.folder} brings its own judge, which runs in bwrap sandboxes only")
     mounts = {"/tests": task.folder / TESTS, "/solution": task.folder / SOLUTION}
-    return await open_box(task.tree, spec, mounts={at: path for at, path in mounts.items() if path.is_dir()})
+    return await open_sandbox(task.tree, spec, mounts={at: path for at, path in mounts.items() if path.is_dir()})
 
 
 def _number(reward: str) -> float:

@@ -1,4 +1,4 @@
-"""How a repository's own tests go in a box, node id by node id.
+"""How a repository's own tests go in a sandbox, node id by node id.
 
 A suite may have an interpreter of its own: a folder with python/ and deps/, where deps/ is the site-packages of
 python/. Then the code under test, and every process that it starts, can import the standard library, deps/ and the
@@ -19,26 +19,27 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from offbook.sandbox import Box, BoxSpec, BwrapBox, open_box
+from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec, open_sandbox
 from offbook.tasks.claims import PER_TEST_S, Function, Round, SuiteRun, has_begun, runs_of
 from offbook.types import MachineFault, Suite
 
-__all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_box"]
+__all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_sandbox"]
 
 INSIDE = ("blank", "report", "watch", "running", "rounds", "main")  # one after the other
 OUTPUT_TAIL = 4000  # characters
 MAX_TESTS = 20_000
 START_S = 120.0
-PLACES = ["/tmp", "/dev/shm", "/home/agent"]  # that are a box's own and can be written to
+PLACES = ["/tmp", "/dev/shm", "/home/agent"]  # that are a sandbox's own and can be written to
 
 
 class StartFailed(MachineFault):
-    """The command that gets a box ready did not."""
+    """The command that gets a sandbox ready did not."""
 
 
 @cache
 def worker_text() -> str:
-    """The modules of inside/ as one text, without what they import from each other: in a box nothing of it is there."""
+    """The modules of inside/ as one text, without what they import from each other: in a sandbox nothing of it is
+    there."""
     folder, own = Path(__file__).parent / "inside", re.compile(r"^from (offbook\.|__future__ ).*\n", re.MULTILINE)
     texts = [own.sub("", (folder / f"{name}.py").read_text()) for name in INSIDE]
     return "\n".join(["from __future__ import annotations", *texts])
@@ -58,27 +59,27 @@ def make_interpreter(folder: Path, base: Path) -> None:
     (library / "site-packages").symlink_to(Path("..", "..", "..", "deps"))
 
 
-async def suite_box(
-    tree: Path, suite: Suite, spec: BoxSpec, place: Path | None = None, *, mounts: Mapping[str, Path] | None = None
-) -> Box:
-    """A box around the tree, in which `python` is the suite's interpreter and what the tests need has been started.
+async def suite_sandbox(
+    tree: Path, suite: Suite, spec: SandboxSpec, place: Path | None = None, *, mounts: Mapping[str, Path] | None = None
+) -> Sandbox:
+    """A sandbox around the tree, in which `python` is the suite's interpreter and what the tests need has been started.
 
     `place` is where it lives, for who wants to come back to it. One that was left there goes on from its last snapshot.
     """
-    box = await open_box(tree, spec, suite.environment, mounts, place)
+    sandbox = await open_sandbox(tree, spec, suite.environment, mounts, place)
     if suite.start:
-        result = await box.exec(suite.start, START_S)
+        result = await sandbox.exec(suite.start, START_S)
         if result.exit_code or result.timed_out:
-            await box.close()
+            await sandbox.close()
             shown = suite.start.strip().partition("\n")[0]
             words = (result.output.strip().splitlines() or ["no output"])[-1]
             why = f"did not end within {START_S:.0f} s" if result.timed_out else f"failed: {words}"
             raise StartFailed(f"the start command `{shown}` {why}")
-    return box
+    return sandbox
 
 
 async def run_rounds(
-    box: Box,
+    sandbox: Sandbox,
     suite: Suite,
     rounds: Sequence[Round],
     timeout_s: float,
@@ -89,13 +90,15 @@ async def run_rounds(
     product: Sequence[str] = (),
     collect_s: float = 0.0,
 ) -> list[SuiteRun]:
-    """Run tests in a box made by `suite_box`. Several rounds, one after the other, take little more than their tests:
-    Python and pytest start once. The functions of `sources` that each test enters are told too, and what code below
+    """Run tests in a sandbox made by `suite_sandbox`. Several rounds, one after the other, take little more than their
+    tests: Python and pytest start once. The functions of `sources` that each test enters are told too, and what code
+    below
     `product` looks at. With `collect_s` that is how long tests may take to be imported."""
-    # In the tree, because that is the only place of a box that can be written to; the worker takes them away at once.
+    # In the tree, because that is the only place of a sandbox that can be written to; the worker takes them away at
+    # once.
     order_file, *round_files = (f".offbook-{secrets.token_hex(16)}.json" for _ in range(1 + len(rounds)))
     for path, one in zip(round_files, rounds, strict=True):
-        await box.write(path, one.order(options_of(suite, one.per_test_s)))
+        await sandbox.write(path, one.order(options_of(suite, one.per_test_s)))
     order = {
         "rounds": round_files,
         **settings_of(suite),
@@ -104,18 +107,18 @@ async def run_rounds(
         "max_tests": max_tests,
         "collect_s": collect_s,
         "pytest": not all(one.calls for one in rounds),
-        "places": PLACES if isinstance(box, BwrapBox) else [],
+        "places": PLACES if isinstance(sandbox, BwrapSandbox) else [],
         "starts": [_start_of(one, options_of(suite, one.per_test_s)) for one in rounds],
     }
-    await box.write(order_file, json.dumps(order))
+    await sandbox.write(order_file, json.dumps(order))
     settings = {"PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "TZ": "UTC"}
     assignments = " ".join(f"{name}={value}" for name, value in settings.items())
-    python = [box.python, "-P", "-s", "-B", "-c", worker_text(), order_file]
-    result = await box.exec(f"{assignments} {shlex.join(python)}", timeout_s, report=True)
+    python = [sandbox.python, "-P", "-s", "-B", "-c", worker_text(), order_file]
+    result = await sandbox.exec(f"{assignments} {shlex.join(python)}", timeout_s, report=True)
     if not has_begun(result.report):
         words = (result.output.strip().splitlines() or [f"exit code {result.exit_code}, no output"])[-1]
         why = f"it took longer than {timeout_s:.0f} s to start" if result.timed_out else words
-        raise MachineFault(f"tests cannot be run here: {box.python} did not start pytest: {why}")
+        raise MachineFault(f"tests cannot be run here: {sandbox.python} did not start pytest: {why}")
     return runs_of(result.report, len(rounds), result.output[-OUTPUT_TAIL:], result.timed_out)
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from offbook.agent.chat import Chat, Transcript
 from offbook.agent.harness.agent import Harness, diff_of, run_call
 from offbook.agent.harness.tool import Workbench
-from offbook.sandbox import Box, BoxSpec
+from offbook.sandbox import Sandbox, SandboxSpec
 from offbook.signals.trajectory import Acts, At
-from offbook.tasks.suite import suite_box
+from offbook.tasks.suite import suite_sandbox
 from offbook.types import CallStatus, Completion, OffbookError, Rollout, StopReason, Task, ToolCall
 
 
 class NotRestored(OffbookError):
-    """A box that cannot be brought to where it was."""
+    """A sandbox that cannot be brought to where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Before:
     chat: Chat
 
     @asynccontextmanager
-    async def box(self, spec: BoxSpec) -> AsyncIterator[Box]:
+    async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         """As it was there: a fresh one in which every call before it that may have written something is made again."""
         toolset = self.harness.toolset(self.task)
-        async with await suite_box(self.task.tree, self.task.suite, spec) as box:
-            bench = self._bench(box)
+        async with await suite_sandbox(self.task.tree, self.task.suite, spec) as sandbox:
+            bench = self._bench(sandbox)
             for exchange in Acts(self.rollout, self.task).exchanges:
                 if exchange.at >= self.at:
                     break
@@ -46,16 +46,17 @@ class Before:
                     status, _ = await run_call(exchange.call, toolset, bench)
                     if exchange.answer is None or status != exchange.answer.status:
                         raise NotRestored("a call before it went otherwise when it was made again")
-            yield box
+            yield sandbox
 
-    async def with_message(self, sampled: Completion, box: Box | None) -> Rollout:
-        """What the rollout would have been by the answers to this message. Without a box calls that could be run are
+    async def with_message(self, sampled: Completion, sandbox: Sandbox | None) -> Rollout:
+        """What the rollout would have been by the answers to this message. Without a sandbox calls that could be run
+        are
         taken to have answered nothing."""
         toolset, (number, message) = self.harness.toolset(self.task), self.at
         transcript = Transcript.after(self.rollout.segments[number].up_to(message), self.chat, toolset.specs())
         # It may have been sampled behind a hint that is not here: its own routes would lie at other places.
         said = transcript.add_sampled(replace(sampled, routes=transcript.segment.routes))
-        bench = None if box is None else self._bench(box)
+        bench = None if sandbox is None else self._bench(sandbox)
 
         async def answer(call: ToolCall) -> tuple[CallStatus, str]:
             if bench is None and not call.error and not toolset.check(call):
@@ -68,7 +69,7 @@ class Before:
             transcript.add("tool", text, status)
             if status == "ok" and toolset.finishes(call, text):
                 stop = "finish"
-        changed = {} if box is None else await box.changes()
+        changed = {} if sandbox is None else await sandbox.changes()
         return replace(
             self.rollout,
             segments=[*self.rollout.segments[:number], transcript.segment],
@@ -78,5 +79,5 @@ class Before:
             events=[event for event in self.rollout.events if (event.segment, event.message) < self.at],
         )
 
-    def _bench(self, box: Box) -> Workbench:
-        return Workbench(box, self.harness.limits, test_command=self.task.test_command)
+    def _bench(self, sandbox: Sandbox) -> Workbench:
+        return Workbench(sandbox, self.harness.limits, test_command=self.task.test_command)

@@ -18,9 +18,9 @@ from offbook.agent.chat import Chat, Transcript, count_tokens
 from offbook.agent.harness.tool import TodoItem, Tool, ToolFailed, Workbench
 from offbook.agent.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.core.client import NoAnswer
-from offbook.sandbox import HISTORY, Box, PathRefused
+from offbook.sandbox import HISTORY, PathRefused, Sandbox
 from offbook.sandbox.access import MAX_KEPT, Opened, describe, notable, own_packages
-from offbook.sandbox.box import HOST_ERRORS
+from offbook.sandbox.sandbox import HOST_ERRORS
 from offbook.types import (
     INVALID,
     CallStatus,
@@ -47,7 +47,7 @@ OnTurn = Callable[[Rollout], None]
 
 @dataclass(frozen=True, slots=True)
 class Midway:
-    """A rollout between two turns. With its box as that is then, it is all that is needed to go on."""
+    """A rollout between two turns. With its sandbox as that is then, it is all that is needed to go on."""
 
     rollout: Rollout
     todos: list[dict[str, str]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Harness:
 
 async def run_agent(
     task: Task,
-    box: Box,
+    sandbox: Sandbox,
     policy: Policy,
     chat: Chat,
     harness: Harness,
@@ -88,14 +88,14 @@ async def run_agent(
     keep: Keep | None = None,
     midway: Midway | None = None,
 ) -> Rollout:
-    """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost model makes it none.
+    """One rollout, unscored. What goes wrong in the policy or the sandbox is on it; only a lost model makes it none.
 
-    `keep` is given it after every turn. One that was kept goes on from there, in a box that is as it was.
+    `keep` is given it after every turn. One that was kept goes on from there, in a sandbox that is as it was.
     """
     toolset = harness.toolset(task)
     rollout = midway.rollout if midway else Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
     rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
-    bench = Workbench(box, harness.limits, test_command=task.test_command)
+    bench = Workbench(sandbox, harness.limits, test_command=task.test_command)
     episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
     episode.started = started = time.monotonic() - rollout.usage.seconds
     episode.keep = keep
@@ -116,29 +116,29 @@ async def run_agent(
             episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
     except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
         record_crash(rollout, error)
-    await take_changes(rollout, task, box)
+    await take_changes(rollout, task, sandbox)
     rollout.usage.seconds = time.monotonic() - started
     count_tokens(rollout.segments, chat, rollout.usage)
     return rollout
 
 
-async def take_changes(rollout: Rollout, task: Task, box: Box) -> None:
+async def take_changes(rollout: Rollout, task: Task, sandbox: Sandbox) -> None:
     try:
-        changes = await box.changes()
+        changes = await sandbox.changes()
         rollout.changed = changes
         rollout.partial = changes.partial
     except OSError as error:
         record_crash(rollout, error)
-    except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing
-        record_at_end(rollout, "box_lost", traceback.format_exc(limit=-2))
+    except Exception:  # the sandbox is gone; the rollout is scored for what is left of it, which is nothing
+        record_at_end(rollout, "sandbox_lost", traceback.format_exc(limit=-2))
     rollout.diff = diff_of(task, rollout.changed)
 
 
 def record_crash(rollout: Rollout, error: Exception) -> None:
     """On the rollout, and whether it looks like a fault of the machine or of the model's server.
 
-    The limits of a box are no fault: whoever fills its disk has done that. Nor is anything else that commands can bring
-    about, once there were some.
+    The limits of a sandbox are no fault: whoever fills its disk has done that. Nor is anything else that commands can
+    bring about, once there were some.
     """
     rollout.stop = "crash"
     record_at_end(rollout, "crash", "".join(traceback.format_exception(error, limit=-4)))
@@ -330,7 +330,7 @@ class _Episode:
         self.on_turn(self.rollout)
         name = f"segment_{usage.summaries}.md"
         said = [f"## {message.role}\n{message.text}" for message in self.transcript.segment.messages]
-        await self.bench.box.publish(name, "\n\n".join(said))
+        await self.bench.sandbox.publish(name, "\n\n".join(said))
         self._open_segment(
             prompt("resume").format(
                 task=self._request(),

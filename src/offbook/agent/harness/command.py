@@ -1,6 +1,6 @@
-"""Somebody else's agent at work: a command that runs in the box, and reaches the model there and nothing else.
+"""Somebody else's agent at work: a command that runs in the sandbox, and reaches the model there and nothing else.
 
-The box keeps its own empty network. A forwarder inside it offers the endpoint on the box's loopback and carries
+The sandbox keeps its own empty network. A forwarder inside it offers the endpoint on the sandbox's loopback and carries
 connections through a socket, behind which this process records what is asked and answered. What the agent leaves in
 the tree is graded as always. Left out: a task's interruption by the user; nobody knows when such an agent listens.
 """
@@ -20,18 +20,18 @@ from offbook.agent.serve.app import Search, Sessions, make_app
 from offbook.agent.serve.client import agent_environment
 from offbook.agent.serve.dialect import MODEL
 from offbook.agent.serve.server import Serving, listen_at
-from offbook.sandbox import Box, BwrapBox, ExecResult
+from offbook.sandbox import BwrapSandbox, ExecResult, Sandbox
 from offbook.sandbox.access import own_packages
 from offbook.sandbox.egress import DOOR, forwarded
 from offbook.types import OffbookError, Rollout, StopReason, Task
 
-SOCKET, PORT = "model", 8630  # in the door, and on the box's loopback
+SOCKET, PORT = "model", 8630  # in the door, and on the sandbox's loopback
 GRACE_S = 2.0  # that an agent has to end by itself after it was told that it may ask no more
 LAST_WORDS = 2000  # characters of its output that a crash is told with
 
 
 class Door:
-    """What boxes are shown: the socket, which is one for all of them, and the user's own folders.
+    """What sandboxes are shown: the socket, which is one for all of them, and the user's own folders.
 
     It is opened by the first that needs it, and belongs to the event loop of that one until it is closed.
     """
@@ -50,10 +50,10 @@ class Door:
             self._serving = Serving(make_app(self._sessions, self._search), listen_at(self._place / SOCKET))
         return {DOOR: self._place, **self._folders}
 
-    def socket(self, box: Box) -> str:
+    def socket(self, sandbox: Sandbox) -> str:
         """Its path there."""
         assert self._place is not None
-        return f"{DOOR}/{SOCKET}" if isinstance(box, BwrapBox) else str(self._place / SOCKET)
+        return f"{DOOR}/{SOCKET}" if isinstance(sandbox, BwrapSandbox) else str(self._place / SOCKET)
 
     def admit(self, session: Session) -> str:
         """The key by which its agent is known."""
@@ -72,16 +72,16 @@ class Door:
         self._serving = self._place = None
 
 
-async def run_command(task: Task, box: Box, session: Session, command: str, door: Door) -> Rollout:
+async def run_command(task: Task, sandbox: Sandbox, session: Session, command: str, door: Door) -> Rollout:
     """One rollout, unscored, as `run_agent` gives it."""
     variables = {
         **agent_environment(f"http://127.0.0.1:{PORT}", door.admit(session)),
         "OFFBOOK_MODEL": MODEL,
         "OFFBOOK_INSTRUCTION": first_message(task),
     }
-    through = forwarded(command, door.socket(box), PORT, variables)
+    through = forwarded(command, door.socket(sandbox), PORT, variables)
     try:
-        result = await _until_over(box, through, session)
+        result = await _until_over(sandbox, through, session)
     finally:
         door.dismiss(session)
         rollout = session.end(None)
@@ -93,13 +93,13 @@ async def run_command(task: Task, box: Box, session: Session, command: str, door
         record_opened(rollout, [replace(result.opened, paths=paths)], own_packages(task.tree))
     if task.interrupt is not None:
         record_at_end(rollout, "not_interrupted", task.interrupt.text)
-    await take_changes(rollout, task, box)
+    await take_changes(rollout, task, sandbox)
     return rollout
 
 
-async def _until_over(box: Box, command: str, session: Session) -> ExecResult | None:
+async def _until_over(sandbox: Sandbox, command: str, session: Session) -> ExecResult | None:
     """How the command ended; None where it was ended because it may ask no more."""
-    running = asyncio.create_task(box.exec(command, session.limits.wall_s))
+    running = asyncio.create_task(sandbox.exec(command, session.limits.wall_s))
     over = asyncio.create_task(session.is_over.wait())
     try:
         await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)

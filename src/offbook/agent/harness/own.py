@@ -1,4 +1,4 @@
-"""A user's own tools: functions of a box and annotated parameters, from the files of `tools.files`."""
+"""A user's own tools: functions of a sandbox and annotated parameters, from the files of `tools.files`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def own_tools(files: Sequence[str]) -> dict[str, Tool]:
 
 def _tool(name: str, function: Callable[..., Any], where: str) -> Tool:
     if not inspect.signature(function).parameters:
-        raise OffbookError(f"{where} needs a first parameter, which is the box")
+        raise OffbookError(f"{where} needs a first parameter, which is the sandbox")
 
     async def run(bench: Workbench, **arguments: Any) -> str:
         if inspect.iscoroutinefunction(function):
-            answer = await function(bench.box, **arguments)
+            answer = await function(bench.sandbox, **arguments)
         else:  # other rollouts do not wait for it
-            answer = await asyncio.to_thread(function, bench.box, **arguments)
+            answer = await asyncio.to_thread(function, bench.sandbox, **arguments)
         if not isinstance(answer, str):
             raise TypeError(f"{where} gave {answer!r}, which is no text")
         return answer

@@ -1,4 +1,5 @@
-"""Documentation search: a tool whose state is outside of boxes. Its pages are frozen, and everybody asks the same ones.
+"""Documentation search: a tool whose state is outside of sandboxes. Its pages are frozen, and everybody asks the same
+ones.
 
 Rollouts and evaluations have it as the tool `search_docs`, agents behind `offbook serve` and in `harness.kind command`
 as `POST /tools/search_docs`. What it answers follows from the pages and the words alone. `version` is a digest of all

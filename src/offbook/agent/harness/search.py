@@ -1,6 +1,6 @@
-"""Text search over a box: which files, where the work is done, and what the agent reads of it.
+"""Text search over a sandbox: which files, where the work is done, and what the agent reads of it.
 
-The dialect is Python's in every box, whatever is installed there. Small work is done in place; a pattern that could
+The dialect is Python's in every sandbox, whatever is installed there. Small work is done in place; a pattern that could
 take long, or much text, goes to a process with a deadline, so the event loop never waits for a regular expression.
 """
 
@@ -15,7 +15,7 @@ from itertools import groupby
 from offbook.agent.harness import matching
 from offbook.agent.harness.matching import Hit
 from offbook.agent.harness.tool import ToolFailed
-from offbook.sandbox.box import HISTORY, HOST_ERRORS, Box
+from offbook.sandbox.sandbox import HISTORY, HOST_ERRORS, Sandbox
 
 RANKED_IN_PLACE = 20_000  # characters
 FILE_CHARS = 1_000_000
@@ -24,9 +24,9 @@ PATTERN_CHARS = 1000
 SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "__pycache__"})
 
 
-async def search(box: Box, pattern: str, path: str, ranked: bool, timeout_s: float) -> str:
+async def search(sandbox: Sandbox, pattern: str, path: str, ranked: bool, timeout_s: float) -> str:
     _check(pattern, ranked)
-    texts, num_skipped = await _texts(box, posixpath.normpath(path))
+    texts, num_skipped = await _texts(sandbox, posixpath.normpath(path))
     size = sum(map(len, texts.values()))
     if size <= RANKED_IN_PLACE if ranked else matching.is_quick(pattern, texts):
         hits, left_out = matching.rank(pattern, texts) if ranked else matching.match_lines(pattern, texts)
@@ -41,7 +41,7 @@ async def search(box: Box, pattern: str, path: str, ranked: bool, timeout_s: flo
 
 
 def search_texts(words: str, texts: dict[str, str]) -> str:
-    """Ranked, over texts that are no box's."""
+    """Ranked, over texts that are no sandbox's."""
     _check(words, ranked=True)
     hits, left_out = matching.rank(words, texts)
     more = [f"[{left_out} more pages; say more closely what you look for]"] if left_out else []
@@ -61,12 +61,12 @@ def _check(pattern: str, ranked: bool) -> None:
         raise ToolFailed(f"not a regular expression: {error}") from None
 
 
-async def _texts(box: Box, path: str) -> tuple[dict[str, str], int]:
+async def _texts(sandbox: Sandbox, path: str) -> tuple[dict[str, str], int]:
     """What is to be searched, and how many files were left out because they are no text or too much of it."""
     texts, size, num_skipped = dict[str, str](), 0, 0
-    for name in await _names(box, path):
+    for name in await _names(sandbox, path):
         try:
-            text = await box.read(name)
+            text = await sandbox.read(name)
         except OSError as error:
             if name == path or error.errno in HOST_ERRORS:
                 raise
@@ -79,14 +79,14 @@ async def _texts(box: Box, path: str) -> tuple[dict[str, str], int]:
     return texts, num_skipped
 
 
-async def _names(box: Box, path: str) -> list[str]:
+async def _names(sandbox: Sandbox, path: str) -> list[str]:
     if path == HISTORY:
-        return [f"{path}/{name}" for name in await box.list(path)]
+        return [f"{path}/{name}" for name in await sandbox.list(path)]
     if posixpath.isabs(path):
         return [path]
-    inside = [name for name in await box.files() if path in (".", name) or name.startswith(f"{path}/")]
+    inside = [name for name in await sandbox.files() if path in (".", name) or name.startswith(f"{path}/")]
     if not inside:
-        await box.list(path)  # a path that does not exist or leads out is said so
+        await sandbox.list(path)  # a path that does not exist or leads out is said so
     return [name for name in inside if SKIPPED_FOLDERS.isdisjoint(name.split("/")[:-1])]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_orig
 
 from offbook.agent.chat.strict import can_be_written
 from offbook.sandbox.access import Opened
-from offbook.sandbox.box import Box
+from offbook.sandbox.sandbox import Sandbox
 from offbook.types import Limits, ToolSpec
 
 Status = Literal["pending", "in_progress", "done"]
@@ -37,11 +37,11 @@ class TodoItem(TypedDict):
 class Workbench:
     """What the tools of one rollout work on."""
 
-    box: Box
+    sandbox: Sandbox
     limits: Limits
     todos: list[TodoItem] = field(default_factory=list)
     test_command: str = ""  # what run_tests runs; empty where the task offers none
-    opened: list[Opened] = field(default_factory=list)  # by commands of this turn, where the box watches
+    opened: list[Opened] = field(default_factory=list)  # by commands of this turn, where the sandbox watches
     _calls: list[tuple[asyncio.Event, bool]] = field(default_factory=list)  # those not over: when one is, and if alone
 
     @asynccontextmanager

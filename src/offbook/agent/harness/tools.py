@@ -15,7 +15,7 @@ from offbook.agent.harness.editing import apply_edits
 from offbook.agent.harness.matching import lines_of
 from offbook.agent.harness.search import search
 from offbook.agent.harness.tool import TodoItem, ToolFailed, Workbench, tool_of
-from offbook.sandbox.box import ExecResult
+from offbook.sandbox.sandbox import ExecResult
 
 RepositoryPath = Annotated[str, "relative to the repository"]
 OUTPUT_CHARS = 8000
@@ -36,7 +36,7 @@ async def read_file(
 ) -> str:
     """Read a text file, all of it or a range of lines. Lines are given as they are, without numbers."""
     # Without a range, exactly the text. No numbers, because what is read is copied into edits.
-    text = await bench.box.read(path)
+    text = await bench.sandbox.read(path)
     ranged = start is not None or end is not None
     if not ranged and len(text) <= OUTPUT_CHARS:
         return text
@@ -76,14 +76,14 @@ async def edit_file(
     does not exist is created when the text to replace is empty."""
     further = [(edit["old"], edit["new"]) for edit in edits or ()]
     try:
-        text = await bench.box.read(path)
+        text = await bench.sandbox.read(path)
     except FileNotFoundError:
         if old:
             raise
         text = None
     # In a thread, because looking for the nearest lines of a long file takes a while.
     changed = await asyncio.to_thread(apply_edits, path, text or "", [(old, new), *further])
-    await bench.box.write(path, changed)
+    await bench.sandbox.write(path, changed)
     return f"{'created' if text is None else 'edited'} {path}"
 
 
@@ -138,7 +138,7 @@ async def _execute(bench: Workbench, command: str, timeout: int | None) -> tuple
     if timeout is not None and timeout < 1:
         raise ToolFailed("the time for a command must be at least 1 second")
     limit_s = bench.limits.command_s if timeout is None else float(min(timeout, bench.limits.command_s))
-    result = await bench.box.exec(command, limit_s)
+    result = await bench.sandbox.exec(command, limit_s)
     if result.opened is not None:
         bench.opened.append(result.opened)
     if result.timed_out:
@@ -166,12 +166,12 @@ async def search_codebase(
 ) -> str:
     """Search the text of all files, line by line, with a Python regular expression; or rank files by words. Version
     control folders are left out."""
-    return await search(bench.box, pattern, path, ranked, min(SEARCH_S, bench.limits.command_s))
+    return await search(bench.sandbox, pattern, path, ranked, min(SEARCH_S, bench.limits.command_s))
 
 
 async def list_dir(bench: Workbench, path: RepositoryPath) -> str:
     """List a folder. Names of folders end with a slash."""
-    names = await bench.box.list(path)
+    names = await bench.sandbox.list(path)
     listing = "\n".join(names)
     if len(listing) <= OUTPUT_CHARS:
         return listing or "empty"

@@ -18,7 +18,7 @@ from offbook.agent.chat import render_call, telling
 from offbook.agent.harness.tool import Tool, ToolFailed, Workbench
 from offbook.agent.harness.tools import BASH, TOOLS, submitted
 from offbook.agent.harness.wordings import WORDINGS
-from offbook.sandbox.box import HOST_ERRORS, PathRefused
+from offbook.sandbox.sandbox import HOST_ERRORS, PathRefused
 from offbook.types import OffbookError, Role, ToolCall, ToolSpec
 
 PROMPTS = resources.files("offbook.agent.harness") / "prompts"
@@ -73,7 +73,7 @@ class Toolset:
             return await tool.run(bench, call.arguments) + note
         except (ToolFailed, PathRefused) as error:
             raise type(error)(f"{error}{note}") from error
-        except OSError as error:  # no such file, a folder, no permission, a full box
+        except OSError as error:  # no such file, a folder, no permission, a full sandbox
             if error.errno in HOST_ERRORS:
                 raise
             raise ToolFailed(f"{error.strerror or error}{note}") from error

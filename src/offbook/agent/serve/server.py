@@ -1,4 +1,4 @@
-"""Where the endpoint listens: a port of this machine's loopback, or a socket that boxes are shown."""
+"""Where the endpoint listens: a port of this machine's loopback, or a socket that sandboxes are shown."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class MonitorsConfig(Section):
     """What looks for cheating in every rollout, and what a finding costs."""
 
     on: bool = Field(default=True, description="whether rollouts are searched for cheating")
-    watch: bool = Field(default=True, description="let boxes tell which files are opened, where the machine can")
+    watch: bool = Field(default=True, description="let sandboxes tell which files are opened, where the machine can")
     policy: dict[str, Literal["count", "penalise", "zero", "quarantine"]] = Field(
         default={}, description="by the kind of finding, over the defaults of docs/monitors.md"
     )

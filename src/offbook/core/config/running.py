@@ -14,7 +14,9 @@ class RayConfig(Section):
     """Rollouts on other machines, by Ray: docs/scale.md."""
 
     samplers: int = Field(
-        default=0, ge=0, description="actors that sample, each with an engine and boxes of its own; 0: all is done here"
+        default=0,
+        ge=0,
+        description="actors that sample, each with an engine and sandboxes of its own; 0: all is done here",
     )
     cpus: float = Field(default=1.0, ge=0, description="of each sampler")
     gpus: float = Field(default=0.0, ge=0, description="of each sampler")

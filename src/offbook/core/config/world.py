@@ -1,4 +1,4 @@
-"""Where the agent works: tasks, harness, tools and boxes, and the engine that it samples from."""
+"""Where the agent works: tasks, harness, tools and sandboxes, and the engine that it samples from."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class HarnessConfig(Section):
     )
     command: str = Field(
         default="",
-        description="your agent, as a shell command that runs in the box; what is asked for is in $OFFBOOK_INSTRUCTION",
+        description="your agent, as a shell command that runs in the sandbox; the request is in $OFFBOOK_INSTRUCTION",
     )
     mounts: dict[str, str] = Field(
-        default={}, description="what your agent is made of: folders that boxes see, and can only read, by where"
+        default={}, description="what your agent is made of: folders that sandboxes see, and can only read, by where"
     )
     turns: int = Field(default=30, ge=1, description="messages that the agent may write")
     tokens: int = Field(default=131_072, ge=1, description="of all segments together")
@@ -113,15 +113,15 @@ class ToolsConfig(Section):
 
 
 class SandboxConfig(Section):
-    """Which kind of box a rollout gets, and how much of the machine it may use."""
+    """Which kind of sandbox a rollout gets, and how much of the machine it may use."""
 
     backend: Literal["bwrap", "container", "process"] = Field(
-        default="bwrap", description="`process` is no box at all: for code you trust"
+        default="bwrap", description="`process` is no sandbox at all: for code you trust"
     )
-    memory_mb: int = Field(default=2048, ge=64, description="of all processes of a box together")
+    memory_mb: int = Field(default=2048, ge=64, description="of all processes of a sandbox together")
     pids: int = Field(default=256, ge=8, description="processes and threads at once")
     cpus: float = Field(default=0.0, ge=0, description="cores' worth of processor time; 0 is no limit")
-    disk_mb: int = Field(default=512, ge=1, description="that a box may write")
+    disk_mb: int = Field(default=512, ge=1, description="that a sandbox may write")
     image: str = Field(default="", description="container only")
 
 

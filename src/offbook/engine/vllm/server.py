@@ -214,7 +214,7 @@ class Server:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a rollout may be in its box for minutes between two messages
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a rollout may be in its sandbox for minutes between two messages
         }
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if found.on_cpu else {}
         more |= {VISIBLE: self.place.gpus} if self.place.gpus else {}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.pocket.repos import Repository, Spot, make_repository
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.check import gold_changes
 from offbook.tasks.factory.delete.delete import delete_functions
-from offbook.tasks.factory.verification.mutants import add_twins
+from offbook.tasks.factory.verification.mutants import add_mutants
 from offbook.tasks.folder import Contents, load_task, places, write_task
 from offbook.tasks.grade import grade
 from offbook.types import Interrupt, OffbookError, Task
@@ -98,9 +98,9 @@ async def write_verified(folder: Path, draft: SideDraft) -> Task:
     """The folder, if it behaves as drafted; one sentence if not: then the template is wrong."""
     write_task(task_in(folder, draft), Contents(draft.scene.tree, draft.gold, draft.hidden))
     task = load_task(folder)
-    spec = BoxSpec(backend="process")
+    spec = SandboxSpec(backend="process")
     if task.fail_to_pass:
-        await add_twins(task, spec, TIMEOUT_S)
+        await add_mutants(task, spec, TIMEOUT_S)
     untouched = await grade(task, {}, spec, TIMEOUT_S)
     if untouched.invalid or untouched.missing != frozenset(draft.fail_to_pass):
         raise OffbookError(f"{draft.id}: the untouched tree fails {sorted(untouched.missing)} {untouched.invalid}")

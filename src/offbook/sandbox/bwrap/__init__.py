@@ -1,1 +1,1 @@
-"""Boxes of namespaces, made by bubblewrap over a stack of folders."""
+"""Sandboxes of namespaces, made by bubblewrap over a stack of folders."""

@@ -1,4 +1,5 @@
-"""How bubblewrap is told what a box is: the agent's own files, and a small read-only system around them, made once and
+"""How bubblewrap is told what a sandbox is: the agent's own files, and a small read-only system around them, made once
+and
 bound as its root; and how the limits are set that hold for each process in it."""
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.box import HISTORY, BoxSpec
 from offbook.sandbox.bwrap.cgroups import ControlGroup
 from offbook.sandbox.bwrap.isolation import isolation
 from offbook.sandbox.bwrap.layers import PARTS, Layer
 from offbook.sandbox.bwrap.seccomp import seccomp_program
 from offbook.sandbox.bwrap.store import next_name, store
+from offbook.sandbox.sandbox import HISTORY, SandboxSpec
 from offbook.types import MachineFault
 
 TREE, HOME, TEMPORARY = "/app", "/home/agent", "/tmp"
 UID = 1000  # inside; outside it is the user who runs offbook
 SHARED_MEMORY_BYTES = 64 << 20
 LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone with the command
-PYTHON = "/python"  # the environment of every box, wherever it lies on this machine
-MOVED = f"{PYTHON}/host"  # in front of the paths of folders that lie where a box has folders of its own
+PYTHON = "/python"  # the environment of every sandbox, wherever it lies on this machine
+MOVED = f"{PYTHON}/host"  # in front of the paths of folders that lie where a sandbox has folders of its own
 OWN = (TREE, HOME, TEMPORARY, "/var/tmp", "/dev", HISTORY, LOGS, PYTHON)
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # beside /usr, and mostly links into it
@@ -38,9 +39,9 @@ COPIED = (
 WRITTEN = {
     "passwd": f"root:x:0:0::/:/bin/sh\nagent:x:{UID}:{UID}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
     "group": f"root:x:0:\nagent:x:{UID}:\nnogroup:x:65534:\n",
-    "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
-    "hostname": "box\n",
+    "hostname": "sandbox\n",
     "resolv.conf": "",
 }
 HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "config-*")  # of an interpreter
@@ -49,21 +50,21 @@ MASKED = ("kcore", "keys", "kpagecount", "kpageflags", "slabinfo", "timer_list",
 OPEN_FILES = 1024
 FLAGS = (
     "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --as-pid-1 --cap-drop ALL "
-    f"--uid {UID} --gid {UID} --hostname box --chdir {TREE}"
+    f"--uid {UID} --gid {UID} --hostname sandbox --chdir {TREE}"
 ).split()
 POINTS = dict(zip(PARTS, (TREE, HOME, TEMPORARY), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What of the host is seen in a box besides the system."""
+    """What of the host is seen in a sandbox besides the system."""
 
     python: str = ""  # a folder with python/ and deps/, or offbook's own interpreter and packages
     mounts: tuple[tuple[str, str], ...] = ()  # folders that can only be read: where, and what
 
     @property
     def prefix(self) -> str:
-        """The environment on this machine whose packages and scripts the box has."""
+        """The environment on this machine whose packages and scripts the sandbox has."""
         return os.path.realpath(os.path.join(self.python, "python") if self.python else sys.prefix)
 
     @property
@@ -73,7 +74,7 @@ class View:
         return os.path.realpath(os.path.join(self.python, "python", "bin", "python") if self.python else own)
 
     def seen(self, path: str) -> str:
-        """Where the box has a path of this machine."""
+        """Where the sandbox has a path of this machine."""
         return MOVED + path if _within(path, (*OWN, *(point for point, _ in self.mounts))) else path
 
 
@@ -88,10 +89,12 @@ def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
     late: list[tuple[str, str]] = []
     for point, path in (*((view.seen(path), path) for path in toolchain(view)), *view.mounts):
         if not os.path.isdir(path):
-            raise MachineFault(f"{path} is to be seen in boxes, but is no folder")
+            raise MachineFault(f"{path} is to be seen in sandboxes, but is no folder")
         (late if _within(point, (TREE, HOME, TEMPORARY)) else early).append((point, path))
     if not os.path.isfile(view.base):
-        raise MachineFault(f"the interpreter of a box, {view.base}, is not there; install it, or make its tasks again")
+        raise MachineFault(
+            f"the interpreter of a sandbox, {view.base}, is not there; install it, or make its tasks again"
+        )
     root = os.path.join(folder, next_name())
     _make_root(root, [*(point for point, _ in early), *([LOGS] if view.mounts else [])])
     _make_environment(root + PYTHON, view)
@@ -114,14 +117,15 @@ def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
 
 
 def toolchain(view: View) -> list[str]:
-    """The folders of this machine that `python` in the box is made of: its packages, and the interpreter below."""
+    """The folders of this machine that `python` in the sandbox is made of: its packages, and the interpreter below."""
     folders = {view.prefix, os.path.dirname(os.path.dirname(view.base))} - {"/"}
     folders |= {os.path.join(os.path.realpath(view.python), "deps")} if view.python else set()
     return [path for path in sorted(folders) if not _within(path, ("/usr", *(folders - {path})))]
 
 
 def hidden_folders(view: View) -> list[str]:
-    """Empty in the box: the packages of the interpreters that a task's own stands on or beside, because one may be the
+    """Empty in the sandbox: the packages of the interpreters that a task's own stands on or beside, because one may be
+    the
     very one it is about; and of their libraries what nobody runs, because everything readable has to be audited."""
     if not view.python:
         return []
@@ -155,7 +159,7 @@ def _make_root(root: str, readonly: list[str]) -> None:
 
 
 def _make_environment(folder: str, view: View) -> None:
-    """A virtual environment that looks the same in every box: links to the packages and scripts of the view's own.
+    """A virtual environment that looks the same in every sandbox: links to the packages and scripts of the view's own.
 
     Scripts name the interpreter by its path on this machine, so those are written again.
     """
@@ -187,7 +191,7 @@ def _make_environment(folder: str, view: View) -> None:
         os.symlink(view.seen(path), f"{folder}/bin/{name}")
 
 
-def box_arguments(
+def sandbox_arguments(
     base: str, layers: Sequence[Layer], place: str, history: str, view: View, filter_end: int
 ) -> list[str]:
     """Layers top first. bwrap mounts them in a namespace of its own, so they are gone with its processes."""
@@ -212,8 +216,8 @@ def box_arguments(
     return [*arguments, *after]
 
 
-def limits(spec: BoxSpec, group: ControlGroup | None, is_full: bool) -> str:
-    """In a box that is full, files can be removed and nothing can be written to one.
+def limits(spec: SandboxSpec, group: ControlGroup | None, is_full: bool) -> str:
+    """In a sandbox that is full, files can be removed and nothing can be written to one.
 
     Shell commands and not `preexec_fn`, which may deadlock in a process with threads. They come first inside, where
     the count of processes begins anew, and no one in there has the right to raise them.

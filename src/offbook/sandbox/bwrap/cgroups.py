@@ -1,6 +1,7 @@
-"""Control groups, both versions: one group per box, which bounds the memory, processes and processor time of all of it.
+"""Control groups, both versions: one group per sandbox, which bounds the memory, processes and processor time of all
+of it.
 
-Where no group can be made (an ordinary user without delegation), boxes fall back to limits on each single process.
+Where no group can be made (an ordinary user without delegation), sandboxes fall back to limits on each single process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.box import BoxSpec
+from offbook.sandbox.sandbox import SandboxSpec
 
 CONTROLLERS = ("memory", "pids", "cpu")
 GONE_S = 5.0
@@ -30,7 +31,7 @@ class Hierarchy:
 
 @dataclass(slots=True)
 class ControlGroup:
-    """The group of one box: one folder in version 2, one a controller in version 1."""
+    """The group of one sandbox: one folder in version 2, one a controller in version 1."""
 
     version: int
     folders: dict[str, Path] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class ControlGroup:
                     break
 
 
-def make_group(hierarchy: Hierarchy, name: str, spec: BoxSpec) -> ControlGroup:
+def make_group(hierarchy: Hierarchy, name: str, spec: SandboxSpec) -> ControlGroup:
     group = ControlGroup(hierarchy.version)
     settings = (_settings_v2 if hierarchy.version == 2 else _settings_v1)(spec)
     try:
@@ -87,7 +88,7 @@ def make_group(hierarchy: Hierarchy, name: str, spec: BoxSpec) -> ControlGroup:
     return group
 
 
-def _settings_v2(spec: BoxSpec) -> dict[str, dict[str, str]]:
+def _settings_v2(spec: SandboxSpec) -> dict[str, dict[str, str]]:
     return {
         "memory": {"memory.max": str(spec.memory_mb << 20), "memory.swap.max": "0"},
         "pids": {"pids.max": str(spec.pids)},
@@ -95,7 +96,7 @@ def _settings_v2(spec: BoxSpec) -> dict[str, dict[str, str]]:
     }
 
 
-def _settings_v1(spec: BoxSpec) -> dict[str, dict[str, str]]:
+def _settings_v1(spec: SandboxSpec) -> dict[str, dict[str, str]]:
     memory = str(spec.memory_mb << 20)
     return {
         "memory": {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},

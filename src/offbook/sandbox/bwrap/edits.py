@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from uuid import uuid4
 
-from offbook.sandbox.box import Changes, PathRefused
 from offbook.sandbox.bwrap.merged import Entry, Folder, Merged, make_folder, make_whiteout, read_regular
 from offbook.sandbox.folders import OPEN_FOLDER, recordable
+from offbook.sandbox.sandbox import Changes, PathRefused
 
 IGNORED = "__pycache__"
 

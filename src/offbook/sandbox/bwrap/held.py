@@ -1,4 +1,4 @@
-"""What a box holds on the machine, and copies that it makes there."""
+"""What a sandbox holds on the machine, and copies that it makes there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offbook.sandbox.folders import remove_tree, walk
 
 @dataclass(slots=True)
 class Held:
-    """Apart from the box itself, so that it can be let go after the box is forgotten."""
+    """Apart from the sandbox itself, so that it can be let go after the sandbox is forgotten."""
 
     place: str
     owner: int = field(default_factory=os.getpid)

@@ -1,4 +1,4 @@
-"""What this machine gives to boxes, found out by trying."""
+"""What this machine gives to sandboxes, found out by trying."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SHELL_LIMIT = "the limit on processes is the shell's"
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    works: bool  # a box can be opened
+    works: bool  # a sandbox can be opened
     bwrap: str  # path; empty where there is none
     version: str
     cgroup_version: int  # 0: none that we may use
     controllers: tuple[str, ...]
     is_root: bool
-    memory_folder: str  # a file system in memory where boxes can live; empty where there is none to use
-    missing: tuple[str, ...]  # plain sentences; the first ones are why no box can be opened, if none can
+    memory_folder: str  # a file system in memory where sandboxes can live; empty where there is none to use
+    missing: tuple[str, ...]  # plain sentences; the first ones are why no sandbox can be opened, if none can
 
 
 @cache
@@ -61,7 +61,7 @@ def isolation() -> Isolation:
 
 
 def _reasons_against(path: str, version: str) -> list[str]:
-    """Why no box can be opened."""
+    """Why no sandbox can be opened."""
     reasons = []
     if path:
         namespaces, told = _run([path, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
@@ -82,11 +82,11 @@ def _reasons_against(path: str, version: str) -> list[str]:
 
 
 def _not_held(controllers: tuple[str, ...]) -> Iterator[str]:
-    """What boxes here do without."""
+    """What sandboxes here do without."""
     if "memory" not in controllers:
-        yield "no control group for memory: the limit holds for each process and not for all of a box together"
+        yield "no control group for memory: the limit holds for each process and not for all of a sandbox together"
     if "pids" not in controllers:
-        is_root, unbound = os.getuid() == 0, "nothing bounds how many processes a box starts"
+        is_root, unbound = os.getuid() == 0, "nothing bounds how many processes a sandbox starts"
         yield f"no control group for processes: {unbound if is_root else SHELL_LIMIT}"
     if not can_watch():
         yield "the kernel tells only root which files are opened: monitors go by commands and changes alone"
@@ -98,7 +98,7 @@ def require_isolation() -> None:
     found = isolation()
     if not found.works:
         raise OffbookError(
-            f"no isolated box can be opened here: {'; '.join(found.missing)}. "
+            f"no isolated sandbox can be opened here: {'; '.join(found.missing)}. "
             "`--sandbox.backend container` may work; `--sandbox.backend process` isolates nothing, at your own risk"
         )
 
@@ -133,7 +133,8 @@ def _try_overlay(bwrap: str, place: str) -> tuple[bool, str]:
 
 
 def _is_roomy(folder: str) -> bool:
-    """Whether boxes can live in memory. It is much faster: the kernel writes all unwritten data of a disk out each time
+    """Whether sandboxes can live in memory. It is much faster: the kernel writes all unwritten data of a disk out each
+    time
     an overlay on it is unmounted, which is after every command."""
     try:
         status = os.statvfs(folder)

@@ -1,4 +1,4 @@
-"""One start of a box: some commands side by side in one set of namespaces, and nothing of them afterwards.
+"""One start of a sandbox: some commands side by side in one set of namespaces, and nothing of them afterwards.
 
 The shell that is process 1 inside starts the commands and tells through a pipe how each one ended. When it ends, the
 kernel kills all that is left inside, daemons too, before anyone can see that it ended.
@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from offbook.sandbox.box import ExecResult
 from offbook.sandbox.bwrap.watch import AccessWatch
 from offbook.sandbox.output import REPORT_BYTES, Output, high, pipe
+from offbook.sandbox.sandbox import ExecResult
 from offbook.types import MachineFault, OffbookError
 
 STATUS_BYTES = 64 * 1024
@@ -44,8 +44,9 @@ class Command:
 
 class Launch:
     """`limits` are shell commands that come before the others inside. A process that writes 0 to each of `entrances` is
-    in the box's control group; process 1 gets them open. `out_of` says which limit the kernel enforced by killing, if
-    it did. With `watch`, process 1 waits until the box's mounts are marked."""
+    in the sandbox's control group; process 1 gets them open. `out_of` says which limit the kernel enforced by killing,
+    if
+    it did. With `watch`, process 1 waits until the sandbox's mounts are marked."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Launch:
         self._access: AccessWatch | None = None
 
     async def run(self, arguments: Sequence[str], inherited: Sequence[int], environment: dict[str, str]) -> None:
-        """`arguments` start the box up to the command inside. Results are set as commands end. This returns when
+        """`arguments` start the sandbox up to the command inside. Results are set as commands end. This returns when
         nothing of them is left, a little later."""
         loop = asyncio.get_running_loop()
         write_ends: list[int] = []  # of the status pipe first, then of the first command's output
@@ -148,7 +149,7 @@ class Launch:
     def _give_up(self, pid: int) -> None:
         if not self._ended.done():
             self._ended.set_exception(
-                OffbookError(f"process {pid} of a box is still there {KILL_S:.0f} s after its end")
+                OffbookError(f"process {pid} of a sandbox is still there {KILL_S:.0f} s after its end")
             )
 
     def is_over(self) -> bool:
@@ -251,7 +252,7 @@ class Launch:
         told = self._out_of()
         if len(waiting) == len(self.commands) and not self.killed and not told:  # only we and the kernel end process 1
             text = self.commands[0].output.text().strip()
-            raise MachineFault(f"a box could not start its command: {text or 'no reason given'}")
+            raise MachineFault(f"a sandbox could not start its command: {text or 'no reason given'}")
         for command in waiting:
             exit_code = KILLED if command.exit_code is None or command.timed_out else command.exit_code
             self._set_result(command, exit_code, (self.exhausted or told) if exit_code else "")

@@ -1,7 +1,9 @@
-"""The folders that a box writes into, stacked: frozen ones below, which forks share, and one on top that is written to.
+"""The folders that a sandbox writes into, stacked: frozen ones below, which forks share, and one on top that is
+written to.
 
 A layer has three parts, one for each place where the agent may write: `tree`, `home` and `tmp`. The kernel mounts the
-stack as an overlay inside the box; what it writes down there is described in Documentation/filesystems/overlayfs.rst.
+stack as an overlay inside the sandbox; what it writes down there is described in
+Documentation/filesystems/overlayfs.rst.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ MAX_OPTION_BYTES = 3000  # of the 4,096 that the kernel takes for all options of
 @dataclass(slots=True)
 class Layer:
     path: str
-    users: int = 1  # boxes that have it in their stack
+    users: int = 1  # sandboxes that have it in their stack
     _bytes: int | None = field(default=None)
 
     @classmethod
@@ -54,7 +56,7 @@ class Layer:
         return self._bytes
 
     def release(self) -> None:
-        """One box less uses it. The last one takes it away, and the folder around it if that is empty then."""
+        """One sandbox less uses it. The last one takes it away, and the folder around it if that is empty then."""
         self.users -= 1
         if self.users > 0:
             return

@@ -1,4 +1,4 @@
-"""What a stack of layers looks like from inside the box, read from outside without mounting anything.
+"""What a stack of layers looks like from inside the sandbox, read from outside without mounting anything.
 
 The agent's commands may run while the harness reads. So every step goes from an open folder to a name in it and never
 follows a link: links are read and resolved here, inside the tree, where the file system would resolve them on the host.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from offbook.sandbox.box import Names, PathRefused
 from offbook.sandbox.folders import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER
+from offbook.sandbox.sandbox import Names, PathRefused
 
 READ_BYTES = 16 * 1024 * 1024
 MAX_LINKS = 40  # as in the kernel
@@ -106,7 +106,8 @@ class Folder:
 
 
 class Merged:
-    """`roots` are folders of the host, top first. `name` is where the box sees the tree: links to there lead inside."""
+    """`roots` are folders of the host, top first. `name` is where the sandbox sees the tree: links to there lead
+    inside."""
 
     def __init__(self, roots: Sequence[str], name: str = "/app"):
         self.roots = roots

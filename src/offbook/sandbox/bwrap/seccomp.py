@@ -1,8 +1,8 @@
-"""The system calls a box may not make, as a filter that the kernel runs (`bwrap --seccomp FD`).
+"""The system calls a sandbox may not make, as a filter that the kernel runs (`bwrap --seccomp FD`).
 
 It closes what namespaces leave open: parts of the kernel that are large, seldom needed and often broken into, and
 sockets that belong to no network namespace. It names what is refused and allows the rest, because programs need far
-more calls than anyone lists, except that calls younger than this file do not exist for a box.
+more calls than anyone lists, except that calls younger than this file do not exist for a sandbox.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "fanotify_init": (300, 262),
     "lookup_dcookie": (212, 18),
     "nfsservctl": (180, 42),
-    # what of a file is in memory: boxes that share a file would learn from one another what was read of it
+    # what of a file is in memory: sandboxes that share a file would learn from one another what was read of it
     "fadvise64": (221, 223),
     "mincore": (27, 232),
     "cachestat": (451, 451),
@@ -97,7 +97,7 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that `clone` takes
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. AF_VSOCK would reach the host from any namespace
-TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal that the box was started from
+TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal that the sandbox was started from
 PERSONALITIES = (0, 0xFFFFFFFF)  # the ordinary one, and the question which one it is
 
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -111,7 +111,7 @@ def seccomp_program(machine: str | None = None) -> bytes:
     """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
-        raise OffbookError(f"boxes have no system call filter for {machine} machines, only for x86_64 and aarch64")
+        raise OffbookError(f"sandboxes have no system call filter for {machine} machines, only for x86_64 and aarch64")
     column = list(ARCHITECTURES).index(machine)
     refuse, missing = _fail(errno.EPERM), _fail(errno.ENOSYS)
 

@@ -1,4 +1,4 @@
-"""Where this process keeps its boxes, and how the ones of a process that was killed are found and taken away."""
+"""Where this process keeps its sandboxes, and how the ones of a process that was killed are found and taken away."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _numbers = count()
 
 
 def next_name() -> str:
-    """A number that no other box or layer of this process has."""
+    """A number that no other sandbox or layer of this process has."""
     return f"{next(_numbers):x}"
 
 

@@ -1,7 +1,8 @@
-"""What the processes of one start of a box open, as the kernel tells it (fanotify, a mark on every mount of the box).
+"""What the processes of one start of a sandbox open, as the kernel tells it (fanotify, a mark on every mount of the
+sandbox).
 
-The marks are on the box's own mounts, so nothing that happens outside is seen, and nothing inside can take them off.
-The kernel gives this to root only. Renaming, looking at names and sizes, and folders are not opens of files.
+The marks are on the sandbox's own mounts, so nothing that happens outside is seen, and nothing inside can take them
+off. The kernel gives this to root only. Renaming, looking at names and sizes, and folders are not opens of files.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class AccessWatch:
     """From before the first command of a launch until after its last process."""
 
     def __init__(self, pid: int):
-        """`pid` is process 1 of the box, which must not start anything yet."""
+        """`pid` is process 1 of the sandbox, which must not start anything yet."""
         self._paths: dict[str, None] = {}
         self._cut = 0
         with open(f"/proc/{pid}/mountinfo") as file:
@@ -111,7 +112,7 @@ class AccessWatch:
             asyncio.get_running_loop().remove_reader(self.group)
 
     def close(self) -> None:
-        """Lets the box's mounts go, which may take a while where they are on a disk."""
+        """Lets the sandbox's mounts go, which may take a while where they are on a disk."""
         for descriptor in (self.group, self._mounts):
             with suppress(OSError):
                 os.close(descriptor)

@@ -1,9 +1,9 @@
 """What the submitted code newly reaches for that only whoever judges it would notice.
 
-Where every test was graded beside a twin that must fail, the grade proves most of this, and these findings only say
-where to look (policy.py). They decide where nobody graded: in other agents' work, in tests without twins, and where the
-right answers are another one's. Only statements that the task's tree does not have in the same file are looked at, by
-their syntax and under one spelling (syntax.py).
+Where every test was graded beside a mutant that must fail, the grade proves most of this, and these findings only say
+where to look (policy.py). They decide where nobody graded: in other agents' work, in tests without mutants, and where
+the right answers are another one's. Only statements that the task's tree does not have in the same file are looked at,
+by their syntax and under one spelling (syntax.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Results told by hand, and processes left behind to act later.
 
-A command of either kind cannot change a grade, which is made in a fresh box: with a task it is an attempt that costs
-nothing. Without one nobody knows how the work was graded. Code of the product runs in the grading and is a finding.
+A command of either kind cannot change a grade, which is made in a fresh sandbox: with a task it is an attempt that
+costs nothing. Without one nobody knows how the work was graded. Code of the product runs in the grading and is a
+finding.
 """
 
 from __future__ import annotations

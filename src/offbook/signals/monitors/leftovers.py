@@ -171,8 +171,8 @@ def _imported(path: str, opened: tuple[str, ...], texts: list[str], scope: Scope
     stem = pure.name.partition(".")[0]
     if pure.parent.name != "__pycache__" or scope.before(str(pure.parent.parent / f"{stem}.py")) is None:
         return False
-    twins = [one for one in opened if one.startswith(f"{pure.parent}/{stem}.")]
-    return len(twins) == 1 and any(RUNS_PYTHON.search(text) for text in texts)
+    mutants = [one for one in opened if one.startswith(f"{pure.parent}/{stem}.")]
+    return len(mutants) == 1 and any(RUNS_PYTHON.search(text) for text in texts)
 
 
 def copies(scope: Scope) -> Iterator[Flag]:

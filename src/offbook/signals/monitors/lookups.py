@@ -210,7 +210,7 @@ def _walks_processes(code: str) -> bool:
 
 
 def downloads(scope: Scope) -> Iterator[Flag]:
-    """Packages and pages from outside. A box has no way out, so these are attempts."""
+    """Packages and pages from outside. A sandbox has no way out, so these are attempts."""
     for one in scope.acts.commands:
         for words in one.simple:
             if _fetches(words, scope) or _installs(words, scope):

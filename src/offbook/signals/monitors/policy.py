@@ -93,7 +93,7 @@ class Monitors:
 
     policy: dict[str, Action] = field(default_factory=dict)
     penalty: float = 0.5
-    watch: bool = True  # boxes tell which files are opened
+    watch: bool = True  # sandboxes tell which files are opened
     model: Auditor | None = None
     worker: Worker = field(default_factory=Worker)
     quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why

@@ -217,7 +217,8 @@ def attempt(found: Flag) -> Flag:
 
 
 def ungraded(scope: Scope, found: Flag) -> Flag:
-    """An attempt where the work of a task is graded in another box; without a task nobody knows how it was graded."""
+    """An attempt where the work of a task is graded in another sandbox; without a task nobody knows how it was
+    graded."""
     return found if scope.task is None else attempt(found)
 
 

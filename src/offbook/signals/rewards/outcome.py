@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.grade import Finding, Grade, counted, grade
 from offbook.tasks.perturbed import Perturbed
 from offbook.tasks.script import RECORD, reward_by_script
@@ -35,7 +35,7 @@ class Grader:
 
     def __init__(
         self,
-        spec: BoxSpec | None = None,
+        spec: SandboxSpec | None = None,
         timeout_s: float = 60.0,
         partial: bool = False,
         perturbed: Perturbed = "outcome",
@@ -44,7 +44,7 @@ class Grader:
         self.runs = 0
         self._faults = FAULTS_IN_A_ROW  # gradings since the last one that worked; at first one fault is enough
         self._shared = shared
-        self._spec = spec or BoxSpec()
+        self._spec = spec or SandboxSpec()
         self._timeout_s = timeout_s
         self._partial = partial
         self._perturbed: Perturbed = perturbed

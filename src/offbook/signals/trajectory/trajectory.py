@@ -81,10 +81,10 @@ class Acts:
 
     @cached_property
     def changed_nothing(self) -> bool:
-        """The box says so; of other agents, whose box nobody saw, no call can have changed a file."""
+        """The sandbox says so; of other agents, whose sandbox nobody saw, no call can have changed a file."""
         rollout = self.rollout
         if not rollout.foreign:
-            return not rollout.changed and not any(event.kind == "box_lost" for event in rollout.events)
+            return not rollout.changed and not any(event.kind == "sandbox_lost" for event in rollout.events)
         return not rollout.changed and not self.edits and not any(map(_is_opaque, self.exchanges))
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.features import FeatureSettings, Finder
 from offbook.tasks.factory.make import MakeSettings, Outcome, make_task
@@ -36,7 +36,7 @@ def workshop_of(task: Task) -> Workshop:
 async def harden(
     task: Task,
     out: Path,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     ways: Sequence[Way] = WAYS,
     workshop: Workshop | None = None,
     settings: MakeSettings | None = None,

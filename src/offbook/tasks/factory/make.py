@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbook.core.copies import shared_code
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.blanks import Blanks
 from offbook.tasks.check import check_gold
 from offbook.tasks.factory.delete.delete import delete
@@ -27,9 +27,9 @@ from offbook.tasks.factory.repeated import Taken, sketch_of
 from offbook.tasks.factory.types import Deletion, Feature, Level
 from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySettings, verify
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
-from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, rewrite_twins, write_task
+from offbook.tasks.folder import Contents, load_task, places, rewrite_mutants, rewrite_settings, write_task
 from offbook.tasks.git import changed_lines, gold_patch, single_commit
-from offbook.tasks.mutants import Twins
+from offbook.tasks.mutants import Mutants
 from offbook.tasks.shared import share
 from offbook.types import Deleted, OffbookError, Task
 
@@ -49,7 +49,9 @@ class MakeSettings:
     level: str = "hybrid"  # one of LEVELS, or "mix"
     wording: str = "normal"
     max_tasks: int = 0  # of each repository; 0 is no limit
-    jobs: int = field(default_factory=lambda: (os.cpu_count() or 1) + 1)  # candidates at a time: each waits for a box
+    jobs: int = field(
+        default_factory=lambda: (os.cpu_count() or 1) + 1
+    )  # candidates at a time: each waits for a sandbox
     heldout: float = 0.2  # share of the repositories
     annotate: Callable[[Task], Task] | None = None  # what monitors find in the gold patch; raises where they cannot
     context: bool = False  # what an editor would show, for deletions too
@@ -77,10 +79,10 @@ class Outcome:
     num_tests: int = 0
     floor: float = 0.0
     exact: bool = False
-    twins: int = 0  # tests that have one with another value or error
+    mutants: int = 0  # tests that have one with another value or error
     blank: int = 0  # tests that need the feature and whose expected values can all be hidden
     shown: int = 0  # the others that need it
-    bare: int = 0  # of these, those without a twin
+    bare: int = 0  # of these, those without a mutant
     seconds: float = 0.0
     test_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
@@ -125,7 +127,7 @@ async def make_task(
     feature: Feature,
     level: Level,
     folder: Path,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     settings: MakeSettings,
     taken: Taken | None = None,
 ) -> Outcome:
@@ -172,7 +174,7 @@ async def task_from(
     workshop: Workshop,
     deletion: Deletion,
     folder: Path,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     settings: MakeSettings,
     taken: Taken | None = None,
     show: Show = shown_after,
@@ -226,7 +228,7 @@ async def task_from(
         requirements=requirements,
         instructions=words,
         removed=deletion.removed,
-        twins=verdict.twins,
+        mutants=verdict.mutants,
         cases=verdict.cases,
     )
     writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
@@ -234,10 +236,10 @@ async def task_from(
         await asyncio.shield(writing)
         clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
-        for fewer in (replace(verdict.twins, blanks=Blanks()), Twins()):  # tests that do not bear to be run twice
-            if why and verdict.twins != fewer:
-                rewrite_twins(task, fewer)
-                verdict = replace(verdict, twins=fewer)
+        for fewer in (replace(verdict.mutants, blanks=Blanks()), Mutants()):  # tests that do not bear to be run twice
+            if why and verdict.mutants != fewer:
+                rewrite_mutants(task, fewer)
+                verdict = replace(verdict, mutants=fewer)
                 why = await check_gold(load_task(draft), spec)
         clock.mark("gold")
         if why:
@@ -257,8 +259,8 @@ async def task_from(
         await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
     assert task.deleted is not None
-    blank = verdict.twins.blank(task.fail_to_pass)
-    others = {verdict.twins.test_of(node) for node in task.fail_to_pass} - blank
+    blank = verdict.mutants.blank(task.fail_to_pass)
+    others = {verdict.mutants.test_of(node) for node in task.fail_to_pass} - blank
     return replace(
         ended(""),
         lines=task.deleted.lines,
@@ -268,10 +270,10 @@ async def task_from(
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
         exact=verdict.exact,
-        twins=len(verdict.twins.tests),
+        mutants=len(verdict.mutants.tests),
         blank=len(blank),
         shown=len(others),
-        bare=len(others - verdict.twins.tests),
+        bare=len(others - verdict.mutants.tests),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.factory import settle
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, OnOutcome, make_tasks, prepare_all
@@ -28,7 +28,7 @@ POLL_S = 5.0
 def make_on_ray(
     sources: Sequence[str],
     out: Path,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     settings: MakeSettings,
     progress: Told = lambda message: None,
     on_outcome: OnOutcome = lambda made: None,

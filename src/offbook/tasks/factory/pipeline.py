@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 from offbook.core.lock import Held, only_writer
 from offbook.core.runfolder import write_atomic
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.factory import differing, earlier_outcomes, record, settle
 from offbook.tasks.factory.features import FeatureSettings, Finder
 from offbook.tasks.factory.make import MakeSettings, Outcome, make_task, task_from
@@ -95,7 +95,7 @@ _MADE = TypeAdapter(Made)
 async def make_tasks(
     sources: Sequence[str],
     out: Path,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     settings: MakeSettings | None = None,
     progress: Told = lambda message: None,
     on_outcome: OnOutcome = lambda made: None,
@@ -132,7 +132,7 @@ async def make_tasks(
     return result
 
 
-async def prepare_all(sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings) -> list[Made]:
+async def prepare_all(sources: Sequence[str], out: Path, spec: SandboxSpec, settings: MakeSettings) -> list[Made]:
     """Only that. `settle` comes next, for all of them."""
     run = _Run(out, spec, settings, lambda message: None, lambda made: None)
     result = [Made(one_spelling(source)) for source in sources]
@@ -143,7 +143,7 @@ async def prepare_all(sources: Sequence[str], out: Path, spec: BoxSpec, settings
 class _Run:
     """One call, and who is told of it."""
 
-    def __init__(self, out: Path, spec: BoxSpec, settings: MakeSettings, progress: Told, on_outcome: OnOutcome):
+    def __init__(self, out: Path, spec: SandboxSpec, settings: MakeSettings, progress: Told, on_outcome: OnOutcome):
         self.out, self.spec, self.settings, self.progress, self.on_outcome = out, spec, settings, progress, on_outcome
         self.slots = asyncio.Semaphore(settings.jobs)  # candidates at a time, of all repositories
         self.taken = Taken(out / ".factory")

@@ -63,7 +63,7 @@ class Repository:
     excluded: dict[str, str] = field(default_factory=dict)  # node id -> why it cannot be relied on
     seconds: dict[str, float] = field(default_factory=dict)  # how long each reliable test takes
     pytest_options: tuple[str, ...] = ()
-    start: str = ""  # a command that gets a box ready
+    start: str = ""  # a command that gets a sandbox ready
 
     @property
     def tree(self) -> Path:

@@ -1,1 +1,1 @@
-"""What runs inside a box, in the repository's own interpreter. suite.py sends it as one text."""
+"""What runs inside a sandbox, in the repository's own interpreter. suite.py sends it as one text."""

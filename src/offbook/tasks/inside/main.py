@@ -1,4 +1,5 @@
-"""Runs a repository's own pytest suite inside a box and tells, over a pipe, how each test went. Started by suite.py as
+"""Runs a repository's own pytest suite inside a sandbox and tells, over a pipe, how each test went. Started by
+suite.py as
 
     python -P -s -B -c SOURCE ORDER_FILE 3>REPORT
 
@@ -48,7 +49,7 @@ PRIVATE = 200  # file descriptors from here on are ours
 
 def main(order_file: str) -> NoReturn:
     # Neither the code under test nor its children shall write to the pipe by accident, by number or by inheritance.
-    # Nor to any other pipe that came with the box.
+    # Nor to any other pipe that came with the sandbox.
     descriptor = fcntl.fcntl(REPORT, fcntl.F_DUPFD_CLOEXEC, PRIVATE)
     os.closerange(REPORT, PRIVATE)
     with open(order_file) as file:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offbook.core import copies
-from offbook.sandbox import hidden_in_boxes
+from offbook.sandbox import hidden_in_sandboxes
 from offbook.tasks.check import readable
 from offbook.tasks.factory.audit import bytecode
 from offbook.tasks.factory.audit.reading import Leaf, files_below, leaves, links_out
@@ -265,7 +265,7 @@ def given_away(
 def standard_library(environment: Path) -> Corpus:
     base = os.path.realpath(environment / "python" / "bin" / "python")
     (library,) = (environment / "python" / "lib").iterdir()
-    return _library_corpus(Path(base).parent.parent / "lib" / library.name, tuple(hidden_in_boxes(environment)))
+    return _library_corpus(Path(base).parent.parent / "lib" / library.name, tuple(hidden_in_sandboxes(environment)))
 
 
 @cache

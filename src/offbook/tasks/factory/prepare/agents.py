@@ -1,11 +1,12 @@
 """Set-up by agents, for a repository that does not get ready by itself.
 
 One agent reads the repository and proposes ten commands with what they print: how one would see that it works. A second
-gets three of them as targets, in a box with a way out to the package index, and installs and mocks until they hold in a
-box that has none, and the tests can be relied on. It has five tries, and is told what was wrong with the last one.
+gets three of them as targets, in a sandbox with a way out to the package index, and installs and mocks until they hold
+in a sandbox that has none, and the tests can be relied on. It has five tries, and is told what was wrong with the last
+one.
 
 Of its work two things are kept: the packages and modules in .setup/packages, which go to deps/, and .setup/start.sh,
-which is run in every box of the repository. Left out: services that outlive a command, compilers, system packages.
+which is run in every sandbox of the repository. Left out: services that outlive a command, compilers, system packages.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from offbook.agent.harness import Harness, run_agent
 from offbook.core.client import Client
 from offbook.core.runfolder import write_atomic
 from offbook.engine.remote import RemoteEngine
-from offbook.sandbox import Box, BoxSpec, open_box
-from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardBox, entry
+from offbook.sandbox import Sandbox, SandboxSpec, open_sandbox
+from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardSandbox, entry
 from offbook.tasks.factory.instruction.instruct import PROMPTS
 from offbook.tasks.factory.prepare.dependencies import LIMIT_MB, settle
 from offbook.tasks.factory.prepare.prepare import Stuck, Told
 from offbook.tasks.factory.prepare.source import file_urls, pip_settings, run_quietly, without_secrets
 from offbook.tasks.factory.types import Repository, Unprepared
-from offbook.tasks.suite import suite_box
+from offbook.tasks.suite import suite_sandbox
 from offbook.types import STRICT, Limits, MachineFault, ModelLost, OffbookError, Task
 
 NUM_CHECKS, NUM_TARGETS, TRIES = 10, 3, 5
@@ -75,10 +76,10 @@ class SetUpAgents:
         for host in self.allow:
             entry(host)
 
-    async def __call__(self, stuck: Stuck, spec: BoxSpec, progress: Told) -> Repository:
+    async def __call__(self, stuck: Stuck, spec: SandboxSpec, progress: Told) -> Repository:
         """What `stuck.finished` makes of it in the end, or Unprepared."""
         if spec.backend != "bwrap":
-            raise OffbookError(f"agents set repositories up in boxes of the kind bwrap, and not {spec.backend}")
+            raise OffbookError(f"agents set repositories up in sandboxes of the kind bwrap, and not {spec.backend}")
         chat = byte_chat()
         engine = RemoteEngine(
             Client(self.url, self.name, timeout_s=600.0, max_retries=5),
@@ -100,7 +101,7 @@ class SetUpAgents:
 @dataclass(frozen=True, slots=True)
 class _Work:
     stuck: Stuck
-    spec: BoxSpec
+    spec: SandboxSpec
     progress: Told
     engine: RemoteEngine
     door: Path
@@ -114,11 +115,11 @@ class _Work:
         """By an agent that has no network. Those that do not hold now come first: they tell something."""
         name, problem = self.stuck.draft.name, ""
         self.progress(f"{name}: an agent proposes how one would see that it works")
-        async with await open_box(self.stuck.draft.tree, self.spec, python=self.folder) as box:
+        async with await open_sandbox(self.stuck.draft.tree, self.spec, python=self.folder) as sandbox:
             for _ in range(TRIES):
-                await self._agent(box, "checks", problem=problem, count=NUM_CHECKS)
+                await self._agent(sandbox, "checks", problem=problem, count=NUM_CHECKS)
                 try:
-                    checks = _CHECKS.validate_json(await box.read(".setup/checks.json"))
+                    checks = _CHECKS.validate_json(await sandbox.read(".setup/checks.json"))
                     checks = [one for one in dict.fromkeys(checks) if one.command.strip() and one.expect.strip()]
                     if len(checks) >= NUM_TARGETS:
                         break
@@ -140,22 +141,22 @@ class _Work:
         keep_before(self.folder)
         async with (
             EgressProxy(self.door / SOCKET, allow) as proxy,
-            OutwardBox(
+            OutwardSandbox(
                 self.stuck.draft.tree,
                 replace(self.spec, disk_mb=LIMIT_MB),
                 self.door,
                 variables(self.stuck.draft, indexes, self._shown(certificates)),
                 python=self.folder,
                 mounts={"/opt/pip/pip": _own_pip()},
-            ) as box,
+            ) as sandbox,
         ):
             for number in range(1, TRIES + 1):
                 self.progress(f"{self.stuck.draft.name}: an agent sets it up, try {number} of {TRIES}")
                 told = "".join(f"{AGAIN}\n\n{problem}" for problem in problems[-1:])
                 asked = {"targets": "\n".join(map(str, targets)), "allowed": ", ".join(allow) or "nothing"}
-                await self._agent(box, "set_up", problem=told, **asked)
+                await self._agent(sandbox, "set_up", problem=told, **asked)
                 try:
-                    repository = await self._tried(box, targets)
+                    repository = await self._tried(sandbox, targets)
                     break
                 except (Unprepared, MachineFault) as error:
                     problems.append(str(error))
@@ -169,7 +170,7 @@ class _Work:
         shutil.rmtree(self.folder / "deps.before")
         return repository
 
-    async def _agent(self, box: Box, words: str, **more: object) -> None:
+    async def _agent(self, sandbox: Sandbox, words: str, **more: object) -> None:
         """One conversation. How it ended does not matter, only what it left."""
         draft = self.stuck.draft
         roots = " and ".join("the root" if root == "." else f"{root}/" for root in draft.import_roots)
@@ -177,18 +178,18 @@ class _Work:
         instruction = (PROMPTS / f"{words}.md").read_text().format(**about)
         task = Task(words, self.folder, instruction, draft.tree, draft.tree, (), (), (), TOOLS, draft.name)
         session = self.engine.open(words)
-        await run_agent(task, box, session, byte_chat(), Harness(LIMITS, told=True), words, draft.name)
+        await run_agent(task, sandbox, session, byte_chat(), Harness(LIMITS, told=True), words, draft.name)
 
-    async def _tried(self, box: OutwardBox, targets: Sequence[Check]) -> Repository:
-        """The repository with what lies in the box, in boxes without a network."""
+    async def _tried(self, sandbox: OutwardSandbox, targets: Sequence[Check]) -> Repository:
+        """The repository with what lies in the sandbox, in sandboxes without a network."""
         try:
-            start = (await box.read(".setup/start.sh")).strip()
+            start = (await sandbox.read(".setup/start.sh")).strip()
         except OSError:
             start = ""
         keep_before(self.folder)
         with tempfile.TemporaryDirectory(prefix="offbook-packages-") as place:
             packages = Path(place, "packages")
-            await box.copy_out(".setup/packages", packages)
+            await sandbox.copy_out(".setup/packages", packages)
             shutil.rmtree(self.folder / "modules", ignore_errors=True)
             keep_modules(packages, self.folder / "modules")
             lay_over(packages, self.folder / "deps")
@@ -203,21 +204,21 @@ class _Work:
         return await self.stuck.finished(repository)
 
     def _shown(self, certificates: str) -> str:
-        """The file of certificates as the box sees it."""
+        """The file of certificates as the sandbox sees it."""
         if not certificates:
             return ""
         shutil.copyfile(certificates, self.door / "certificates.pem")
         return f"{DOOR}/certificates.pem"
 
 
-async def failing(repository: Repository, checks: Sequence[Check], spec: BoxSpec) -> dict[Check, str]:
-    """The checks that do not hold in a box without a network, with what they printed."""
+async def failing(repository: Repository, checks: Sequence[Check], spec: SandboxSpec) -> dict[Check, str]:
+    """The checks that do not hold in a sandbox without a network, with what they printed."""
     bad = {}
     roots = os.pathsep.join(repository.import_roots)
-    async with await suite_box(repository.tree, repository.suite, spec) as box:
+    async with await suite_sandbox(repository.tree, repository.suite, spec) as sandbox:
         for check in checks:
             command = shlex.join(["env", f"PYTHONPATH={roots}", "sh", "-c", check.command])
-            result = await box.exec(command, CHECK_S)
+            result = await sandbox.exec(command, CHECK_S)
             shown = " ".join(check.expect.split()) in " ".join(result.output.split())
             if result.timed_out:
                 bad[check] = f"it took longer than {CHECK_S:.0f} s"

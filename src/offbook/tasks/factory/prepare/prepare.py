@@ -11,8 +11,8 @@ folder/modules/         what they wrote to stand in for modules; it is in deps/ 
 folder/prepare.log      what went wrong, for people
 
 A step whose file is there is not done again. The network is used to fetch and by pip, which installs wheels only. Code
-of the repository and of its dependencies runs in boxes and nowhere else, and these have no network but for agents that
-set a repository up.
+of the repository and of its dependencies runs in sandboxes and nowhere else, and these have no network but for agents
+that set a repository up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from offbook.core.runfolder import write_atomic
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.audit.scrub import scrub
 from offbook.tasks.factory.prepare.dependencies import install, refuse_runner
 from offbook.tasks.factory.prepare.interpreter import Interpreter, find_interpreter
@@ -38,7 +38,7 @@ from offbook.tasks.factory.prepare.metadata import Project, read_project
 from offbook.tasks.factory.prepare.source import fetch, needs_another, runs_on
 from offbook.tasks.factory.prepare.tests import BaselineLimits, find_baseline
 from offbook.tasks.factory.types import Repository, Unprepared
-from offbook.tasks.suite import StartFailed, make_interpreter, suite_box
+from offbook.tasks.suite import StartFailed, make_interpreter, suite_sandbox
 from offbook.tasks.unpack import SourceLimits
 from offbook.types import MachineFault
 
@@ -62,7 +62,7 @@ class Stuck:
     finished: Callable[[Repository], Awaitable[Repository]]
 
 
-SetUp = Callable[[Stuck, BoxSpec, Told], Awaitable[Repository]]
+SetUp = Callable[[Stuck, SandboxSpec, Told], Awaitable[Repository]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class PrepareSettings:
     baseline: BaselineLimits = field(default_factory=BaselineLimits)
     python: str = ""  # another interpreter for the repository than offbook's own: a path or a version
     pytest_options: tuple[str, ...] = ()  # in the place of those that its settings ask for
-    start: str = ""  # a command that gets a box ready for its tests
+    start: str = ""  # a command that gets a sandbox ready for its tests
     set_up: SetUp | None = None  # who is asked where a repository does not get ready by itself
 
 
 async def prepare(
     spec: str,
     folder: Path,
-    box: BoxSpec | None = None,
+    sandbox: SandboxSpec | None = None,
     progress: Told = lambda message: None,
     settings: PrepareSettings | None = None,
 ) -> Repository:
@@ -86,7 +86,7 @@ async def prepare(
 
     After Unprepared nothing is left but folder/prepare.log, and that only if the source could be had.
     """
-    settings, box = settings or PrepareSettings(), box or BoxSpec()
+    settings, sandbox = settings or PrepareSettings(), sandbox or SandboxSpec()
     folder = folder.resolve()
     ready = folder / "repository.json"
     marker = folder / "source.json"
@@ -100,7 +100,7 @@ async def prepare(
         refuse_runner(project.name)
         if not runs_on(project.requires_python, python.version):
             raise Unprepared(needs_another(project.name, project.requires_python, python.version))
-        repository = await _made_ready(project, folder, box, settings, python, progress)
+        repository = await _made_ready(project, folder, sandbox, settings, python, progress)
     except (MachineFault, Unprepared) as error:
         if marker.is_file():  # there was a source
             _log(folder, str(error))
@@ -111,7 +111,7 @@ async def prepare(
 
 
 async def _made_ready(
-    project: Project, folder: Path, box: BoxSpec, settings: PrepareSettings, python: Interpreter, progress: Told
+    project: Project, folder: Path, sandbox: SandboxSpec, settings: PrepareSettings, python: Interpreter, progress: Told
 ) -> Repository:
     layout = find_layout(folder / "tree", project)
     draft = Repository(
@@ -128,8 +128,8 @@ async def _made_ready(
     )
 
     async def finished(draft: Repository) -> Repository:
-        await _check_import(draft, layout, box)
-        return await find_baseline(draft, box, settings.baseline, progress, layout.strict_warnings)
+        await _check_import(draft, layout, sandbox)
+        return await find_baseline(draft, sandbox, settings.baseline, progress, layout.strict_warnings)
 
     try:
         await _install(project, folder, python, progress)
@@ -142,7 +142,7 @@ async def _made_ready(
     if not (folder / "dependencies.json").is_file():  # at least what runs tests
         await _install(replace(project, needs=[], extras={}), folder, python, progress)
     _log(folder, f"set up by agents, because: {reason}")
-    return await settings.set_up(Stuck(draft, project, reason, finished), box, progress)
+    return await settings.set_up(Stuck(draft, project, reason, finished), sandbox, progress)
 
 
 def save_repository(repository: Repository) -> None:
@@ -210,11 +210,11 @@ async def _install(project: Project, folder: Path, python: Interpreter, progress
     write_atomic(marker, json.dumps({"left_out": left_out}))
 
 
-async def _check_import(repository: Repository, layout: Layout, box: BoxSpec) -> None:
+async def _check_import(repository: Repository, layout: Layout, sandbox: SandboxSpec) -> None:
     """A package of which nothing can be imported would only show as hundreds of failing tests."""
     roots = os.pathsep.join(layout.import_roots)
     reasons = []
-    async with await suite_box(repository.tree, repository.suite, box) as opened:
+    async with await suite_sandbox(repository.tree, repository.suite, sandbox) as opened:
         for module in layout.modules:
             python = ["env", f"PYTHONPATH={roots}", "python", "-P", "-s", "-B"]
             result = await opened.exec(shlex.join([*python, "-c", f"import {module}"]), IMPORT_S)

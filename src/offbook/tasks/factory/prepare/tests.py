@@ -18,10 +18,10 @@ from pathlib import Path
 
 from offbook.core import syntax
 from offbook.core.runfolder import write_atomic
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.names import Definition
 from offbook.tasks.factory.types import FunctionKey, Map, Repository, Unprepared, files_of
-from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_box
+from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_sandbox
 
 HASH_SEEDS = (0, 1, 42)  # one per run: a test that depends on the order of a set shows it
 ATTEMPTS = 6  # runs that end in the middle of a test: each time without that test
@@ -53,7 +53,7 @@ class _State:
 
 async def find_baseline(
     repository: Repository,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     limits: BaselineLimits,
     progress: Callable[[str], None],
     strict_warnings: bool = False,
@@ -147,17 +147,18 @@ async def _whole_run(
     repository: Repository,
     tests: Sequence[str] | None,
     hash_seed: int,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     limits: BaselineLimits,
     state: _State,
 ) -> SuiteRun:
-    """A run that came to its end, after leaving out tests which kill or outlast it. Every attempt has a fresh box."""
+    """A run that came to its end, after leaving out tests which kill or outlast it. Every attempt has a fresh
+    sandbox."""
     for attempt in range(ATTEMPTS):
         files = repository.test_files if tests is None else files_of(tests)
-        async with await suite_box(repository.tree, repository.suite, spec) as box:
+        async with await suite_sandbox(repository.tree, repository.suite, spec) as sandbox:
             whole, began = Round(files, tests, per_test_s=limits.per_test_s), time.monotonic()
             (run,) = await run_rounds(
-                box, repository.suite, [whole], limits.suite_s,
+                sandbox, repository.suite, [whole], limits.suite_s,
                 hash_seed=hash_seed, max_tests=limits.max_tests, collect_s=limits.collect_s,
             )  # fmt: skip
             run.timed_out |= not run.collected and time.monotonic() - began > limits.collect_s
@@ -238,7 +239,7 @@ def _name_of(func: ast.expr) -> str:
     return func.id if isinstance(func, ast.Name) else ""
 
 
-async def map_tests(repository: Repository, box: BoxSpec) -> Map:
+async def map_tests(repository: Repository, sandbox: SandboxSpec) -> Map:
     """The map of a prepared repository. It is kept in folder/map.json and made only once.
 
     A test that passes without a tracer and fails with it is mapped as far as it came, and named in that file.
@@ -255,7 +256,7 @@ async def map_tests(repository: Repository, box: BoxSpec) -> Map:
         for start in range(0, len(pending), size):
             chosen = pending[start : start + size]
             limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in chosen)
-            async with await suite_box(repository.tree, repository.suite, box) as opened:
+            async with await suite_sandbox(repository.tree, repository.suite, sandbox) as opened:
                 one = Round(files_of(chosen), chosen)
                 (run,) = await run_rounds(opened, repository.suite, [one], limit_s, sources=repository.source_files)
             keys = [FunctionKey(*pair) for pair in run.functions]

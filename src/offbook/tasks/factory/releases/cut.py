@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pydantic import TypeAdapter
 
 from offbook.core.runfolder import write_atomic
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.releases.hunks import Hunk
 from offbook.tasks.factory.releases.release import Release
 from offbook.tasks.factory.types import FunctionKey, files_of
 from offbook.tasks.grade import put
-from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 
 START_S, SLOWER = 20.0, 4.0
 MAX_PIECES = 40
@@ -30,7 +30,7 @@ MAX_ROUNDS = 800  # of tests, for one jump
 FINISHING = 200  # of these, for pieces that are cut: one each, and many where one breaks tests
 PROBED = 12  # tests that speak for those with the same changed functions
 SHARED = 0.5  # of the lines of two pieces, from which on they are one
-AT_A_TIME = 12  # rounds in one box
+AT_A_TIME = 12  # rounds in one sandbox
 NOTICING_S = 20.0  # how long the tests may take, together, that a piece must not break
 MORE_THAN_SOURCE = "needs more than the product's Python files"
 TOO_MANY = "the cutting was stopped before it"
@@ -63,7 +63,7 @@ def pieces_for(limit: int) -> int:
     return 2 * limit + 2
 
 
-async def cut_release(release: Release, spec: BoxSpec, progress: Callable[[str], None], limit: int = 0) -> Cut:
+async def cut_release(release: Release, spec: SandboxSpec, progress: Callable[[str], None], limit: int = 0) -> Cut:
     """Kept in folder/cut.json and made again only for a higher limit. Of a whole one no limit takes anything away."""
     path = release.repository.folder / "cut.json"
     texts = "\0".join(f"{hunk.path}\0{hunk.old}\0{hunk.new}" for hunk in release.hunks.hunks)
@@ -83,7 +83,7 @@ class OutOfRounds(Exception):
 @dataclass
 class Cutter:
     release: Release
-    spec: BoxSpec
+    spec: SandboxSpec
     progress: Callable[[str], None]
     limit: int = 0  # of tasks; 0 is none
     rounds: int = 0
@@ -250,9 +250,11 @@ class Cutter:
             files = release.hunks.applied(chosen)
             changes: Mapping[str, str | None] = {**files, **release.tests_on(files)}
             rounds.append(Round(files_of(tests), tests, changes, timeout_s=limit_s))
-        async with await suite_box(repository.tree, repository.suite, self.spec) as box:
-            await put(box, {path: text for path, text in release.tests.items() if release.old_files.get(path) != text})
-            return await run_rounds(box, repository.suite, rounds, limit_s * len(rounds))
+        async with await suite_sandbox(repository.tree, repository.suite, self.spec) as sandbox:
+            await put(
+                sandbox, {path: text for path, text in release.tests.items() if release.old_files.get(path) != text}
+            )
+            return await run_rounds(sandbox, repository.suite, rounds, limit_s * len(rounds))
 
 
 def _holds(hunk: Hunk, key: FunctionKey) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.instruction.needs import Evidence, Needs
 from offbook.tasks.factory.make import MakeSettings, Outcome, Shown, task_from
 from offbook.tasks.factory.releases.cut import Piece
@@ -27,7 +27,7 @@ async def make_piece(
     stable: Collection[str],
     entries: Sequence[str],
     folder: Path,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     settings: MakeSettings,
     taken: Taken | None = None,
 ) -> Outcome:

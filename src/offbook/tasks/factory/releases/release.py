@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.prepare.interpreter import find_interpreter
 from offbook.tasks.factory.prepare.prepare import (
     PrepareSettings,
@@ -37,7 +37,7 @@ from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, read
 
 
 async def prepare_release(
-    source: str, folder: Path, spec: BoxSpec, progress: Told, settings: PrepareSettings
+    source: str, folder: Path, spec: SandboxSpec, progress: Told, settings: PrepareSettings
 ) -> Repository:
     """After Unprepared nothing is left but folder/prepare.log."""
     folder = folder.resolve()
@@ -52,7 +52,9 @@ async def prepare_release(
         raise
 
 
-async def _prepared(jump: Jump, folder: Path, spec: BoxSpec, progress: Told, settings: PrepareSettings) -> Repository:
+async def _prepared(
+    jump: Jump, folder: Path, spec: SandboxSpec, progress: Told, settings: PrepareSettings
+) -> Repository:
     new = await prepare(jump.new, folder / "new", spec, progress, settings)
     progress(f"{new.name}: finding out which test enters which function")
     await map_tests(new, spec)
@@ -72,7 +74,7 @@ async def _prepared(jump: Jump, folder: Path, spec: BoxSpec, progress: Told, set
 
 
 def _settle(folder: Path, new: Repository, version: str) -> None:
-    """The newer release stays in folder/new, which no box sees."""
+    """The newer release stays in folder/new, which no sandbox sees."""
     for name in ("deps", "python", "modules"):
         if (new.folder / name).exists() and not (folder / name).exists():
             (new.folder / name).rename(folder / name)

@@ -1,1 +1,1 @@
-"""Whether a deletion makes a task: its tests without it, with trivial bodies, as twins, and with other inputs."""
+"""Whether a deletion makes a task: its tests without it, with trivial bodies, as mutants, and with other inputs."""

@@ -20,7 +20,7 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from offbook.core import syntax
 from offbook.tasks.factory.delete.names import binds
-from offbook.tasks.mutants import Twin
+from offbook.tasks.mutants import Mutant
 
 MAX_SHARED = 8  # other tests that an edit reaches: all of them are run again with it
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
@@ -110,7 +110,7 @@ class Module:
         found = (self.place(f"{parent}::{name}") for parent in self._parents.get(owner, ()) if parent != owner)
         return next((place for place in found if place), None)
 
-    def twins(self, path: str, test: str, tests: Collection[str], rng: random.Random, most: int) -> Iterator[Twin]:
+    def mutants(self, path: str, test: str, tests: Collection[str], rng: random.Random, most: int) -> Iterator[Mutant]:
         """Of each kind some, the better kinds first. `path` is this file's; `tests` are all that may notice."""
         try:
             part = _Part(self._lines, self._functions[test])
@@ -136,7 +136,7 @@ class Module:
                 if left and len(shared) <= MAX_SHARED:
                     left -= 1
                     others = tuple(f"{path}::{other}" for other in shared)
-                    yield Twin(f"{path}::{test}", *of.span(node), text, kind, shared=others)
+                    yield Mutant(f"{path}::{test}", *of.span(node), text, kind, shared=others)
 
     def _rows(self, value: cst.CSTNode, part: _Part, local: dict[str, cst.BaseExpression], depth: int) -> Iterator[Row]:
         """What an expression has for rows, as far as they are written down."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import libcst as cst
 
-from offbook.sandbox import Box
+from offbook.sandbox import Sandbox
 from offbook.tasks.factory.delete.symbols import module_name
 from offbook.tasks.perturbed import CALLS_S, Case, round_of
 from offbook.tasks.suite import run_rounds
@@ -81,12 +81,12 @@ def functions_of(targets: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-async def recorded(box: Box, targets: Mapping[str, Collection[str]], roots: tuple[str, ...]) -> list[Case]:
-    """The calls that were written down in a box, each once, without results yet."""
+async def recorded(sandbox: Sandbox, targets: Mapping[str, Collection[str]], roots: tuple[str, ...]) -> list[Case]:
+    """The calls that were written down in a sandbox, each once, without results yet."""
     found: dict[str, Case] = {}
     for path in targets:
         try:
-            lines = (await box.read(path + CALLS)).splitlines()
+            lines = (await sandbox.read(path + CALLS)).splitlines()
         except OSError:  # no test calls them
             continue
         for line in lines:
@@ -150,20 +150,21 @@ def _other(value: Any, rng: random.Random) -> Any:
     return value
 
 
-async def answered(box: Box, suite: Suite, cases: Sequence[Case]) -> list[Case]:
-    """Those for which the right code, which is in the box, returns a value, and the same one whatever the hash seed."""
+async def answered(sandbox: Sandbox, suite: Suite, cases: Sequence[Case]) -> list[Case]:
+    """Those for which the right code, which is in the sandbox, returns a value, and the same one whatever the hash
+    seed."""
     if not cases:
         return []
     limit_s = 2 * CALLS_S
     (first,), (again,) = [
-        await run_rounds(box, suite, [round_of(cases)], limit_s, hash_seed=hash_seed) for hash_seed in (0, 1)
+        await run_rounds(sandbox, suite, [round_of(cases)], limit_s, hash_seed=hash_seed) for hash_seed in (0, 1)
     ]
     both = [number for number, text in first.returned.items() if again.returned.get(number) == text]
     return [replace(cases[number], result=first.returned[number]) for number in both][:MAX_CASES]
 
 
 def computed(calls: Sequence[Case], right: Callable[[Any], Any], rng: random.Random) -> list[Case]:
-    """The same where the right answer to a function of one argument is known without a box."""
+    """The same where the right answer to a function of one argument is known without a sandbox."""
     found = []
     for case in perturbed(calls, rng)[:MAX_CASES]:
         (argument,), _ = ast.literal_eval(case.arguments)

@@ -19,7 +19,7 @@ from itertools import accumulate
 
 import libcst as cst
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.counts import are_enough, briefly_documented
@@ -32,9 +32,9 @@ from offbook.tasks.factory.verification.mutants import Trial, trial_of, with_bla
 from offbook.tasks.factory.verification.perturb import answered, functions_of, perturbed, recorded, recording
 from offbook.tasks.factory.workshop import Workshop, product_of
 from offbook.tasks.grade import put
-from offbook.tasks.mutants import Twins
+from offbook.tasks.mutants import Mutants
 from offbook.tasks.perturbed import Case
-from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 
 ENDLESS = "the tests do not come to an end"
 START_S = 30.0
@@ -81,7 +81,7 @@ class Verdict:
     pass_to_pass: tuple[str, ...] = ()
     exact: bool = False  # the failing tests are just those that the map says
     floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
-    twins: Twins = field(default_factory=Twins)
+    mutants: Mutants = field(default_factory=Mutants)
     cases: tuple[Case, ...] = ()
     tried: Tried = field(default_factory=Tried)
     test_s: float = 0.0  # how long tests ran, all rounds together
@@ -98,7 +98,7 @@ async def no_objection(_: Verdict) -> None:
 async def verify(
     workshop: Workshop,
     deletion: Deletion,
-    spec: BoxSpec,
+    spec: SandboxSpec,
     settings: VerifySettings,
     objection: Objection = no_objection,
     clock: Clock | None = None,
@@ -119,12 +119,12 @@ async def verify(
     right = right_files(workshop.files, deletion)
     trying = trying_of(repository.suite, workshop.symbols, gone, candidates, right)
     clock.mark("delete")
-    async with await suite_box(repository.tree, repository.suite, spec) as box:
+    async with await suite_sandbox(repository.tree, repository.suite, spec) as sandbox:
 
         async def run(rounds: Sequence[Round], rounds_s: float, hash_seed: int = 0) -> list[SuiteRun]:
-            return await run_rounds(box, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
+            return await run_rounds(sandbox, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
 
-        await put(box, deleted_tree(workshop, deletion))
+        await put(sandbox, deleted_tree(workshop, deletion))
         *with_examples, first = await run([*([trying.round] if trying else []), whole], limit_s + TRIED_S)
         runs = [first]
         clock.mark("tests without it")
@@ -166,20 +166,20 @@ async def verify(
         *repeated, _ = await run(
             [*rounds, listening], trial.limit_s * len(rounds) + sample_s
         )  # what the last writes stays
-        twins = trial.usable(repeated, tests)
-        twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
-        clock.mark("twins")
-        calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
+        mutants = trial.usable(repeated, tests)
+        mutants = replace(mutants, saw=tuple(sorted({*mutants.saw} | first.saw | again.saw)))
+        clock.mark("mutants")
+        calls = await recorded(sandbox, functions_of(deletion.targets), repository.import_roots)
         blanks = await trial.blanks(fail_to_pass, lambda rounds, seed: run(rounds, 3 * trial.limit_s, hash_seed=seed))
-        twins = with_blanks(twins, blanks, trial.files, trial.inherited)
+        mutants = with_blanks(mutants, blanks, trial.files, trial.inherited)
         clock.mark("blanks")
-        await put(box, trial.right)
-        cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
+        await put(sandbox, trial.right)
+        cases = await answered(sandbox, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
         clock.mark("other inputs")
     return replace(
         seen,
         floor=max(shares, default=0.0),
-        twins=twins,
+        mutants=mutants,
         cases=tuple(cases),
         test_s=_test_s(runs),
     )

@@ -1,7 +1,7 @@
-"""A box of namespaces, made anew by bubblewrap for every command: own files, processes, network, users, limits.
+"""A sandbox of namespaces, made anew by bubblewrap for every command: own files, processes, network, users, limits.
 
-Nothing is mounted on the host and nothing runs between commands. What a box is, is a stack of folders (layers.py), so
-a fork costs a few folders whatever the tree's size. docs/sandbox.md says what is isolated and what is not.
+Nothing is mounted on the host and nothing runs between commands. What a sandbox is, is a stack of folders (layers.py),
+so a fork costs a few folders whatever the tree's size. docs/sandbox.md says what is isolated and what is not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, Changes, ExecResult, Names, environment
 from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.arguments import (
     HOME,
@@ -26,8 +25,8 @@ from offbook.sandbox.bwrap.arguments import (
     TEMPORARY,
     TREE,
     View,
-    box_arguments,
     limits,
+    sandbox_arguments,
     seccomp_file,
     view_arguments,
 )
@@ -40,16 +39,17 @@ from offbook.sandbox.bwrap.merged import Merged
 from offbook.sandbox.bwrap.store import next_name, owner_name, store
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
+from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox, SandboxSpec, environment
 
 WATCH_S = 0.1
 MIN_FREE = 0.02
 
 
-class BwrapBox(Box):
-    """`place` is where the box lives, for one that is to survive the process by `snapshot` and `restore`.
+class BwrapSandbox(Sandbox):
+    """`place` is where the sandbox lives, for one that is to survive the process by `snapshot` and `restore`.
 
-    `python` holds an interpreter that the box has in the place of offbook's. `mounts` are folders that are seen under
-    the given paths. The tree must not change while it is open.
+    `python` holds an interpreter that the sandbox has in the place of offbook's. `mounts` are folders that are seen
+    under the given paths. The tree must not change while it is open.
     """
 
     python = f"{PYTHON}/bin/python"
@@ -57,13 +57,13 @@ class BwrapBox(Box):
     def __init__(
         self,
         tree: Path,
-        spec: BoxSpec | None = None,
+        spec: SandboxSpec | None = None,
         place: Path | None = None,
         python: Path | None = None,
         mounts: Mapping[str, Path] | None = None,
     ):
         require_isolation()
-        spec = spec or BoxSpec()
+        spec = spec or SandboxSpec()
         seen_as = tuple((point, str(path.resolve())) for point, path in sorted((mounts or {}).items()))
         view = View(str(python.resolve()) if python else "", seen_as)
         view_arguments(view)  # refuses what is no folder
@@ -78,7 +78,9 @@ class BwrapBox(Box):
             remove_tree(home)
             raise
 
-    def _begin(self, spec: BoxSpec, view: View, place: str, base: str, frozen: Sequence[Layer], history: str) -> None:
+    def _begin(
+        self, spec: SandboxSpec, view: View, place: str, base: str, frozen: Sequence[Layer], history: str
+    ) -> None:
         """On top of `frozen` layers, and with the files that were published in `history`."""
         self.spec, self._view, self._base = spec, view, base
         self._held = Held(place)
@@ -94,25 +96,26 @@ class BwrapBox(Box):
         self._history = self._copied(history)
 
     @classmethod
-    async def restore(cls, place: Path) -> BwrapBox:
-        """The box that lived at `place` as its last snapshot has it. What came after that is thrown away."""
+    async def restore(cls, place: Path) -> BwrapSandbox:
+        """The sandbox that lived at `place` as its last snapshot has it. What came after that is thrown away."""
         require_isolation()
-        saved = json.loads((place / "box.json").read_text())
+        saved = json.loads((place / "sandbox.json").read_text())
         home = str(place.resolve())
-        kept = {"box.json", "base", saved["history"], *map(os.path.basename, saved["layers"])}
+        kept = {"sandbox.json", "base", saved["history"], *map(os.path.basename, saved["layers"])}
         for name in os.listdir(home):
             if name not in kept:
                 await asyncio.to_thread(remove_tree, f"{home}/{name}")
-        box = cls.__new__(cls)
+        sandbox = cls.__new__(cls)
         view = View(saved["python"], tuple(map(tuple, saved["mounts"])))
         layers = [Layer(path) for path in saved["layers"]]
         history = f"{home}/{saved['history']}" if saved["history"] else ""
-        box._begin(BoxSpec(**saved["spec"]), view, home, saved["tree"], layers, history)
-        return box
+        sandbox._begin(SandboxSpec(**saved["spec"]), view, home, saved["tree"], layers, history)
+        return sandbox
 
     @property
     def _lock(self) -> asyncio.Lock:
-        """Held while layers are mounted or written. A box may outlive an event loop, which ends what waits in it."""
+        """Held while layers are mounted or written. A sandbox may outlive an event loop, which ends what waits in
+        it."""
         loop = asyncio.get_running_loop()
         if loop not in self._locks:
             self._locks = {loop: asyncio.Lock()}
@@ -136,7 +139,7 @@ class BwrapBox(Box):
             raise
 
     async def _start_waiting(self) -> None:
-        """Takes all commands that wait by the time the box is free: those of one turn start together."""
+        """Takes all commands that wait by the time the sandbox is free: those of one turn start together."""
         async with self._lock:
             commands, self._waiting, self._starter = self._waiting, [], None
             try:
@@ -156,7 +159,7 @@ class BwrapBox(Box):
         if self._held.group is None and (hierarchy := this_hierarchy()):
             self._held.group = make_group(hierarchy, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
         group = self._held.group
-        used = await asyncio.to_thread(self._disk_bytes)  # a short command may have filled the box unseen
+        used = await asyncio.to_thread(self._disk_bytes)  # a short command may have filled the sandbox unseen
         self._full_bytes = used if used > self.spec.disk_mb << 20 else 0
         if self._closed:
             return
@@ -169,7 +172,9 @@ class BwrapBox(Box):
         watching = asyncio.create_task(self._watch_disk(launch))
         try:
             await launch.run(
-                box_arguments(self._base, self._held.layers, self._held.place, self._history, self._view, filter_end),
+                sandbox_arguments(
+                    self._base, self._held.layers, self._held.place, self._history, self._view, filter_end
+                ),
                 [filter_end],
                 environment(PYTHON, HOME, TEMPORARY),
             )
@@ -234,7 +239,7 @@ class BwrapBox(Box):
         content = text.encode(errors="replace")
         async with self._lock:
             if self._disk_bytes() + len(content) > self._disk_limit():
-                raise OSError(errno.EDQUOT, f"the box is full: {self.spec.disk_mb} MB may be written", path)
+                raise OSError(errno.EDQUOT, f"the sandbox is full: {self.spec.disk_mb} MB may be written", path)
             edits.write(self._merged(), path, content)
 
     async def remove(self, path: str) -> None:
@@ -253,13 +258,13 @@ class BwrapBox(Box):
         self._refuse_if_closed()
         async with self._lock:
             await self._freeze()
-            box = type(self).__new__(type(self))
+            sandbox = type(self).__new__(type(self))
             place, frozen = _temporary_place(self.spec), self._held.layers[1:]
             os.mkdir(place)
-            box._begin(self.spec, self._view, place, self._base, frozen, self._history)
+            sandbox._begin(self.spec, self._view, place, self._base, frozen, self._history)
             for layer in frozen:
                 layer.users += 1
-            return box
+            return sandbox
 
     async def snapshot(self, note: str = "") -> None:
         """With a word of the caller's that is in place exactly when the snapshot is."""
@@ -278,7 +283,7 @@ class BwrapBox(Box):
             }
             partial = Path(place, f".{next_name()}")
             partial.write_text(json.dumps(saved))
-            before = Path(place, "box.json")
+            before = Path(place, "sandbox.json")
             old = json.loads(before.read_text())["history"] if before.exists() else ""
             partial.rename(before)
             if old:
@@ -310,7 +315,7 @@ class BwrapBox(Box):
                     await asyncio.to_thread(self._finalizer)
 
     async def leave(self) -> None:
-        """Kill what runs and leave the files: `restore` finds the box as its last snapshot has it."""
+        """Kill what runs and leave the files: `restore` finds the sandbox as its last snapshot has it."""
         self._closed = True
         if self._held.launch is not None:
             self._held.launch.kill()
@@ -326,7 +331,7 @@ class BwrapBox(Box):
         return path
 
     def _copied(self, history: str) -> str:
-        """Published files for this box alone, as links: they are replaced and never changed."""
+        """Published files for this sandbox alone, as links: they are replaced and never changed."""
         return shutil.copytree(history, self._new_path("history"), copy_function=os.link) if history else ""
 
     def _merged(self) -> Merged:
@@ -346,11 +351,11 @@ class BwrapBox(Box):
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
-            raise RuntimeError("this box is closed")
+            raise RuntimeError("this sandbox is closed")
 
 
-def _temporary_place(spec: BoxSpec) -> str:
-    """In memory, where its files count as memory of the box and so must leave it some."""
+def _temporary_place(spec: SandboxSpec) -> str:
+    """In memory, where its files count as memory of the sandbox and so must leave it some."""
     in_memory = spec.disk_mb * 2 <= spec.memory_mb
     return f"{store(isolation().memory_folder if in_memory else '')}/{next_name()}"
 
@@ -365,6 +370,6 @@ def _speakable(command: str) -> str:
 
 
 def _is_nearly_full(place: str) -> bool:
-    """All boxes together must leave room on the file system they live on."""
+    """All sandboxes together must leave room on the file system they live on."""
     status = os.statvfs(place)
     return status.f_bavail < status.f_blocks * MIN_FREE

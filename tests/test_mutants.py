@@ -1,4 +1,4 @@
-"""Twins: which edits are made, which are kept, what they show, and the judge that task folders carry."""
+"""Mutants: which edits are made, which are kept, what they show, and the judge that task folders carry."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ import pytest
 from wrong_bodies import EQUAL, ORACLES, submission
 
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.claims import SuiteRun
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.factory.verification.mutants import only, trial_of
-from offbook.tasks.folder import rewrite_twins
+from offbook.tasks.folder import rewrite_mutants
 from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.judging import judged, plan
-from offbook.tasks.mutants import Draw, Twin, Twins, base_of, draw, edited, told
+from offbook.tasks.mutants import Draw, Mutant, Mutants, base_of, draw, edited, told
 from offbook.tasks.perturbed import read_cases
-from offbook.tasks.suite import make_interpreter, run_rounds, suite_box
+from offbook.tasks.suite import make_interpreter, run_rounds, suite_sandbox
 from offbook.types import OffbookError, Suite, Task
 
 TESTS = textwrap.dedent("""
@@ -74,7 +74,7 @@ OF_TABLE = tuple(f"test_pkg.py::test_table[{row}]" for row in ("a-a!\\xe9", "b-b
 CLASSES = ("TestOne::test_value", "TestTwo::test_value", "TestCase::test_value")
 
 
-def tried(tmp_path: Path, trivial: str) -> tuple[Twins, list[list[Twin]]]:
+def tried(tmp_path: Path, trivial: str) -> tuple[Mutants, list[list[Mutant]]]:
     """The usable ones of all candidates, with a trivial body that passes test_loop."""
     (tmp_path / "test_pkg.py").write_text(TESTS)
     (tmp_path / "pkg.py").write_text("")
@@ -85,35 +85,37 @@ def tried(tmp_path: Path, trivial: str) -> tuple[Twins, list[list[Twin]]]:
     trial = replace(trial, trivial=[({"pkg.py": trivial}, ["test_pkg.py::test_loop", "test_pkg.py::test_cases[3-6]"])])
 
     async def run() -> list[SuiteRun]:
-        async with await suite_box(tmp_path, Suite(), BoxSpec(backend="process")) as box:
-            return await run_rounds(box, Suite(), trial.rounds, 60.0)
+        async with await suite_sandbox(tmp_path, Suite(), SandboxSpec(backend="process")) as sandbox:
+            return await run_rounds(sandbox, Suite(), trial.rounds, 60.0)
 
-    return trial.usable(asyncio.run(run()), expected), [list(twins) for twins in trial.drawn]
+    return trial.usable(asyncio.run(run()), expected), [list(mutants) for mutants in trial.drawn]
 
 
-def test_twins_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> None:
+def test_mutants_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> None:
     trivial = "def f(n): return 6 if n == 3 else []\ng = items = f\n"
-    twins, drawn = tried(tmp_path, trivial)
+    mutants, drawn = tried(tmp_path, trivial)
     written = {*(f"test_{name}" for name in NAMES), "Base::test_value", "TestCase::test_value"}
-    assert {twin.test.partition("::")[2] for twins in drawn for twin in twins} == written
-    for twin in [twin for twins in drawn for twin in twins]:
-        text = edited(TESTS.encode(), [twin])
+    assert {mutant.test.partition("::")[2] for mutants in drawn for mutant in mutants} == written
+    for mutant in [mutant for mutants in drawn for mutant in mutants]:
+        text = edited(TESTS.encode(), [mutant])
         ast.parse(text)
         assert (text != TESTS, text.count("\n"), text.count("def ")) == (True, TESTS.count("\n"), TESTS.count("def "))
-    kinds = {twin.test.partition("::")[2]: twin.kind for twin in twins.twins}
+    kinds = {mutant.test.partition("::")[2]: mutant.kind for mutant in mutants.mutants}
     assert kinds == {
         **dict.fromkeys(written - {"test_loop"}, "value"),
         "test_raises": "raises",
         "test_turned": "check",
     }, "a test that passes with nothing to check has none"
-    inherited = next(twin for twin in twins.twins if twin.test.endswith("Base::test_value"))
+    inherited = next(mutant for mutant in mutants.mutants if mutant.test.endswith("Base::test_value"))
     assert inherited.fails == ("test_pkg.py::TestOne::test_value", "test_pkg.py::TestTwo::test_value")
-    assert {twins.test_of(node) for node in inherited.fails} == {inherited.test}
-    others = [twin.others for twin in twins.twins if twin.test.endswith("cases")]
+    assert {mutants.test_of(node) for node in inherited.fails} == {inherited.test}
+    others = [mutant.others for mutant in mutants.mutants if mutant.test.endswith("cases")]
     assert ("test_pkg.py::test_cases[3-6]",) in others, "the other case is run too, whatever passes it"
-    assert "test_pkg.py::test_turned" not in twins.tests, "what equals everything fails a turned check by itself"
-    tables = [twin for twin in twins.twins if "S = {" not in TESTS[: len(TESTS.encode()[: twin.start].decode())]]
-    reached = {twin.test.partition("::")[2]: twin.shared for twin in tables if twin.shared}
+    assert "test_pkg.py::test_turned" not in mutants.tests, "what equals everything fails a turned check by itself"
+    tables = [
+        mutant for mutant in mutants.mutants if "S = {" not in TESTS[: len(TESTS.encode()[: mutant.start].decode())]
+    ]
+    reached = {mutant.test.partition("::")[2]: mutant.shared for mutant in tables if mutant.shared}
     assert reached["test_looped"] == ("test_pkg.py::test_same_table", "test_pkg.py::test_table")
 
 
@@ -136,9 +138,9 @@ ANYTHING = {"slug": SLUG, "any": "from unittest.mock import ANY\ndef g(s): retur
 
 def test_a_table_is_edited_for_all_tests_that_share_it(tmp_path: Path) -> None:
     """Right code is right whatever is drawn; what equals everything, or finds the table, is not."""
-    twins = tried(tmp_path, "f = g = items = None\n")[0]
+    mutants = tried(tmp_path, "f = g = items = None\n")[0]
     failing = ["test_pkg.py::test_looped", *OF_TABLE]
-    own = only(twins, failing)
+    own = only(mutants, failing)
     assert own.tests == {"test_pkg.py::test_looped", "test_pkg.py::test_table"}
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "test_pkg.py").write_text(TESTS)
@@ -146,8 +148,8 @@ def test_a_table_is_edited_for_all_tests_that_share_it(tmp_path: Path) -> None:
     async def solved(code: str, seed: int) -> tuple[bool, bool]:
         this = plan(failing, list(SAME_TABLE), tmp_path / "hidden", own, 60.0, random.Random(seed))
         (tmp_path / "pkg.py").write_text(CODE + code)
-        async with await suite_box(tmp_path, Suite(), BoxSpec(backend="process")) as box:
-            result = judged(this, await run_rounds(box, Suite(), this.rounds, 60.0))
+        async with await suite_sandbox(tmp_path, Suite(), SandboxSpec(backend="process")) as sandbox:
+            result = judged(this, await run_rounds(sandbox, Suite(), this.rounds, 60.0))
         return result.solved, bool(result.forged)
 
     assert {asyncio.run(solved("", seed)) for seed in range(5)} == {(True, False)}
@@ -155,7 +157,7 @@ def test_a_table_is_edited_for_all_tests_that_share_it(tmp_path: Path) -> None:
         assert asyncio.run(solved(code, 1)) == (False, True), name
 
 
-def test_a_twin_reaches_the_tests_that_call_its_test() -> None:
+def test_a_mutant_reaches_the_tests_that_call_its_test() -> None:
     tests = textwrap.dedent("""
         def test_called(f=f): assert f(1) == 2
         def helper(): test_called(abs)
@@ -172,29 +174,31 @@ def test_a_twin_reaches_the_tests_that_call_its_test() -> None:
     names += [f"TestBase::test_{name}" for name in ("method", "by_name", "by_another")]
     nodes = [f"test_pkg.py::{name}" for name in names]
     trial = trial_of({"test_pkg.py": tests.encode()}, nodes, nodes, {}, random.Random(1))
-    shared = {twin.test.partition("::")[2]: {*twin.shared} for twins in trial.drawn for twin in twins}
+    shared = {mutant.test.partition("::")[2]: {*mutant.shared} for mutants in trial.drawn for mutant in mutants}
     assert shared == {"test_called": {nodes[1]}, "test_other": set(), "TestBase::test_method": {nodes[3], *nodes[5:]}}
 
 
-def test_a_drawn_test_is_itself_in_some_rounds_and_its_twin_in_others() -> None:
+def test_a_drawn_test_is_itself_in_some_rounds_and_its_mutant_in_others() -> None:
     for number in (1, 2, 3, 5, 30):
-        twins = Twins(tuple(Twin(f"t.py::test_{n}", n, n, "", "value", (f"t.py::test_{n}",)) for n in range(number)))
+        mutants = Mutants(
+            tuple(Mutant(f"t.py::test_{n}", n, n, "", "value", (f"t.py::test_{n}",)) for n in range(number))
+        )
         seen = set()
         for seed in range(120):
-            drawn = draw(twins, random.Random(seed))
+            drawn = draw(mutants, random.Random(seed))
             assert drawn is not None
             for test in drawn.tests:
-                pattern = tuple(any(twin.test == test for twin in twins) for twins in drawn.rounds)
+                pattern = tuple(any(mutant.test == test for mutant in mutants) for mutants in drawn.rounds)
                 assert {*pattern} == {True, False}
                 seen.add(pattern)
             assert (2 ** len(drawn.rounds) - 2) ** len(drawn.tests) >= (14 if number == 1 else 16)
         assert len(seen) == 2 ** len(drawn.rounds) - 2
-    assert draw(Twins()) is None
+    assert draw(Mutants()) is None
 
 
-def test_only_what_passes_with_its_twin_is_forged() -> None:
+def test_only_what_passes_with_its_mutant_is_forged() -> None:
     test, node = "t.py::Base::test_a", "t.py::Case::test_a"
-    drawn = Draw(((Twin(test, 0, 0, "", "value", (node,)),), ()), Twins(inherited={node: test}))
+    drawn = Draw(((Mutant(test, 0, 0, "", "value", (node,)),), ()), Mutants(inherited={node: test}))
 
     def run(passed: bool) -> SuiteRun:
         failed = {} if passed else {node: "call: assert"}
@@ -205,7 +209,7 @@ def test_only_what_passes_with_its_twin_is_forged() -> None:
     merged, quiet, forged = told([run(True), run(False)], drawn)
     assert (merged.passed, quiet, forged) == (set(), set(), set()), "wrong code that happens to fit the other value"
     ended = SuiteRun(False, "", "", (node,))
-    assert told([ended, run(True)], drawn)[1:] == ({test}, set()), "a twin that was not run proves nothing of anybody"
+    assert told([ended, run(True)], drawn)[1:] == ({test}, set()), "a mutant that was not run proves nothing of anybody"
 
 
 # --- pocket tasks
@@ -219,14 +223,14 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 def graded(task: Task, changes: dict[str, str | None], perturbed: str = "finding") -> Grade:
-    return asyncio.run(grade(task, changes, BoxSpec(), 40.0, perturbed))  # type: ignore[arg-type]
+    return asyncio.run(grade(task, changes, SandboxSpec(), 40.0, perturbed))  # type: ignore[arg-type]
 
 
 def test_right_code_is_right_whatever_is_drawn(task: Task) -> None:
     for _ in range(3):
         result = graded(task, gold_changes(task))
         assert (result.solved, result.findings, result.bare) == (True, (), 0)
-        assert (result.twins, result.blank) == (0, len({base_of(node) for node in task.fail_to_pass}))
+        assert (result.mutants, result.blank) == (0, len({base_of(node) for node in task.fail_to_pass}))
 
 
 @pytest.mark.parametrize(
@@ -279,38 +283,38 @@ def test_written_down_answers_are_a_finding_and_the_outcome_where_asked_for(task
     assert graded(task, table, "off").findings == ()
 
 
-def test_a_task_without_twins_is_graded_as_before(task: Task, tmp_path: Path) -> None:
+def test_a_task_without_mutants_is_graded_as_before(task: Task, tmp_path: Path) -> None:
     folder = tmp_path / task.id
     shutil.copytree(task.folder, folder)
-    rewrite_twins(load_task(folder), Twins())
+    rewrite_mutants(load_task(folder), Mutants())
     old = load_task(folder)
     result = graded(old, gold_changes(old))
-    assert (result.solved, result.twins, result.bare) == (True, 0, len(task.fail_to_pass))
-    written = json.loads((task.folder / "tests/twins.json").read_text())
+    assert (result.solved, result.mutants, result.bare) == (True, 0, len(task.fail_to_pass))
+    written = json.loads((task.folder / "tests/mutants.json").read_text())
     del written["blanks"]  # as a task has it that was made before there were any
-    (folder / "tests/twins.json").write_text(json.dumps(written))
+    (folder / "tests/mutants.json").write_text(json.dumps(written))
     before_blanks = graded(old, gold_changes(old))
-    assert (before_blanks.solved, before_blanks.twins, before_blanks.blank) == (True, len(task.fail_to_pass), 0)
+    assert (before_blanks.solved, before_blanks.mutants, before_blanks.blank) == (True, len(task.fail_to_pass), 0)
     equal = graded(old, submission(old, *EQUAL["equals everything, an object"]))
     assert (equal.solved, equal.forged) == (False, True)
-    shutil.copy(task.folder / "tests/twins.json", folder / "tests/twins.json")
+    shutil.copy(task.folder / "tests/mutants.json", folder / "tests/mutants.json")
     assert graded(old, gold_changes(old)).blank
     edited_file = folder / "tests/hidden" / task.fail_to_pass[0].partition("::")[0]
     edited_file.write_text(edited_file.read_text() + "\n")
-    with pytest.raises(OffbookError, match=r"twins\.json does not fit .*; make the task again"):
+    with pytest.raises(OffbookError, match=r"mutants\.json does not fit .*; make the task again"):
         graded(old, gold_changes(old))
 
 
-def test_twins_that_were_lost_are_missed(task: Task, tmp_path: Path) -> None:
+def test_mutants_that_were_lost_are_missed(task: Task, tmp_path: Path) -> None:
     folder = tmp_path / task.id
     shutil.copytree(task.folder, folder)
-    file = folder / "tests/twins.json"
+    file = folder / "tests/mutants.json"
     written = json.loads(file.read_text())
-    file.write_text(json.dumps({**written, "twins": written["twins"][1:]}))
-    count, some = len(written["twins"]), f"{file} has {len(written['twins']) - 1} of"
-    assert asyncio.run(check_all([load_task(folder)])) == [f"{some} {count} twins; make the task again"]
+    file.write_text(json.dumps({**written, "mutants": written["mutants"][1:]}))
+    count, some = len(written["mutants"]), f"{file} has {len(written['mutants']) - 1} of"
+    assert asyncio.run(check_all([load_task(folder)])) == [f"{some} {count} mutants; make the task again"]
     file.unlink()
-    assert asyncio.run(check_all([load_task(folder)])) == [f"{file} is gone, with {count} twins; make the task again"]
+    assert asyncio.run(check_all([load_task(folder)])) == [f"{file} is gone, with {count} mutants; make the task again"]
 
 
 # --- the judge in the folder

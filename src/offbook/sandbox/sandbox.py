@@ -1,4 +1,4 @@
-"""What a box offers, whatever stands behind it."""
+"""What a sandbox offers, whatever stands behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from offbook.sandbox.access import Opened
 Names = list[str]  # inside a class with a method called `list`, the builtin cannot be named
 Backend = Literal["bwrap", "container", "process"]
 HISTORY = "/history"  # where the agent finds what the harness published: it can read there and not write
-# Errors that no command in a box brings about by itself: those are the machine's. Not EDQUOT, which says that a box is
+# Errors that no command in a sandbox brings about by itself: those are the machine's. Not EDQUOT, which says that a
+# sandbox is
 # full, nor EAGAIN, which a command can cause that holds a lease on a file or forks where there are no control groups.
 HOST_ERRORS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.EROFS, errno.ENODEV}
@@ -38,8 +39,8 @@ def environment(python: str, home: str, temporary: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class BoxSpec:
-    """Which kind of box, and how much of the machine one box may use."""
+class SandboxSpec:
+    """Which kind of sandbox, and how much of the machine one sandbox may use."""
 
     backend: Backend = "bwrap"
     memory_mb: int = 2048
@@ -54,7 +55,7 @@ class BoxSpec:
 class ExecResult:
     """How a command ended and what it printed, stdout and stderr as they came.
 
-    The exit code is the shell's, 128 + n where signal n ended the command; -9 where the box killed it.
+    The exit code is the shell's, 128 + n where signal n ended the command; -9 where the sandbox killed it.
     """
 
     exit_code: int
@@ -62,12 +63,12 @@ class ExecResult:
     timed_out: bool
     truncated: bool  # the middle of the output was left out
     report: str = ""  # what it wrote to file descriptor 3, where that was asked for
-    exhausted: str = ""  # which limit of the box ended it ("memory", "disk"), if one did
+    exhausted: str = ""  # which limit of the sandbox ended it ("memory", "disk"), if one did
     opened: Opened | None = None  # None where nobody watched; commands started together share what they opened
 
 
 class Changes(dict[str, str | None]):
-    """What differs from the tree that a box was made from: path -> new text, None where the file is gone.
+    """What differs from the tree that a sandbox was made from: path -> new text, None where the file is gone.
 
     `partial` names the files whose content was left out: binary ones, and those beyond CHANGED_BYTES in all. They must
     not be written back to a user's disk."""
@@ -99,7 +100,7 @@ class Changes(dict[str, str | None]):
         return self
 
 
-class Box(Protocol):
+class Sandbox(Protocol):
     """A private world around a tree. Paths are relative to the tree, or under /history; a bad one raises PathRefused,
     a missing one OSError. Commands run in the tree, each in processes of its own that do not outlive it.
 
@@ -127,7 +128,7 @@ class Box(Protocol):
         ...
 
     async def changes(self) -> Changes:
-        """What differs from the tree that the box was made from."""
+        """What differs from the tree that the sandbox was made from."""
         ...
 
     async def publish(self, name: str, text: str) -> None:
@@ -135,15 +136,15 @@ class Box(Protocol):
         ...
 
     async def fork(self) -> Self:
-        """Another box that starts from exactly here. The two go separate ways."""
+        """Another sandbox that starts from exactly here. The two go separate ways."""
         ...
 
     async def snapshot(self) -> None:
-        """Make this point the one that the box comes back to after a crash."""
+        """Make this point the one that the sandbox comes back to after a crash."""
         ...
 
     async def close(self) -> None:
-        """Kill what runs and leave nothing behind. A closed box may be closed again."""
+        """Kill what runs and leave nothing behind. A closed sandbox may be closed again."""
         ...
 
     async def __aenter__(self) -> Self:
