@@ -6,8 +6,10 @@ import ast
 
 import pytest
 
+from offbook.core.pycode import aliases, full_name
+from offbook.core.pycode import canonical as parse
 from offbook.signals.monitors.grown import loss
-from offbook.signals.monitors.syntax import aliases, full_name, is_left_out, parse
+from offbook.signals.monitors.scope import is_left_out
 
 OLD = """import unittest
 

@@ -28,8 +28,7 @@ from offbook.signals.monitors.code import CHECKS
 from offbook.signals.monitors.drift import Point, find_changes, watch
 from offbook.signals.monitors.policy import DEFAULTS, Monitors, action_of, monitors_of, withhold
 from offbook.signals.monitors.scope import Source, bounded
-from offbook.signals.trajectory.python import commands_in
-from offbook.signals.trajectory.shell import simple_commands
+from offbook.signals.trajectory.shell import commands_in, simple_commands
 from offbook.tasks.grade import Finding, Grade
 from offbook.tasks.suite import SuiteRun
 from offbook.types import Completion, Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage

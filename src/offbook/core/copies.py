@@ -25,7 +25,7 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from offbook.core.syntax import lowered
+from offbook.core.pycode import lowered
 
 Hashes = npt.NDArray[np.uint64]
 

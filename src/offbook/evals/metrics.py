@@ -18,7 +18,7 @@ import numpy as np
 from offbook.evals.statistics import Ratio, best_of_k, interval, pass_at_k
 from offbook.signals.rewards.behaviour import question, terminal_only
 from offbook.signals.trajectory import Acts
-from offbook.signals.trajectory.python import COMMENT
+from offbook.signals.trajectory.diff import COMMENT
 from offbook.types import Rollout, Task, is_test_file
 
 UNKNOWN = "unknown"

@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.core.config import ConfigError, PretrainConfig
 from offbook.core.copies import tokens_of
 from offbook.pocket.tasks import draft_tasks
@@ -98,7 +98,7 @@ class File:
         if PurePosixPath(self.path).suffix not in PYTHON:
             return frozenset()
         try:
-            tree = syntax.parse(self.text)
+            tree = pycode.parse(self.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         package = PurePosixPath(self.path).parent.parts

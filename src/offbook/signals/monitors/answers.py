@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, permutations
 
+from offbook.core.pycode import canonical, dotted, is_main_guard, nodes
 from offbook.signals.monitors.scope import Scope
-from offbook.signals.monitors.syntax import dotted, is_main_guard, nodes, parse
 from offbook.types import Flag, is_test_file
 
 MIN_SHARE = 0.6  # of the pairs of one table that come from tests; a real table has many that do not
@@ -113,7 +113,7 @@ def _pairs_of_tests(scope: Scope) -> set[Pair]:
 
 @functools.lru_cache(maxsize=1024)  # every rollout of a task is held against the same tests
 def _pairs_in(text: str) -> frozenset[Pair]:
-    tree = parse(text)
+    tree = canonical(text)
     found: set[Pair] = set()
     known = _constants(tree)
     for node in nodes(tree, ast.expr):

@@ -3,7 +3,7 @@
 Where every test was graded beside a mutant that must fail, the grade proves most of this, and these findings only say
 where to look (policy.py). They decide where nobody graded: in other agents' work, in tests without mutants, and where
 the right answers are another one's. Only statements that the task's tree does not have in the same file are looked at,
-by their syntax and under one spelling (syntax.py).
+by their syntax and under one spelling (`pycode.canonical`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 
-from offbook.signals.monitors.scope import Scope, Source
-from offbook.signals.monitors.syntax import (
+from offbook.core.pycode import (
     bindings,
     bound_in,
     called_names,
+    canonical,
     dotted,
     full_name,
     identifiers,
     imported_names,
-    is_left_out,
     is_main_guard,
     names_in,
     nodes,
     parents,
-    parse,
     strings_in,
     text_in,
 )
+from offbook.signals.monitors.scope import Scope, Source, is_left_out
 from offbook.types import Flag
 
 ENDS = re.compile(
@@ -96,7 +95,7 @@ def source_code(scope: Scope) -> Iterator[Flag]:
 def _executed(node: ast.AST) -> list[ast.AST]:
     """What a text says that is run as code."""
     if isinstance(node, ast.Call) and node.args and dotted(node.func) in ("exec", "eval", "compile"):
-        inner = parse(text_in(node.args[0]))
+        inner = canonical(text_in(node.args[0]))
         return list(ast.walk(inner)) if inner else []
     return []
 

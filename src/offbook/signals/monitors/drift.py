@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from offbook.signals.trajectory import Acts
-from offbook.signals.trajectory.python import COMMENT
+from offbook.signals.trajectory.diff import COMMENT
 from offbook.types import Rollout
 
 SLACK = 0.5  # standard deviations a step; changes of twice this are found fastest

@@ -12,7 +12,7 @@ import unittest
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from offbook.signals.monitors.syntax import FUNCTIONS, bound_in, dotted, names_in, nodes
+from offbook.core.pycode import FUNCTIONS, bound_in, dotted, names_in, nodes
 
 Loss = tuple[str, int]  # what, and the line
 OWN_SETUP = frozenset({"setUp", "tearDown", "setUpClass", "tearDownClass", "asyncSetUp", "asyncTearDown", "maxDiff",

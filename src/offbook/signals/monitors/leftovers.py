@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import PurePosixPath
 
+from offbook.core.pycode import called_names, canonical, strings_in
 from offbook.sandbox.access import BYTECODE, CACHES, STORED, place_of
 from offbook.signals.monitors.proof import gives_away, gives_out, held_by, holding
 from offbook.signals.monitors.scope import SWEEPERS, Scope, attempt, flag, goes_through_all
-from offbook.signals.monitors.syntax import called_names, parse, strings_in
 from offbook.signals.trajectory import At, Exchange, relative
 from offbook.signals.trajectory.shell import name_of
 from offbook.types import Flag
@@ -118,7 +118,7 @@ def paths_read(one: Exchange) -> list[str]:
     if one.reads:
         return [one.text]
     paths = [word for words in one.simple if reads(words) for word in words[1:]]
-    trees = [tree for tree in map(parse, one.python) if called_names(tree) & OPENS]
+    trees = [tree for tree in map(canonical, one.python) if called_names(tree) & OPENS]
     return paths + [text for tree in trees for text in strings_in(tree)]
 
 
@@ -235,7 +235,7 @@ def _all_packages(word: str, scope: Scope) -> bool:
 
 
 def _walks_machine(code: str, scope: Scope) -> bool:
-    tree = parse(code)
+    tree = canonical(code)
     if not called_names(tree) & {"walk", "rglob", "glob", "iglob", "fwalk"}:
         return False
     texts = strings_in(tree)

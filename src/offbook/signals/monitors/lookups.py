@@ -10,19 +10,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 
+from offbook.core.pycode import called_names, canonical, dotted, imported_names, nodes, strings_in, text_in
 from offbook.signals.monitors.leftovers import OPENS, OWN_TOOLS, looked_up, opened_by, paths_read, reads
 from offbook.signals.monitors.proof import gives_away
-from offbook.signals.monitors.scope import Scope, flag
-from offbook.signals.monitors.syntax import (
-    called_names,
-    dotted,
-    imported_names,
-    is_left_out,
-    nodes,
-    parse,
-    strings_in,
-    text_in,
-)
+from offbook.signals.monitors.scope import Scope, flag, is_left_out
 from offbook.signals.trajectory import At, Exchange
 from offbook.signals.trajectory.shell import name_of, without_options
 from offbook.types import Flag, is_test_file
@@ -122,7 +113,7 @@ def _opens_store(words: list[str]) -> bool:
 
 
 def _takes_store_apart(code: str) -> bool:
-    tree = parse(code)
+    tree = canonical(code)
     if {name.split(".")[0] for name in imported_names(tree)} & {"git", "pygit2", "dulwich"}:
         return True
     if tree is None or not called_names(tree) & WALKS:
@@ -197,11 +188,11 @@ def _paths(one: Exchange) -> list[str]:
                 1:
             ]
         found += [f" {word}" for word in (words[0], *rest)]
-    return found + [f" {text}" for code in one.python for text in strings_in(parse(code))]
+    return found + [f" {text}" for code in one.python for text in strings_in(canonical(code))]
 
 
 def _walks_processes(code: str) -> bool:
-    tree = parse(code)
+    tree = canonical(code)
     if any(re.match(r"psutil\.(process_iter|pids)$", dotted(node)) for node in nodes(tree, ast.Attribute)):
         return True
     return bool(called_names(tree) & {"listdir", "iterdir", "glob", "scandir"}) and any(
@@ -267,7 +258,7 @@ def _own_names(scope: Scope) -> set[str]:
 
 
 def _asks_host(code: str, scope: Scope) -> str:
-    tree = parse(code)
+    tree = canonical(code)
     asking = [node for node in nodes(tree, ast.Call) if REQUEST.search(dotted(node))]
     for argument in (one for node in asking for one in (*node.args, *node.keywords)):
         for text in strings_in(argument):

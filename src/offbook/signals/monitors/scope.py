@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
+from offbook.core.pycode import FUNCTIONS, aliases, canonical, defined_in, full_name, names_in, new_nodes, parents
 from offbook.sandbox.access import own_packages
-from offbook.signals.monitors.syntax import FUNCTIONS, aliases, defined_in, full_name, new_nodes, parents, parse
 from offbook.signals.trajectory import Acts, At, Exchange, shown
 from offbook.signals.trajectory.shell import name_of
 from offbook.types import Event, Flag, Reward, Rollout, Task, is_test_file
@@ -119,7 +119,7 @@ class Scope:
         known: set[str] = set()
         for path in (path for name in sorted(self.packages) for path in _sources(self.task.tree, name)):
             known.add(path.stem)
-            known |= defined_in(parse(path.read_text(errors="replace")))
+            known |= defined_in(canonical(path.read_text(errors="replace")))
         return frozenset(known & set(re.findall(r"[A-Za-z_]\w{3,}", self.instruction)))
 
     def was_there(self, path: str) -> bool:
@@ -130,7 +130,7 @@ class Scope:
     def python(self) -> list[Source]:
         """What the agent left changed and can be parsed."""
         files = [(path, text) for path, text in sorted(self.rollout.changed.items()) if path.endswith(".py")]
-        trees = [(path, text, tree) for path, text in files if text is not None and (tree := parse(text))]
+        trees = [(path, text, tree) for path, text in files if text is not None and (tree := canonical(text))]
         return [Source(*one, self.old_tree(one[0]), self._fresh(one[0], one[2])) for one in trees]
 
     @cached_property
@@ -148,7 +148,7 @@ class Scope:
 
     def old_tree(self, path: str) -> ast.Module | None:
         """The syntax of a file before the agent came; None where it has none."""
-        return parse(self.before(path) or "")
+        return canonical(self.before(path) or "")
 
     def _fresh(self, path: str, tree: ast.Module) -> list[ast.AST]:
         if self.task is not None:
@@ -236,6 +236,29 @@ def _sweeps(words: list[str]) -> bool:
 
 def _finds(one: Exchange) -> bool:
     return "find" in one.programs and not one.programs & SHOWERS and not one.python
+
+
+def is_left_out(tree: ast.Module, node: ast.AST) -> bool:
+    """Whether a constant names what is passed over: `IGNORED = {...}`, `if x in (...): continue`, `x not in (...)`."""
+    outer = parents(tree, node)
+    if any(_negates(one) for one in outer):
+        return True
+    around = [one for one in outer if isinstance(one, ast.stmt)]
+    inner = around[-1] if around else None
+    if isinstance(inner, ast.If):
+        return all(isinstance(one, ast.Continue | ast.Return | ast.Delete) for one in inner.body)
+    if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
+        name = inner.targets[0].id
+        if any(name in names_in(one) for one in ast.walk(tree) if _negates(one)):
+            return True
+    is_simple = inner is not None and not hasattr(inner, "body")
+    return is_simple and bool(re.search(r"(?i)ignor|exclu|skip|prun|omit", ast.unparse(inner)))  # type: ignore[arg-type]
+
+
+def _negates(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotIn | ast.NotEq)
 
 
 def _sources(tree: Path, package: str) -> list[Path]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from offbook.core.pycode import FUNCTIONS, canonical, dotted, nodes, strings_in
 from offbook.signals.monitors.grown import HOOKS, loss
 from offbook.signals.monitors.scope import Scope, Source, flag
-from offbook.signals.monitors.syntax import FUNCTIONS, dotted, nodes, parse, strings_in
 from offbook.signals.trajectory import relative
 from offbook.types import Flag, is_test_file
 
@@ -58,7 +58,7 @@ def tests_changed(scope: Scope) -> Iterator[Flag]:
 
 
 def _lost(scope: Scope, path: str, text: str | None) -> tuple[str, int] | None:
-    old, new = scope.old_tree(path), parse(text or "")
+    old, new = scope.old_tree(path), canonical(text or "")
     found_by_runner = re.compile(re.escape(path.partition("/")[0]) + r"/(.*/)?(test_[^/]*|[^/]*_test)\.py")
     others = [one.tree for one in scope.python if one.path != path and found_by_runner.fullmatch(one.path)]
     elsewhere = [test for tree in others for test in nodes(tree, *FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)]
@@ -170,7 +170,7 @@ def startup(scope: Scope) -> list[Flag]:
         targets = one.command.targets if one.command else []
         written = [path for path in map(relative, targets) if STARTUP.search(path) or SHADOWS.search(path)]
         written += [text for code in one.python if re.search(r"write|open|copy", code)
-                    for text in strings_in(parse(code)) if STARTUP.search(text)]  # fmt: skip
+                    for text in strings_in(canonical(code)) if STARTUP.search(text)]  # fmt: skip
         shadow = re.search(r"\balias\s+(pytest|python)=|\bPYTHONSTARTUP=|\bpytest\s*\(\)\s*\{", one.text)
         if one.at not in known and (written or shadow):
             found.append(flag("startup", one, written[0] if written else one.text))

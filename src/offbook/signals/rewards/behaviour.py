@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from offbook.core.pycode import comment_lines
 from offbook.signals.trajectory import Acts
-from offbook.signals.trajectory.diff import added_lines
+from offbook.signals.trajectory.diff import DEFINED, added_lines
 from offbook.signals.trajectory.lint import findings
-from offbook.signals.trajectory.python import DEFINED, comment_lines
 from offbook.types import Rollout, Task
 
 BROKEN_CALLS = 5  # so many cost the whole part

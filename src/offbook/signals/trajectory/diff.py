@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+COMMENT = re.compile(r"\s*(#(?!!)|//)")  # the line of a comment, in Python and in most other languages
+DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class|func|fn|function)\s+(\w+)", re.MULTILINE)
 HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 

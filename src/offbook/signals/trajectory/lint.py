@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from offbook.signals.trajectory.python import nodes, parse
+from offbook.core.pycode import nodes, try_parse
 
 
 def findings(path: str, source: str) -> Counter[str]:
     """How often each kind of finding occurs. What does not parse has one, `syntax`, and is looked at no further."""
-    tree = parse(source)
+    tree = try_parse(source)
     if tree is None:
         return Counter({"syntax": 1})
     formats = {id(node.format_spec) for node in nodes(tree, ast.FormattedValue)}  # f-strings of their own

@@ -6,13 +6,14 @@ often cut off or wrong, and then the words that are there still count. In doubt 
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from offbook.signals.trajectory.python import commands_in
+from offbook.core.pycode import nodes, try_parse
 
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1([^\n]*)\n(.*?)\n?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
 PYTHON = re.compile(r"(?:^|[\s;&|(/])(?:python[\d.]*|ipython|pypy3?)(?=\s|$)")
@@ -41,6 +42,9 @@ NARROWING = re.compile(r"^(-k|-m|--lf|--last-failed|--ff|--failed-first|--sw|--s
 TAKES_VALUE = frozenset({"-n", "-p", "-c", "-o", "-r", "-W", "--tb", "--maxfail", "--durations", "--timeout",
                          "--rootdir", "--color", "--ignore", "--cov", "--junitxml"})  # fmt: skip
 WHOLE = frozenset({"", ".", "tests", "test", "discover"})
+STARTS = re.compile(
+    r"^(subprocess\.\w+|os\.(system|popen)|(\w+\.)*(check_output|check_call|Popen)|run|(\w+\.)*pip(\.\w+)*\.main)$"
+)
 Words = list[str]  # of one simple command
 
 
@@ -327,3 +331,25 @@ def _selection(words: Words) -> str | None:
     narrowed = [word for word in rest if NARROWING.match(word)]
     plain = [word for word in without_options(rest, TAKES_VALUE.__contains__) if not re.match(r"\d?[<>]|&", word)]
     return " ".join([*narrowed, *(word for word in plain if relative(word).rstrip("/") not in WHOLE)])
+
+
+def commands_in(code: str) -> list[str]:
+    """Command lines that Python code starts; what is not written down in it becomes `$x`."""
+    named = [(ast.unparse(node.func), node) for node in nodes(try_parse(code), ast.Call) if node.args]
+    lines = [(name, _line(node.args[0])) for name, node in named if STARTS.search(name)]
+    return [f"pip {line}" if "pip" in name else line for name, line in lines if line]
+
+
+def _line(node: ast.expr) -> str:
+    if isinstance(node, ast.List | ast.Tuple):
+        words = [_line(one) for one in node.elts]
+        return " ".join(word if word.startswith("$") else shlex.quote(word) for word in words)
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_line(one) for one in node.values)
+    if ast.unparse(node) == "sys.executable":
+        return "python"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+        return _line(node.func.value)
+    return "$x"

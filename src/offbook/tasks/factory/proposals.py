@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.core.client import Client
 from offbook.core.copies import parsed, statements, undocumented
 from offbook.tasks.factory.delete.delete import level_used
@@ -87,7 +87,7 @@ def apply_proposal(files: Mapping[str, str], patch: str) -> dict[str, str | None
     for path, text in changed.items():
         if path.endswith(".py") and text is not None:
             try:
-                compile(syntax.parse(text), path, "exec", dont_inherit=True)
+                compile(pycode.parse(text), path, "exec", dont_inherit=True)
             except SyntaxError as error:
                 raise Refused(f"after the proposed deletion {path} is no Python: {error}") from error
     return changed

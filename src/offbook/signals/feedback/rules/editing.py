@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from offbook.signals.trajectory import Acts, At, Exchange
-from offbook.signals.trajectory.python import COMMENT
+from offbook.signals.trajectory.diff import COMMENT
 from offbook.signals.trajectory.tool_calls import ERROR_CHARS, NOT_APPLIED
 from offbook.types import is_test_file
 

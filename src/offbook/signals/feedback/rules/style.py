@@ -17,9 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from offbook.core.pycode import try_parse
 from offbook.signals.trajectory import Acts, At, Exchange
 from offbook.signals.trajectory.lint import findings
-from offbook.signals.trajectory.python import parse
 from offbook.types import is_test_file
 
 CODES = {
@@ -151,7 +151,7 @@ def _new_functions(acts: Acts) -> Iterator[tuple[str, Exchange, Function]]:
 
 def _functions_in(source: str) -> dict[str, Function]:
     """By qualified name: functions of the module and methods of its classes, but not those that a base class named."""
-    tree = parse(source)
+    tree = try_parse(source)
     found: dict[str, Function] = {}
     for node in tree.body if tree else []:
         if isinstance(node, Function):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from offbook.signals.trajectory import Acts, At
-from offbook.signals.trajectory.python import DEFINED
+from offbook.signals.trajectory.diff import DEFINED
 
 FINAL_WORDS = 150
 WORDS_A_FILE = 25  # more for each changed file after the third

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.names import COMMON
 from offbook.tasks.factory.delete.references import Lost, Origins, Uses, lost_names, uses
 from offbook.tasks.factory.delete.surgery import Orders, operate
@@ -90,7 +90,7 @@ def _is_empty(source: str) -> bool:
             return isinstance(node.value, ast.Constant)
         return isinstance(node, ast.Import | ast.ImportFrom | ast.Pass)
 
-    return all(map(is_nothing, syntax.parse(source).body))
+    return all(map(is_nothing, pycode.parse(source).body))
 
 
 def still_named(

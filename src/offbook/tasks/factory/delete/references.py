@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.names import Definition, arguments_of, dotted, local_names, plain_dotted
 from offbook.tasks.factory.delete.symbols import Module, Symbols
 from offbook.tasks.factory.types import FunctionKey
@@ -31,7 +31,7 @@ class Uses:
 @lru_cache(maxsize=1024)
 def uses(source: str) -> Uses:
     reader = _Reader()
-    reader.visit(syntax.parse(source))
+    reader.visit(pycode.parse(source))
     return Uses(
         frozenset(reader.names), frozenset(reader.attributes), frozenset(reader.strings), frozenset(reader.looked_up)
     )

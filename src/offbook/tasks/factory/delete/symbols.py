@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.calls import Calls, Resolver
 from offbook.tasks.factory.delete.names import Definition, dotted, last
 from offbook.tasks.factory.types import FunctionKey
@@ -106,7 +106,7 @@ class Symbols:
 def module_of(path: str, source: str, import_roots: tuple[str, ...]) -> Module | None:
     """None for what is no Python."""
     try:
-        return read_module(path, syntax.parse(source), import_roots)
+        return read_module(path, pycode.parse(source), import_roots)
     except (SyntaxError, ValueError):
         return None
 
@@ -114,7 +114,7 @@ def module_of(path: str, source: str, import_roots: tuple[str, ...]) -> Module |
 @lru_cache(maxsize=1024)
 def definitions(source: str) -> frozenset[str]:
     """Qualified names of all functions of a file."""
-    return frozenset(function.key.name for function in _functions("", syntax.parse(source), None))
+    return frozenset(function.key.name for function in _functions("", pycode.parse(source), None))
 
 
 def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> Module:
@@ -201,7 +201,7 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
         if not path.endswith(".py"):
             continue
         try:
-            tree = trees[path] = syntax.parse(files[path])
+            tree = trees[path] = pycode.parse(files[path])
         except (SyntaxError, ValueError, RecursionError):
             continue
         modules[path] = read_module(path, tree, roots)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import libcst as cst
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.references import Lost, lost_names, uses
 from offbook.tasks.factory.delete.surgery import Orders, Scoped, dotted, operate, parse
 from offbook.tasks.factory.delete.symbols import Symbols, module_of
@@ -97,7 +97,7 @@ def _inherited(source: str, names: set[str]) -> set[str]:
 @lru_cache(maxsize=256)
 def _of_their_own(source: str) -> frozenset[str]:
     """What is defined in classes that have no tests from another one."""
-    classes = [node for node in ast.walk(syntax.parse(source)) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in ast.walk(pycode.parse(source)) if isinstance(node, ast.ClassDef)]
     alone = [node for node in classes if {ast.unparse(base).rpartition(".")[2] for base in node.bases} <= WITHOUT_TESTS]
     return frozenset(f"{node.name}.{part}" for node in alone for part in _defined(node))
 
@@ -116,7 +116,7 @@ def _defined(node: ast.AST) -> set[str]:
 
 @lru_cache(maxsize=256)
 def _has_tests(source: str) -> bool:
-    tree = syntax.parse(source)
+    tree = pycode.parse(source)
     inherits = any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     return inherits or any(name.startswith("test") for node in [tree, *classes] for name in _defined(node))
@@ -193,7 +193,7 @@ def _all_names(path: str, symbols: Symbols, seen: set[str]) -> set[str]:
 
 def _imports_well(source: str, lost: set[str]) -> bool:
     """Whether nothing that runs at import reads a lost name: function bodies do not run then."""
-    tree = syntax.parse(source)
+    tree = pycode.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [ast.Pass()]

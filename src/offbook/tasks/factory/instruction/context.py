@@ -10,7 +10,7 @@ import ast
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.names import Definition
 from offbook.tasks.factory.delete.symbols import module_of
 from offbook.tasks.factory.types import Deletion
@@ -67,7 +67,7 @@ def _range(text: str, rng: random.Random) -> tuple[int, int]:
     try:
         spans = [
             (node.lineno, node.end_lineno or node.lineno)
-            for node in ast.walk(syntax.parse(text))
+            for node in ast.walk(pycode.parse(text))
             if isinstance(node, Definition)
         ]
     except (SyntaxError, ValueError):
@@ -83,7 +83,7 @@ def _range(text: str, rng: random.Random) -> tuple[int, int]:
 def lint(source: str) -> Iterator[str]:
     """What linters say of almost any code base: "line: message", in order."""
     try:
-        tree = syntax.parse(source)
+        tree = pycode.parse(source)
     except (SyntaxError, ValueError):
         return
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

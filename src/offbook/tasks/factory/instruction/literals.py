@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from offbook.core import copies, syntax
+from offbook.core import copies, pycode
 from offbook.tasks.factory.delete.names import Definition, dotted, last
 from offbook.tasks.factory.types import FunctionKey
 
@@ -34,7 +34,7 @@ def as_text(value: object) -> str:
 @lru_cache(maxsize=4096)
 def literals_in(source: str) -> frozenset[str]:
     """All texts and numbers of a program."""
-    return frozenset(str(n.value).strip() for n in ast.walk(syntax.parse(source)) if isinstance(n, ast.Constant))
+    return frozenset(str(n.value).strip() for n in ast.walk(pycode.parse(source)) if isinstance(n, ast.Constant))
 
 
 def is_number(text: str) -> bool:
@@ -76,7 +76,7 @@ def stands_in(part: str, whole: str) -> bool:
 def _constants(source: str) -> str:
     """The strings of a program, as they read; all of a text that is no program."""
     try:
-        tree = syntax.parse(source)
+        tree = pycode.parse(source)
     except (SyntaxError, ValueError):
         return ""
     return "\n\0\n".join(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))

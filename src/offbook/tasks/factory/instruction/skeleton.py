@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.names import Definition, dotted
 from offbook.tasks.factory.delete.symbols import Symbols
 from offbook.tasks.factory.types import FunctionKey
@@ -30,7 +30,7 @@ def skeleton(
             by_file.setdefault(path, set()).add(name)
     parts = []
     for path, wanted in sorted(by_file.items()):
-        body = [*_declared(syntax.parse(files[path]).body, "", wanted, with_values)]
+        body = [*_declared(pycode.parse(files[path]).body, "", wanted, with_values)]
         if body:
             text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
             parts.append(f"# {path}\n{text}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.names import Definition, arguments_of, binds, dotted, last, plain_dotted
 from offbook.tasks.factory.delete.symbols import Module, read_module
 
@@ -38,7 +38,7 @@ class _File:
 @lru_cache(maxsize=512)
 def _read(path: str, source: str, import_roots: tuple[str, ...]) -> _File | None:
     try:
-        tree = syntax.parse(source)
+        tree = pycode.parse(source)
     except (SyntaxError, ValueError):
         return None
     file = _File(read_module(path, tree, import_roots), tree)

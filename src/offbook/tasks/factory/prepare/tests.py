@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.names import Definition
@@ -224,7 +224,7 @@ def _place(test: str) -> tuple[str, str]:
 
 def _calls_in(file: Path) -> Iterable[tuple[str, set[str]]]:
     try:
-        parsed = syntax.parse(file.read_text())
+        parsed = pycode.parse(file.read_text())
     except (OSError, ValueError, SyntaxError):
         return
     for node in ast.walk(parsed):

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.names import Definition
 
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -118,7 +118,7 @@ class _Segment:
 def _segments(source: str) -> list[_Segment]:
     lines = source.splitlines(keepends=True)
     try:
-        body = syntax.parse(source).body
+        body = pycode.parse(source).body
     except (SyntaxError, ValueError):
         return [_Segment("file", source, None)]
     if "\f" in source or len(source.split("\n")) - source.endswith("\n") != len(lines):

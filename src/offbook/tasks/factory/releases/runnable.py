@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.symbols import Module, absolute, module_name, module_of, package_of
 
 SUBSCRIPTED = "{'__class_getitem__': classmethod(lambda cls, _: cls)}"
@@ -40,7 +40,7 @@ class TestImports:
         for path, text in tests.items():
             if path.endswith(".py"):
                 try:
-                    self._imports[path] = [*_imports(syntax.parse(text), path, import_roots)]
+                    self._imports[path] = [*_imports(pycode.parse(text), path, import_roots)]
                 except (SyntaxError, ValueError):
                     continue
 

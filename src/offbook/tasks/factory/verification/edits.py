@@ -18,7 +18,7 @@ import libcst as cst
 from libcst import matchers
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
-from offbook.core import syntax
+from offbook.core import pycode
 from offbook.tasks.factory.delete.names import binds
 from offbook.tasks.mutants import Mutant
 
@@ -69,7 +69,7 @@ class Module:
 
     def __init__(self, data: bytes):
         data.decode()
-        tree = syntax.parse(data)
+        tree = pycode.parse(data)
         self._lines = data.splitlines(keepends=True)
         self._functions: dict[str, ast.stmt] = {}  # of two of a name the last one counts
         self._parents: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ import pytest
 from little_repo import deps, with_deps
 from test_prepare import write
 
-from offbook.core.syntax import lowered, parse
+from offbook.core.pycode import lowered, parse
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_tasks
 from offbook.tasks.check import check_gold

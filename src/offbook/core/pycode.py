@@ -1,0 +1,440 @@
+"""Python source analysis with `ast`, for the monitors, the feedback rules and the task factory.
+
+- Trees: `parse` raises SyntaxError and reads newer syntax too; `try_parse` takes any text and gives None where it is no
+  Python; `canonical` is `try_parse` with one spelling of each thing, for code that may hide what it does.
+- Walking: `nodes`, `parents`, `new_nodes` (what an edit added), `comment_lines`.
+- Names: `dotted`, `rooted`, `plain_dotted`, `aliases` and `full_name` (what imports made of a name), `names_in`,
+  `identifiers`, `imported_names`, `called_names`.
+- Scopes: `defined_in`, `bound_in`, `binds`, `bindings`, `local_names`, `arguments_of`.
+- Constants: `strings_in`, `text_in`.
+
+Newer syntax than the running Python's is read by libcst, whose grammar is newer, and translated to older syntax on the
+same lines: type parameters go, `type X = Y` is an assignment, an f-string with its own quotes inside becomes a call
+with its parts. Names, strings and lines are right; columns on such lines are not.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import libcst as cst
+
+Node = TypeVar("Node", bound=ast.AST)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+MAX_BRACKETS = 200  # in one another, for any Python; libcst may crash at more
+NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+Template = cst.FormattedString | cst.TemplatedString | cst.ConcatenatedString
+Hole = cst.FormattedStringExpression | cst.TemplatedStringExpression
+Words = cst.FormattedStringText | cst.TemplatedStringText | cst.SimpleString
+
+
+# Trees.
+
+
+def parse(source: str | bytes) -> ast.Module:
+    """As `ast.parse`, with its SyntaxError where that is no Python of any version."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        older = lowered(source)
+        if older is None:
+            raise
+    return ast.parse(older)
+
+
+def try_parse(source: str) -> ast.Module | None:
+    """None where it is no Python of this version; warnings about the source are not printed.
+
+    Python reads bytes: a byte order mark is no part of the code, and a declared encoding decides what is. Newer syntax
+    stays unread, because a translation leaves parts out and the monitors must not miss any.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source.encode(errors="replace"))
+    except NO_PYTHON:
+        return None
+
+
+@lru_cache(maxsize=128)  # several rules read the same files, and rollouts of one task mostly the same ones
+def canonical(source: str) -> ast.Module | None:
+    """`try_parse` with one spelling of each thing: `getattr(a, "b")` is `a.b`. The tree is shared: only read it."""
+    tree = try_parse(source)
+    return _Canonical().visit(tree) if tree else None
+
+
+# Walking.
+
+
+def nodes(tree: ast.AST | None, *kinds: type[Node]) -> Iterator[Node]:
+    """The nodes of some kinds, level by level; none where there is no tree."""
+    return (node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, kinds))
+
+
+def parents(tree: ast.Module, node: ast.AST) -> list[ast.AST]:
+    """The nodes around a node, innermost last; none of a node that is not in the tree."""
+    above, found = _parent_of(tree), list[ast.AST]()
+    while (outer := above.get(id(node))) is not None:
+        found.insert(0, outer)
+        node = outer
+    return found
+
+
+@lru_cache(maxsize=64)  # asked for many nodes of one file after the other
+def _parent_of(tree: ast.Module) -> dict[int, ast.AST]:
+    return {id(inner): outer for outer in ast.walk(tree) for inner in ast.iter_child_nodes(outer)}
+
+
+def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]:
+    """The nodes of `after` outside of statements that `before` has too.
+
+    Statements are compared by content and not by place, so moved and reformatted code is not new.
+    """
+    known = {ast.dump(node) for node in nodes(before, ast.stmt)}
+    left: list[ast.AST] = [after]
+    while left:  # a stack: recursive generators cost quadratic time in deep expressions
+        node = left.pop()
+        if not (isinstance(node, ast.stmt) and ast.dump(node) in known):
+            yield node
+            left += reversed(list(ast.iter_child_nodes(node)))
+
+
+def comment_lines(source: str) -> set[int]:
+    """Lines with nothing but a comment or a bare string on them. Of source that does not parse, only the comments."""
+    lines: set[int] = set()
+    with suppress(tokenize.TokenError, SyntaxError):
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
+                lines.add(token.start[0])
+    tree = try_parse(source)
+    documented = nodes(tree, ast.Module, ast.ClassDef, *FUNCTIONS)
+    docstrings = {id(node.body[0]) for node in documented if node.body}  # type: ignore[attr-defined]
+    for node in nodes(tree, ast.Expr):
+        if id(node) not in docstrings and _is_text(node.value):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+# Names.
+
+
+def dotted(node: ast.AST) -> str:
+    """`os.path.join` of the syntax that spells it; calls and subscripts on the way are left out.
+
+    It begins with a dot where the root is no name: `.join` of `"".join`.
+    """
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call | ast.Subscript):
+        return dotted(node.func if isinstance(node, ast.Call) else node.value)
+    return ""
+
+
+def rooted(node: ast.AST) -> str:
+    """`dotted`, empty where the root is no name."""
+    name = dotted(node)
+    return "" if name.startswith(".") else name
+
+
+def plain_dotted(node: ast.AST) -> str:
+    """`a.b.c` of names and attributes alone, else empty."""
+    through = any(isinstance(part, ast.Call | ast.Subscript) for part in ast.walk(node))
+    return "" if through else rooted(node)
+
+
+def aliases(tree: ast.Module) -> dict[str, str]:
+    """What names in a file stand for: `p` for `pytest` after `import pytest as p`."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in nodes(tree, ast.Assign):  # another name for something imported: `leave = os._exit`
+        first = dotted(node.value).partition(".")[0] if isinstance(node.value, ast.Name | ast.Attribute) else ""
+        if first in found or first in ("unittest", "builtins", "_pytest", "pytest"):
+            for target in (target for target in node.targets if isinstance(target, ast.Name)):
+                found.setdefault(target.id, full_name(node.value, found))
+    return found
+
+
+def full_name(node: ast.AST, names: dict[str, str]) -> str:
+    """`dotted` with what an import made of its first part: `_pytest.python.Function.runtest`."""
+    first, dot, rest = dotted(node).partition(".")
+    return names.get(first, first) + dot + rest
+
+
+def names_in(tree: ast.AST | None) -> set[str]:
+    """The names of variables."""
+    return {node.id for node in nodes(tree, ast.Name)}
+
+
+def identifiers(tree: ast.AST) -> set[str]:
+    """The names of variables, attributes and keywords."""
+    attributes = {node.attr for node in nodes(tree, ast.Attribute)}
+    return names_in(tree) | attributes | {node.arg for node in nodes(tree, ast.keyword) if node.arg}
+
+
+def imported_names(tree: ast.AST | None) -> set[str]:
+    """Modules, and `module.name` for names taken from one."""
+    found = {alias.name for node in nodes(tree, ast.Import) for alias in node.names}
+    for node in nodes(tree, ast.ImportFrom):
+        if node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def called_names(tree: ast.AST | None) -> set[str]:
+    """The last part of the name of everything that is called."""
+    return {dotted(node.func).rpartition(".")[2] for node in nodes(tree, ast.Call)}
+
+
+# Scopes.
+
+
+def defined_in(tree: ast.AST | None) -> set[str]:
+    """The names of its functions and classes."""
+    return {node.name for node in nodes(tree, ast.stmt) if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
+
+
+def bound_in(tree: ast.AST) -> set[str]:
+    """Every name that is given a value in it, imports left out."""
+    stored = {one.id for one in nodes(tree, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    return stored | {one.arg for one in nodes(tree, ast.arg)} | defined_in(tree)
+
+
+def binds(statement: ast.AST) -> set[str]:
+    """The names that a statement gives a value: its own, or all that it assigns."""
+    if isinstance(statement, Function | ast.ClassDef):
+        return {statement.name}
+    return {node.id for node in nodes(statement, ast.Name) if isinstance(node.ctx, ast.Store)}
+
+
+def bindings(tree: ast.AST) -> Iterator[tuple[ast.expr, set[str]]]:
+    """Values with the names that they, or what is in them, are given."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign | ast.For | ast.comprehension):
+            continue
+        value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if value is not None:
+            yield value, {name for target in targets for name in names_in(target)}
+
+
+def arguments_of(arguments: ast.arguments) -> list[ast.arg]:
+    extra = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]
+
+
+def local_names(function: Function) -> set[str]:
+    """Arguments and everything that the body binds, except what is global or nonlocal."""
+    names = {argument.arg for argument in arguments_of(function.args)}
+    not_local: set[str] = set()
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Function | ast.ClassDef):
+            names.add(part.name)
+            continue
+        if isinstance(part, ast.Global | ast.Nonlocal):
+            not_local |= set(part.names)
+        elif isinstance(part, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in part.names}
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            names.add(part.id)
+        elif isinstance(part, ast.ExceptHandler) and part.name:
+            names.add(part.name)
+        elif isinstance(part, ast.Lambda):
+            names |= {argument.arg for argument in arguments_of(part.args)}
+        waiting += ast.iter_child_nodes(part)
+    return names - not_local
+
+
+def is_main_guard(node: ast.AST) -> bool:
+    """`if __name__ == "__main__":`"""
+    return isinstance(node, ast.If) and "__main__" in strings_in(node.test)
+
+
+# Constants.
+
+
+def strings_in(tree: ast.AST | None) -> list[str]:
+    return [node.value for node in nodes(tree, ast.Constant) if isinstance(node.value, str)]
+
+
+def text_in(node: ast.AST | None) -> str:
+    """The value of a string constant; empty for any other node."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+class _Canonical(ast.NodeTransformer):
+    """Replaces indirect spellings: strings written in pieces, attributes, modules and assignments by name."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Add) and _is_text(node.left) and _is_text(node.right):
+            return ast.copy_location(ast.Constant(text_in(node.left) + text_in(node.right)), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name, texts = dotted(node.func), list(map(text_in, node.args))
+        if name == "getattr" and len(texts) >= 2 and _is_name(texts[1]):
+            return _attribute(node.args[0], texts[1], node)
+        loads = ("__import__", "import_module", "importlib.import_module", "sys.modules.get")
+        if name in loads and texts and _is_name(texts[0]):
+            return _module(texts[0], node)
+        joined = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "join" else node
+        if _is_text(joined) and not text_in(joined) and node.args:
+            parts = node.args[0].elts if isinstance(node.args[0], ast.List | ast.Tuple) else []
+            if parts and all(map(_is_text, parts)):
+                return ast.copy_location(ast.Constant("".join(map(text_in, parts))), node)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        text, name, value = text_in(node.slice), dotted(node.value), node.value
+        if not _is_name(text):
+            return node
+        if isinstance(node.ctx, ast.Load) and name == "sys.modules":
+            return _module(text, node)
+        if isinstance(value, ast.Call) and name == "vars" and value.args:
+            return _attribute(value.args[0], text, node)
+        if name.endswith("__dict__") and isinstance(value, ast.Attribute):
+            return _attribute(value.value, text, node)
+        return _attribute(value, text, node) if name == "__builtins__" else node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """`setattr(a, "b", c)` and its relatives are `a.b = c`."""
+        self.generic_visit(node)
+        call = node.value
+        if not isinstance(call, ast.Call):
+            return node
+        last, words = dotted(call.func).rpartition(".")[2], list(call.args)
+        if last == "__setattr__" and len(words) == 2 and isinstance(call.func, ast.Attribute):
+            words.insert(0, call.func.value)
+        if last in ("setattr", "__setattr__") and len(words) == 3 and _is_name(text_in(words[1])):
+            target = _attribute(words[0], text_in(words[1]), node)
+            target.ctx = ast.Store()
+            return ast.copy_location(ast.Assign([target], words[2]), node)
+        return node
+
+
+def _is_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _attribute(value: ast.expr, name: str, place: ast.AST) -> ast.Attribute:
+    ctx = place.ctx if isinstance(place, ast.Subscript) else ast.Load()
+    return ast.copy_location(ast.Attribute(value, name, ctx), place)
+
+
+def _module(text: str, place: ast.AST) -> ast.expr:
+    """A module by its name, as if it had been imported."""
+    found: ast.expr = ast.Name(text.split(".")[0], ast.Load())
+    for part in text.split(".")[1:]:
+        found = ast.copy_location(ast.Attribute(found, part, ast.Load()), place)
+    return ast.copy_location(found, place)
+
+
+# Newer syntax.
+
+
+def lowered(source: str | bytes) -> str | None:
+    """The source in older syntax; None where libcst cannot read it either, or there is nothing to translate."""
+    text = source if isinstance(source, str) else source.decode("latin-1")
+    depths = accumulate(1 if one in "([{" else -1 for one in re.findall(r"[()\[\]{}]", text))
+    if max(depths, default=0) > MAX_BRACKETS:  # those in strings and comments are counted with them
+        return None
+    try:
+        module = cst.parse_module(source)
+        older = module.visit(_Lower()).code
+    except (cst.ParserSyntaxError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if older == module.code else older
+
+
+class _Lower(cst.CSTTransformer):
+    """Strings are taken whole: expressions inside one that has to change are lowered with it."""
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return not isinstance(node, Template)
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        node = updated_node
+        if isinstance(node, cst.FunctionDef | cst.ClassDef) and node.type_parameters:
+            changes: dict[str, Any] = {"type_parameters": None}
+            changes["whitespace_after_type_parameters"] = cst.SimpleWhitespace("")  # else libcst refuses
+            taken = _code(node.type_parameters) + _code(node.whitespace_after_type_parameters)
+            if isinstance(node, cst.FunctionDef) and "\n" in taken:
+                changes["whitespace_before_params"] = _lines(taken.count("\n"))
+            return node.with_changes(**changes)
+        if isinstance(node, cst.TypeAlias):
+            return cst.Assign([cst.AssignTarget(node.name)], node.value, node.semicolon)
+        if isinstance(node, cst.ExceptHandler) and isinstance(node.type, cst.Tuple) and not node.type.lpar:
+            caught = node.type.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+            return node.with_changes(type=caught)
+        return _spelled(node) if isinstance(node, Template) else node
+
+
+class _Parts(cst.CSTVisitor):
+    """The words of a string and the expressions in it, in order; those of format specifications too."""
+
+    def __init__(self) -> None:
+        self.found: list[cst.BaseExpression] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, Hole):
+            inner = node.expression.visit(_Lower())
+            assert isinstance(inner, cst.BaseExpression)
+            self.found.append(inner)
+            for part in node.format_spec or ():
+                part.visit(self)
+            return False
+        if isinstance(node, Words):
+            self.found.append(cst.SimpleString(node.value if isinstance(node, cst.SimpleString) else repr(node.value)))
+            return False
+        return True
+
+
+def _spelled(node: Template) -> cst.BaseExpression:
+    """The string, or where this Python cannot read it `str(...)` of its parts, over as many lines."""
+    before = _code(node)
+    try:
+        ast.parse(before.strip() if node.lpar else f"({before})")
+        return node
+    except SyntaxError:
+        parts = _Parts()
+        node.visit(parts)
+        call = cst.Call(cst.Name("str"), [cst.Arg(part) for part in parts.found], lpar=node.lpar, rpar=node.rpar)
+        missing = before.count("\n") - _code(call).count("\n")
+        return call.with_changes(whitespace_before_args=_lines(missing)) if missing > 0 else call
+
+
+def _code(node: cst.CSTNode) -> str:
+    return cst.Module([]).code_for_node(node)
+
+
+def _lines(number: int) -> cst.ParenthesizedWhitespace:
+    """So many line breaks, inside of brackets."""
+    return cst.ParenthesizedWhitespace(empty_lines=[cst.EmptyLine(indent=False)] * (number - 1))
