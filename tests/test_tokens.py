@@ -165,6 +165,18 @@ def test_a_template_that_writes_otherwise_is_refused(chat: ChatFormat, tmp_path:
         chat_for(folder_with(chat, tmp_path / "broken", "{% if %}"))
 
 
+def test_a_template_that_never_ends_is_refused(
+    chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbook.agent.chat.template.RENDER_S", 0.5)
+    nested = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
+    endless = f"{{% if messages[0].content == 'never' %}}{nested}{{% endif %}}"  # so that the thread ends with the test
+    assert chat_for(folder_with(chat, tmp_path / "sound", endless + TEMPLATE))
+    slow = "{% for a in range(3000) %}{% for b in range(3000) %}{{ a }}{% endfor %}{% endfor %}"
+    with pytest.raises(OffbookError, match="does not finish a short conversation"):
+        chat_for(folder_with(chat, tmp_path / "slow", slow + TEMPLATE))
+
+
 def test_what_stands_behind_the_results_is_the_templates(chat: ChatFormat, tmp_path: Path) -> None:
     plain = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     result = "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response>TAIL<|im_end|>\n"

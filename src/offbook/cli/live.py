@@ -37,6 +37,12 @@ def live(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be stored, learned from and deployed, and stop.")
     ] = False,
+    hints: Annotated[
+        bool, typer.Option("--hints", help="List the complaints that the next cycle hears and which of them teach.")
+    ] = False,
+    approve: Annotated[
+        list[str] | None, typer.Option(help="The id of a complaint (--hints) that may teach; may be repeated.")
+    ] = None,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
@@ -58,6 +64,11 @@ def live(
         cycles = [Cycle(config, key, partial(say, to=console), progress) for key in keys]
         if report:
             _show([_report(cycle, versions) for cycle in cycles], as_json)
+            return
+        if approve:
+            _approve(cycles, approve)
+        if hints or approve:
+            _show([{"folder": str(one.folder.path), "complaints": _complaints(one)} for one in cycles], as_json)
             return
         if dry_run:
             _show([_planned(cycle, config, sessions or []) for cycle in cycles], as_json)
@@ -91,6 +102,24 @@ def _run(cycles: list[Cycle], sources: list[Path], once: bool) -> None:
         if once:
             return
         time.sleep(LOOK_S)
+
+
+def _complaints(cycle: Cycle) -> list[dict[str, Any]]:
+    return cycle.complaints() if cycle.folder.decisions_file.is_file() else []
+
+
+def _approve(cycles: list[Cycle], ids: list[str]) -> None:
+    from offbook.live.user_hints import refusal
+    from offbook.types import OffbookError
+
+    for id in ids:
+        found = [(cycle, row) for cycle in cycles for row in _complaints(cycle) if row["id"] == id]
+        if not found:
+            raise OffbookError(f"no complaint has the id {id}; `offbook live --hints` lists them")
+        if refused := refusal(found[0][1]["text"]):
+            raise OffbookError(f"{id} cannot become a hint: {refused}")
+        for cycle, _ in found:
+            cycle.folder.approve([id])
 
 
 def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,7 @@ from offbook.live.learning import train_on
 from offbook.live.reactions import score
 from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, folder_of, in_share
 from offbook.live.trial import compare_shadow, compare_versions, detectable
+from offbook.live.user_hints import hint_id, may_teach, said_against
 from offbook.live.watch import alarms
 from offbook.rl.models import Progress, model_folder, quiet
 from offbook.signals.judge import is_sampled
@@ -184,8 +186,11 @@ class Cycle:
         start = self.folder.weights(last.deployed)
         self._tell(f"cycle {version}: learning from {len(chosen)} sessions of version {last.deployed}")
         carried = Carried(**self._last_numbers("train").get("carried", {}))
-        path, carried, row = train_on(self.config, chosen, start, self.folder.cycle(version), carried)
+        approved = self.folder.approved()
+        path, carried, row = train_on(self.config, chosen, start, self.folder.cycle(version), carried, approved)
+        reasons = may_teach(said_against(chosen), approved)
         numbers = {**self.numbers(chosen), "left_out": left_out, "carried": asdict(carried)}
+        numbers["complaints"] = {"taught": sum(not why for why in reasons.values()), "heard": len(reasons)}
         numbers |= {"upto": chosen[-1].at, "last_step": {key: row[key] for key in sorted(row) if "/" not in key}}
         why = f"{len(chosen)} sessions of version {last.deployed} came to {numbers['reward']:.3f} each"
         self._decide("train", why, version=version, path=str(path.resolve()), numbers=numbers)
@@ -218,14 +223,32 @@ class Cycle:
     # What is known
 
     def to_learn_from(self, sessions: Sequence[Session]) -> tuple[list[Session], dict[str, int]]:
-        """New since the last cycle, by the deployed version, with their words; and how many were left out, by why."""
+        """New sessions of the deployed version with their words, and how many were left out, by reason.
+
+        No user has more than `live.user_share` of a cycle: the newest of theirs are taken."""
         upto, deployed = self._last_numbers("train").get("upto", 0.0), self.last.deployed
         new = [one for one in sessions if one.at > upto and one.arm != "shadow"]
         settled = self._settled(new)
         own = [one for one in settled if one.version == deployed]
-        chosen = [one for one in own if one.has_words and not one.rollout.fault]
+        usable = [one for one in own if one.has_words and not one.rollout.fault]
+        most, count = max(1, int(self.settings.user_share * self.settings.sessions)), Counter[str]()
+        chosen: list[Session] = []
+        for one in reversed(usable):
+            count[one.user] += 1
+            if count[one.user] <= most:
+                chosen.insert(0, one)
         left_out = {"not settled": len(new) - len(settled), "another version": len(settled) - len(own)}
-        return chosen, left_out | {"numbers alone or the machine's fault": len(own) - len(chosen)}
+        left_out["numbers alone or the machine's fault"] = len(own) - len(usable)
+        return chosen, left_out | {"beyond one user's share (live.user_share)": len(usable) - len(chosen)}
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """The follow-ups that the next cycle hears, which of them teach, and why the others do not."""
+        said = said_against(self.to_learn_from([score(one, self.settings) for one in self.folder.sessions()])[0])
+        reasons = may_teach(said, self.folder.approved())
+        rows = [
+            {"id": hint_id(text), "text": text, "users": len(said[text]), "why not": reasons[text]} for text in said
+        ]
+        return sorted(rows, key=lambda row: (bool(row["why not"]), row["text"]))
 
     def numbers(self, sessions: Sequence[Session]) -> dict[str, Any]:
         """Of scored sessions."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.live.reactions import FOLLOW_UP, with_hints
 from offbook.live.sessions import Session
+from offbook.live.user_hints import may_teach, refusal, said_against
 from offbook.rl.annotate import teachers_of
 from offbook.rl.collector import chat_of
 from offbook.rl.judge import StepJudge, judge_of
@@ -38,28 +39,37 @@ from offbook.types import Event, Rollout
 
 
 def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
-    """With what a reader model says of messages (feedback.judge), where there is one."""
+    """Add what a judge model (feedback.judge) says of messages, if there is one."""
     judge = judge_of(config.feedback)
     if judge is None:
         return rollouts
     found = asyncio.run(StepJudge(judge).read("this cycle", [(rollout, None) for rollout in rollouts])).found
     said = {rollout.id: [*rollout.events] for rollout in rollouts}
     for one in found:
-        said[one.rollout.id].append(Event(one.message, FOLLOW_UP, one.note, one.segment))
+        if not refusal(one.note):  # a judge may repeat what a user told it to say
+            said[one.rollout.id].append(Event(one.message, FOLLOW_UP, one.note, one.segment))
     return [replace(rollout, events=said[rollout.id]) for rollout in rollouts]
 
 
 def train_on(
-    config: Config, sessions: Sequence[Session], start: Path, folder: RunFolder, carried: Carried
+    config: Config,
+    sessions: Sequence[Session],
+    start: Path,
+    folder: RunFolder,
+    carried: Carried,
+    approved: Collection[str] = (),
 ) -> tuple[Path, Carried, dict[str, Any]]:
-    """The new weights, what the next cycle is told of rewards, and the numbers of the last step. Whatever an earlier
-    attempt left in the folder is done again."""
+    """Train a new version. Returns its weights, what the next cycle needs of the rewards, and the last step's metrics.
+
+    `approved` are the ids of the follow-ups that a maintainer approved as hints. A folder that a killed attempt left is
+    deleted and done again."""
     shutil.rmtree(folder.path, ignore_errors=True)
     torch.set_num_threads(config.threads)
     rewards = [one.rollout.reward.total for one in sessions]
     found, carried = baselines(rewards, [one.kind for one in sessions], carried)
     by_group = {one.id: value for one, value in zip(sessions, found, strict=True)}
-    read = [with_hints(one) if config.live.hints else one.rollout for one in sessions]
+    reasons = may_teach(said_against(sessions), approved)
+    read = [with_hints(one, lambda text: not reasons[text]) if config.live.hints else one.rollout for one in sessions]
     rollouts = read_by_model([replace(rollout, group=rollout.id) for rollout in read], config)
     order = random.Random(f"{config.seed} live {folder.path.name}").sample(rollouts, len(rollouts))
     size = config.live.batch

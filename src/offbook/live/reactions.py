@@ -94,11 +94,11 @@ def dodged(rollout: Rollout) -> float:
     return -1.0 if read_all(rollout, rules=DODGES) else 0.0
 
 
-def with_hints(session: Session) -> Rollout:
-    """Its rollout, with what was said against it at the messages that it is about."""
+def with_hints(session: Session, teaches: Callable[[str], bool]) -> Rollout:
+    """Its rollout, with those complaints that may teach at the messages that they are about."""
     events = [*session.rollout.events]
     for one in session.reactions:
-        if one.kind != "follow_up" or one.value >= 0 or not one.text:
+        if one.kind != "follow_up" or one.value >= 0 or not one.text or not teaches(one.text):
             continue
         if (at := blamed(session.rollout, one.text)) is not None:
             events.append(Event(at[1], FOLLOW_UP, hint_of(one.text), at[0]))

@@ -205,6 +205,15 @@ class LiveFolder:
         known = set(self.forgotten_file.read_text().split()) if self.forgotten_file.is_file() else set()
         return {id for id in ids if _name_digest(id) in known}
 
+    # Complaints that a maintainer approved as hints, one id a line
+
+    def approved(self) -> set[str]:
+        file = self.path / "approved_hints"
+        return set(file.read_text().split()) if file.is_file() else set()
+
+    def approve(self, ids: Iterable[str]) -> None:
+        write_atomic(self.path / "approved_hints", "".join(f"{id}\n" for id in sorted(self.approved() | {*ids})))
+
     # Decisions
 
     def decisions(self) -> list[Decision]:

@@ -4,6 +4,7 @@ tools."""
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from offbook.types import OffbookError, Role, ToolCall
 
 BLOCK_START, BLOCK_END = "<|im_start|>", "<|im_end|>"
 RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
+RENDER_S = 20.0  # that a template may take; a sound one takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,24 @@ def _render(
     from transformers.utils.chat_template_utils import render_jinja_template  # seconds; the pocket model needs none
 
     asked = {"add_generation_prompt": add_generation_prompt, "bos_token": bos_token}
-    try:
-        rendered, _ = render_jinja_template([messages], as_json(tools) or None, chat_template=template, **asked)
-    except TemplateError as error:
-        said = str(error).partition("\n")[0]
-        raise OffbookError(f"this model's chat template cannot write a plain conversation: {said}") from None
-    text: str = rendered[0]
-    return text
+    done: list[str | Exception] = []
+
+    def render() -> None:
+        try:
+            rendered, _ = render_jinja_template([messages], as_json(tools) or None, chat_template=template, **asked)
+            done.append(rendered[0])
+        except Exception as error:  # raised again in the caller's thread
+            done.append(error)
+
+    # A template is a program that came with the weights. In a daemon thread an endless loop cannot hang this process.
+    worker = threading.Thread(target=render, daemon=True)
+    worker.start()
+    worker.join(RENDER_S)
+    if not done:
+        raise OffbookError(f"this model's chat template does not finish a short conversation within {RENDER_S:g} s")
+    if isinstance(done[0], TemplateError | MemoryError | OverflowError | RecursionError):
+        said = str(done[0]).partition("\n")[0]
+        raise OffbookError(f"this model's chat template cannot write a plain conversation: {said}")
+    if isinstance(done[0], Exception):
+        raise done[0]
+    return done[0]

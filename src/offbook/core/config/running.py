@@ -65,6 +65,12 @@ class LiveConfig(Section):
         default=86_400.0, ge=0, description="that reactions have to come in before a session is learned from"
     )
     sessions: int = Field(default=256, ge=2, description="of the deployed version, settled, that a cycle learns from")
+    user_share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="of a cycle's sessions, the most from one user; 1 for a user's own model",
+    )
     batch: int = Field(default=32, ge=2, description="sessions per optimizer step")
     weights: dict[str, float] = Field(
         default={
