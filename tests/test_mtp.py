@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbook.core.config import ConfigError, MtpConfig, TrainConfig, load_config
-from offbook.core.draft import BASE, DraftHead, head_entries, load_head, save_head
+from offbook.core.draft import BASE, DraftHead, load_head, save_head
 from offbook.engine import LocalEngine
 from offbook.engine.subprocess_engine import ApartEngine
 from offbook.engine.sync import Publisher, Reader, open_store
 from offbook.rl.models import load_model
-from offbook.rl.plan import Device, make_plan
 from offbook.rl.train import train
 from offbook.stages.mtp import measure, mtp, read_samples, split
 from offbook.train import draft as train_draft
@@ -316,14 +315,3 @@ def test_a_run_drafts_and_trains_the_head_along(model: Path, tmp_path: Path) -> 
     first, second = (load_file(tmp_path / "run" / "ckpt" / f"step_0000{n}" / "draft/model.safetensors") for n in (1, 2))
     assert not first["fc.weight"].equal(second["fc.weight"])
     load_head(tmp_path / "run" / "ckpt" / "step_00002", network)
-
-
-def test_plan_counts_a_head() -> None:
-    device = Device("", 80e9, is_gpu=True, capability=(9, 0))
-    assert head_entries(tiny_model().config) == sum(one.numel() for one in DraftHead(tiny_model()).parameters())
-    plans = [
-        make_plan(load_config(["pocket"], {"engine.draft_tokens": tokens, "mtp.along": along}), device).parts
-        for tokens, along in (("0", "false"), ("3", "false"), ("3", "true"))
-    ]
-    assert "draft head" not in plans[0]
-    assert plans[2]["draft head"] > 4 * plans[1]["draft head"] > 0

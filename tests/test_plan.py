@@ -44,7 +44,6 @@ from offbook.core.runfolder import RunFolder
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.rl import plan as plan_room
-from offbook.rl.layout import make_layout
 from offbook.rl.models import described
 from offbook.rl.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
 from offbook.rl.resume import computed_as_before, refuse_another_run
@@ -454,10 +453,9 @@ def test_a_model_that_is_no_causal_one_is_refused(config: PreTrainedConfig, tmp_
     assert f"of the kind {config.model_type}, which is no causal language model" in str(found.exception)
 
 
-@pytest.mark.parametrize("gpus", ["1", "8"])
-def test_a_context_that_the_model_does_not_have_is_said(gpus: str, tmp_path: Path) -> None:
+def test_a_context_that_the_model_does_not_have_is_said(tmp_path: Path) -> None:
     Qwen3Config(max_position_embeddings=4096).save_pretrained(tmp_path)
-    more = ["--gpus", gpus, "--gpu-memory", "141", "--harness.context", "131072", "--harness.summarize_at", "0"]
+    more = ["--gpu-memory", "141", "--harness.context", "131072", "--harness.summarize_at", "0"]
     found = CliRunner().invoke(app, ["plan", str(tmp_path), *more])
     assert "a context of 131072 was asked for; the model has 4096 positions, so it is that" in found.stdout
 
@@ -554,82 +552,15 @@ MOE = {
 }  # fmt: skip
 
 
-def test_a_layout_adds_up(large: Path) -> None:
-    config = load_config(["standard"], {"model": str(large), **HALF, "train.groups": "64", "loop.max_staleness": "1"})
-    few, many = (make_layout(config, GPU, gpus) for gpus in (16, 512))
-    one = make_plan(config, GPU)
-    static = ("weights", "master weights", "optimizer state", "gradients", "teacher copy")
-    for found, dense in ((few, (1, 8)), (many, (32, 8))):
-        assert found.fits
-        assert found.dense == dense, "cut over a node, which holds it; the rest are replicas"
-        assert found.experts is None
-        for part in static:
-            assert found.parts[part] == pytest.approx(one.parts[part] / 8)
-    assert (few.replicas, few.replica_gpus, many.replicas) == (8, 1, 256)
-    assert few.slots == many.slots == 64 * 8 * 2
-    assert (few.sandboxes_a_node, many.sandboxes_a_node) == (512, 16)
-    assert few.sandbox_bytes == 512 * 2048 * 2**20
-    assert few.version_bytes == 2 * one.parameters
-    held = (0.9 * 150e9 - CONTEXT_BYTES) / (2 * 2 * 36 * 8 * 128)  # without weights
-    assert 0.7 * held < few.kv_tokens < held
-    smaller = few.version_bytes / few.patch_bytes
-    assert smaller == pytest.approx(72.4), "what was measured at 1e-6"
-    faster = make_layout(
-        load_config(["standard"], {"model": str(large), **HALF, "train.learning_rate": "3e-6"}), GPU, 16
-    )
-    assert faster.version_bytes / faster.patch_bytes == pytest.approx(34.1, rel=0.01)
-
-
-def test_what_does_not_fit_on_a_rank_is_cut_further(tmp_path: Path) -> None:
-    Qwen3MoeConfig(**MOE).save_pretrained(tmp_path)
-    given = {"model": str(tmp_path), **HALF, "harness.context": "16384"}
-    found = make_layout(load_config(["standard"], given), Device("", 80e9, is_gpu=True), 128)
-    assert found.fits
-    assert found.dense[0] * found.dense[1] == found.training_gpus == 64
-    replicate, shard, ep = found.experts or (0, 0, 0)
-    assert replicate * shard * ep == 64
-    assert (96 % ep, ep) == (0, 8)
-    long = make_layout(
-        load_config(["standard"], given | {"harness.context": "262144"}), Device("", 80e9, is_gpu=True), 128
-    )
-    assert long.rows > found.rows == 1
-    assert long.fits
-    assert not make_layout(load_config(["standard"], given), Device("", 80e9, is_gpu=True), 4).fits
-    less = make_layout(load_config(["standard"], given | {"engine.vllm.gpus": "4"}), Device("", 80e9, is_gpu=True), 128)
-    assert (less.replica_gpus, less.replicas) == (4, 16)
-
-
-def test_a_layout_takes_the_ranks_that_are_named(large: Path, tmp_path: Path) -> None:
-    Qwen3MoeConfig(**MOE).save_pretrained(tmp_path)
-    given = {"model": str(tmp_path), **HALF, "harness.context": "16384"}
-    own = {"train.ranks.replicate": "4", "train.ranks.context": "2", "train.ranks.experts": "4"}
-    found = make_layout(load_config(["standard"], given | own), GPU, 128)
-    assert (found.dense, found.experts, found.rows) == ((4, 16), (4, 4, 4), 2)
-    alone = make_layout(load_config(["standard"], given), GPU, 2)
-    assert alone.experts is None
-    assert sum(alone.traffic["all-to-all"].values()) == 0, "one rank deals nothing out"
-    refused = {
-        "context": ("3", "64 ranks cannot be divided"),
-        "experts": ("64", "96 experts cannot be dealt out to 64"),
-    }
-    for name, (value, said) in refused.items():
-        with pytest.raises(OffbookError, match=said):
-            make_layout(load_config(["standard"], given | {f"train.ranks.{name}": value}), GPU, 128)
-    with pytest.raises(OffbookError, match=r"train\.ranks\.experts is 2 and the model has no experts"):
-        make_layout(load_config(["standard"], {"model": str(large), **HALF, "train.ranks.experts": "2"}), GPU, 16)
-
-
 def test_a_rank_is_planned_by_its_share(large: Path) -> None:
-    """What one GPU is refused for, 8 of them have room for, and take the same way as `offbook plan` says."""
+    """A model that one GPU has no room for fits on 8."""
     config = load_config(
         ["standard"], {"model": str(large), **HALF, "engine.kind": "vllm", "engine.vllm.url": "http://x"}
     )
     with pytest.raises(OffbookError, match=r"needs \d+ GB here and a GPU of 150 GB has 150 GB"):
         refuse_too_large(config, make_plan(config, GPU))
-    ranks, layout = make_plan(config, GPU, share=share_of(config.train.ranks, 8)), make_layout(config, GPU, 16)
+    ranks = make_plan(config, GPU, share=share_of(config.train.ranks, 8))
     refuse_too_large(config, ranks)
-    assert ranks.way == layout.way
-    assert ranks.need == pytest.approx(layout.need)
     assert make_plan(config, GPU).way.micro_tokens < ranks.way.micro_tokens
     small = Device("a GPU of 50 GB", 50e9, is_gpu=True)
     with pytest.raises(OffbookError, match=r"^a rank of .* needs \d+ GB here and a GPU of 50 GB has 50 GB; "):
@@ -658,38 +589,6 @@ def test_adapters_on_experts_lie_where_those_do() -> None:
     assert rank_parts(shapes, ALONE, held, 1) == held
 
 
-def test_a_layout_says_what_comes_to_a_rank_in_a_step(large: Path, tmp_path: Path) -> None:
-    """By hand, of 8 rollouts a rank of 16,384 tokens each, two in a micro-batch; hints are a part of their own."""
-    sizes = {"train.groups": "8", "harness.context": "16384", "train.micro_tokens": "32768"}
-    found = make_layout(load_config(["standard"], {"model": str(large), **HALF, **sizes}), GPU, 16)
-    passes = 2 * 4  # backward passes of a micro-batch, micro-batches
-    assert found.traffic["reduce-scatter"]["gradients"] == pytest.approx(passes * 4 * found.parameters * 7 / 8)
-    assert found.traffic["all-reduce"]["gradients of replicas"] == 0
-    assert sum(found.traffic["all-to-all"].values()) == 0, "no experts, no Muon"
-    Qwen3MoeConfig(**MOE).save_pretrained(tmp_path)
-    given = {"model": str(tmp_path), **HALF, **sizes, "train.recompute": "all"}
-    experts = make_layout(load_config(["standard"], given), GPU, 16)
-    copies = 8 * 16_384 * 48 * 8 * 2048 * 2  # bytes: tokens, layers, experts of each, their width
-    assert experts.traffic["all-to-all"]["tokens, to experts and back"] == 2 * (3 + 2) * copies
-
-
-def test_the_verb_for_many(large: Path) -> None:
-    given = ["plan", "@", "standard", "--model", str(large), *(f"--{key}={value}" for key, value in HALF.items())]
-    shown = CliRunner().invoke(app, [*given, "--gpus", "512", "--gpu-memory", "80"])
-    assert shown.exit_code == 0
-    for line in (
-        "32 x 8 (replicas x shards)",
-        "of gradients of replicas",
-        "256, each on 1",
-        "sandboxes a node",
-        "226.3 MB of 16.38 GB to each copy",
-    ):
-        assert line in shown.stdout
-    small = CliRunner().invoke(app, [*given, "--gpus", "2", "--gpu-memory", "80"])
-    assert (small.exit_code, "it does not fit on 2: 8 would do" in small.stdout) == (1, True)
-    assert "say how large they are" in str(CliRunner().invoke(app, [*given, "--gpus", "8"]).exception)
-
-
 def test_the_verb(large: Path) -> None:
     options = [f"--{key}={value}" for key, value in HALF.items()]
     start = ["plan", "@", "standard", "--model"]
@@ -701,8 +600,6 @@ def test_the_verb(large: Path) -> None:
     found = json.loads(CliRunner().invoke(app, given).stdout)
     assert found["fits"]
     assert found["need_bytes"] == pytest.approx(sum(found["parts"].values()))
-    apart = json.loads(CliRunner().invoke(app, [*given, "--gpus", "2"]).stdout)
-    assert set(found["parts"]) - set(apart["parts"]) == {"engine weights", "engine KV cache"}
     assert json.loads(CliRunner().invoke(app, ["plan", "smollm2-135m", "--json"]).stdout)["parameters"] == 134_515_008
     named = ["plan", "@", "qwen3-8b-lora", "--model", str(large), "--gpu-memory", "80", "--json"]
     assert json.loads(CliRunner().invoke(app, named).stdout)["fits"]
@@ -727,5 +624,3 @@ def test_a_stage_needs_no_engine_and_may_read_more_than_the_model(tmp_path: Path
     assert planned[262_144]["need_bytes"] > 1.5 * planned[65_536]["need_bytes"]
     assert planned[262_144]["largest_context"] >= 65_536
     assert CliRunner().invoke(app, command).exit_code == 1, "rollouts of 32768 tokens do not fit into 9000"
-    many = CliRunner().invoke(app, [*command, "--stage", "sft", "--gpus", "2"])
-    assert "a stage is planned for one GPU" in str(many.exception)

@@ -30,9 +30,9 @@ import offbook
 
 PACKAGE = Path(offbook.__file__).parent
 EVENT_LOOP = Path(asyncio.__file__).parent
-WAY = ("cli", "loop", "engine", "algo", "rewards", "train")
+WAY = ("cli", "rl", "engine", "train/algorithms", "signals/rewards", "train")
 SMALL = ("--train.groups", "2", "--train.group_size", "4")
-LEAVES = ("types.py", "config.py", "runfolder.py")
+LEAVES = ("types.py", "core/runfolder.py")
 WEIGHTS = ("load_weights", "apply", "apply_weights")  # of the engine: where a policy version begins
 Function = tuple[str, str]  # its file, from the package's folder, and its name there
 
@@ -76,7 +76,9 @@ class Recorder:
 
 
 def room(file: str) -> str:
-    return file.partition("/")[0]
+    """Its folder at the top, or one below that is a room on the way of its own."""
+    inner = "/".join(file.split("/")[:2])
+    return inner if inner in WAY else file.partition("/")[0]
 
 
 def accessors() -> set[Function]:

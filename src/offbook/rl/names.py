@@ -25,17 +25,7 @@ def pocket_cache() -> Path:
     """The folder of models and tasks that are made here, by a digest of the code and prompts that make them."""
     package = Path(offbook.__file__).parent
     digest = hashlib.sha256()
-    for room in (
-        "acts",
-        "algo",
-        "feedback",
-        "harness",
-        "pocket",
-        "sandbox",
-        "tasks",
-        "tokens",
-        "train",
-    ):
+    for room in ("agent", "pocket", "sandbox", "signals", "tasks", "train"):
         for path in sorted((package / room).rglob("*")):
             if path.suffix in (".py", ".md"):
                 digest.update(path.read_bytes())

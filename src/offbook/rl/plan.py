@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from transformers import PreTrainedConfig
 
 from offbook.core.config import Config, TrainConfig
-from offbook.core.draft import head_entries
 from offbook.engine.local import CPU_TOKENS
 from offbook.engine.vllm.gpus import leave_the_trainer_alone
 from offbook.engine.vllm.server import BATCHED_TOKENS, SHARE
@@ -214,7 +213,6 @@ class Needs:
     context: int
     samples: bool = True
     share: Share = ALONE
-    head: int = 0  # parameters of a draft head
 
     @classmethod
     def of(cls, config: Config, model: PreTrainedConfig) -> Needs:
@@ -235,7 +233,6 @@ class Needs:
         if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
             targets = context
         held = shown.width_bytes * shown.parameters if shown else 0.0
-        head = head_entries(model) if config.engine.draft_tokens and config.engine.kind == "local" else 0
         return cls(
             shapes=shapes,
             teachers=len(own),
@@ -244,7 +241,6 @@ class Needs:
             other=held,
             branch_tokens=riding * min(targets, context),
             context=context,
-            head=head,
         )
 
 
@@ -305,8 +301,6 @@ def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[st
     tokens = max(way.micro_tokens, context) if rows == 1 else -(-context // rows)  # one sample, where it is shared
     held = static_parts(run.shapes, optimizer, run.teachers, run.parts, run.bounded)
     held |= {"other teacher": run.other} if run.other else {}
-    if run.head:  # the engine's, and one that learns: masters, their gradients and two moments
-        held["draft head"] = run.head * (run.shapes.width_bytes + config.mtp.along * (run.shapes.width_bytes + 16))
     branches = -(-run.branch_tokens // rows)
     shapes = run.shapes if run.share.dealt_to == 1 else replace(run.shapes, expert_product=0)  # those are plain
     return {
