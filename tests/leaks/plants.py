@@ -147,13 +147,6 @@ def bytecode_in_zip(folder: Path) -> str:
     )
 
 
-@plant
-def bytecode_of_renamed_function(folder: Path) -> str:
-    source = write(folder.parent, "helpers.py", OTHERS + "\n\n" + DELETED.replace(NAME, "cheaper"))
-    py_compile.compile(str(folder.parent / source), str(folder / "helpers.pyc"), doraise=True)
-    return "helpers.pyc"
-
-
 # --- tables of symbols
 
 

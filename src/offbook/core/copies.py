@@ -28,6 +28,7 @@ import numpy.typing as npt
 from offbook.core.pycode import lowered
 
 Hashes = npt.NDArray[np.uint64]
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 SHINGLE = 10  # tokens; a line or a line and a half of Python
 RENAMED_SHINGLE = 16  # longer, because it says less
@@ -196,7 +197,7 @@ def wanted_pieces(what: str, source: str, allowed: str) -> list[Wanted]:
     pieces = [_wanted(what, name, source, allowed)]
     for owner in ast.walk(tree) if tree else ():
         for node in owner.body if isinstance(owner, ast.ClassDef) else ():
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, FUNCTION):
                 pieces.append(_wanted(what, node.name, ast.get_source_segment(source, node) or "", allowed))
     return [piece for piece in pieces if max(map(len, piece.named)) >= FEWEST]
 
@@ -216,7 +217,7 @@ def _wanted(what: str, name: str, source: str, allowed: str) -> Wanted:
             every = np.concatenate([shingles(run) for run in runs])
             found.append(every[~np.isin(every, known)])
     code = statements(tree) if tree is not None else []
-    if len(code) == 1 and isinstance(code[0], ast.FunctionDef | ast.AsyncFunctionDef):
+    if len(code) == 1 and isinstance(code[0], FUNCTION):
         code = code[0].body
     shape = structure(code) if code else ""
     return Wanted(
@@ -266,7 +267,7 @@ def divided(source: str, tree: ast.Module | None) -> tuple[str, str]:
     starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
     code = statements(tree)
     begin = starts[code[0].lineno - 1] + code[0].col_offset
-    if len(code) == 1 and isinstance(code[0], ast.FunctionDef | ast.AsyncFunctionDef):
+    if len(code) == 1 and isinstance(code[0], FUNCTION):
         body = undocumented(code[0].body)
         begin = starts[body[0].lineno - 1] + body[0].col_offset if body else len(data)
     kept, at = [], begin
@@ -318,7 +319,7 @@ class Functions:
             return None
         if self._bodies is None:
             nodes = ast.walk(parsed(self._source)[1] or ast.Module([], []))
-            found = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found = [node for node in nodes if isinstance(node, FUNCTION)]
             self._bodies = [(node.name, body) for node in found if (body := undocumented(node.body))]
         first = wanted.structure.partition(" ")[0]
         same = (

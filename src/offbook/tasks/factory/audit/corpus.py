@@ -6,14 +6,16 @@ look-up that names candidates, and only those are opened again and read closely.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,6 @@ import numpy.typing as npt
 from offbook.core import copies
 from offbook.sandbox import hidden_in_sandboxes
 from offbook.tasks.check import readable
-from offbook.tasks.factory.audit import bytecode
 from offbook.tasks.factory.audit.reading import Leaf, files_below, leaves, links_out
 from offbook.tasks.factory.types import is_inside
 from offbook.types import OffbookError, Task
@@ -32,8 +33,9 @@ SOURCE = (".py", ".pyi", ".pyx", ".pxd")
 TREE = "tree"  # the place that a task's own files lie in
 WINDOW, RENAMED_WINDOW = copies.FEWEST, 6
 # What share of the kept shingles makes a file worth opening. Lower than the shares that decide.
-CANDIDATE_SOURCE, CANDIDATE_OTHER, CANDIDATE_RENAMED, CANDIDATE_CODE = 0.6, 0.35, 0.35, 0.7
-FEW_WORDS = 7  # of so few all have to be there
+CANDIDATE_SOURCE, CANDIDATE_OTHER, CANDIDATE_RENAMED = 0.6, 0.35, 0.35
+NEAR = 1500  # bytes around a name in which all its parameters stand, if the two belong together
+WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{2,}")
 # Machine code, pictures and what is compressed hold every short word somewhere and no table of symbols.
 NOISE = (
     *(b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ", b"!<arch>\n", b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
@@ -56,6 +58,69 @@ class Leak:
         return f"{self.what} in {self.path} ({self.how}): {self.evidence}"
 
 
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Deleted code, and what compiled files and symbol tables keep of it."""
+
+    wanted: copies.Wanted
+    parameters: tuple[re.Pattern[bytes], ...]
+    module: PurePosixPath
+
+    @classmethod
+    def of(cls, wanted: copies.Wanted, source: str) -> Traces:
+        nodes = ast.walk(copies.parsed(source)[1] or ast.Module([], []))
+        arguments = next((node.args for node in nodes if isinstance(node, copies.FUNCTION)), ast.arguments())
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        names = [argument.arg for argument in every if argument.arg not in ("self", "cls")]
+        return cls(wanted, tuple(map(_whole_word, names)), PurePosixPath(wanted.what.partition("::")[0]))
+
+    @property
+    def stem(self) -> str:
+        return self.module.parent.name if self.module.stem == "__init__" else self.module.stem
+
+    def in_compiled(self, leaf: Leaf) -> str:
+        """The deleted name in a compiled file of its module: the source's path is in it, or the file is called so.
+
+        Bytecode is not decoded. A compiled file that has the name is a finding even if it was compiled without the
+        body: scrubbed trees have none.
+        """
+        ours = b"/".join(part.encode() for part in self.module.parts[-2:]) in leaf.data
+        called = re.split(r"[/!]", leaf.name)[-1].partition(".")[0] == self.module.stem and leaf.name.startswith(TREE)
+        found = (ours or called) and self.wanted.name.encode() in leaf.data
+        return f"{self.wanted.name} in the bytecode of {self.module}" if found else ""
+
+    def in_symbols(self, leaf: Leaf) -> str:
+        """The deleted name near all of its parameters, in something that is about its module."""
+        dotted = f"{self.stem}.{self.wanted.what.partition('::')[2]}"
+        if dotted.encode() in leaf.data:
+            return dotted
+        if not self.parameters or self.stem.encode() not in leaf.data:
+            return ""
+        for match in _whole_word(self.wanted.name).finditer(leaf.data):
+            around = leaf.data[max(0, match.start() - NEAR) : match.end() + NEAR]
+            if all(parameter.search(around) for parameter in self.parameters):
+                return f"{self.wanted.name} with its parameters"
+        return ""
+
+
+def _whole_word(word: str) -> re.Pattern[bytes]:
+    """Binary formats put a length in front of a word, which may read as a digit."""
+    return re.compile(rb"(?<![A-Za-z_])" + re.escape(word.encode()) + rb"(?![A-Za-z0-9_])")
+
+
+def _is_compiled(data: bytes) -> bool:
+    """Whether it starts like a .pyc of any Python 3."""
+    return data[2:4] == b"\r\n" and 3000 <= int.from_bytes(data[:2], "little") < 4000
+
+
+def _is_symbol_table(leaf: Leaf) -> bool:
+    """Whether it is a text that lists what is defined where: mypy's cache as JSON, ctags."""
+    head = leaf.data[:2048]
+    if head.startswith(b"!_TAG_") or b".mypy_cache" in leaf.name.encode():
+        return True
+    return head.lstrip().startswith(b"{") and b'"SymbolTable"' in head
+
+
 class Corpus:
     """An index of all files below the places; `unread` says what is not in it and why.
 
@@ -74,19 +139,18 @@ class Corpus:
     def leaks(
         self,
         removed: Mapping[str, str],
-        allowed: Mapping[str, str] | None = None,
         files: Mapping[str, str | None] | None = None,
     ) -> list[Leak]:
         """Where the removed code ("path::name" -> source) is found, in order of path.
 
-        `allowed` is what may be seen of each, such as a stub's signature and docstring. `files` are the files of the
-        place "tree" as the task has them, None where one is gone: they take the place of those that were indexed.
+        `files` are the files of the place "tree" as the task has them, None where one is gone: they take the place of
+        those that were indexed.
         """
-        files, allowed = files or {}, allowed or {}
+        files = files or {}
         traces = [
-            bytecode.traces_of(wanted, removed[what], allowed.get(what, ""))
+            Traces.of(wanted, source)
             for what, source in removed.items()
-            for wanted in copies.wanted_pieces(what, source, allowed.get(what, ""))
+            for wanted in copies.wanted_pieces(what, source, "")
         ]
         hidden = frozenset(f"{TREE}/{path}" for path in files)
         own = {f"{TREE}/{path}": Leaf(f"{TREE}/{path}", content.encode()) for path, content in files.items() if content}
@@ -135,16 +199,14 @@ class _Postings:
 class _Index:
     where: list[list[tuple[Path | None, str]]]  # of each leaf: the file it comes out of, its names; equal ones are one
     is_source: npt.NDArray[np.bool_]
-    is_bytecode: npt.NDArray[np.bool_]
     named: _Postings
     renamed: _Postings
-    words: _Postings  # of bytecode and tables of symbols
+    words: _Postings  # of compiled files and symbol tables
 
 
 def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
     where: list[list[tuple[Path | None, str]]] = []
     numbers: dict[bytes, int] = {}
-    compiled: list[bool] = []
     kept: dict[str, list[tuple[copies.Hashes, int]]] = {"named": [], "renamed": [], "words": []}
     for path, leaf in found:
         number = numbers.setdefault(hashlib.blake2b(leaf.data, digest_size=16).digest(), len(where))
@@ -152,15 +214,16 @@ def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
             where[number].append((path, leaf.name))
             continue
         where.append([(path, leaf.name)])
-        compiled.append(bytecode.is_bytecode(leaf.data))
         named, renamed = _kept_of(leaf.text)
         kept["named"].append((named, number))
         kept["renamed"].append((renamed, number))
-        if (leaf.is_binary and not leaf.data.startswith(NOISE)) or bytecode.is_symbol_table(leaf):
-            kept["words"].append((copies.hashed(bytecode.words_in(leaf.data)), number))
+        if (leaf.is_binary and not leaf.data.startswith(NOISE)) or _is_symbol_table(leaf):
+            found_words = set(WORD.findall(leaf.data))
+            found_words |= {word[:-1] for word in found_words}  # the last letter may be the mark of what comes next
+            kept["words"].append((copies.hashed([word.decode() for word in found_words]), number))
     source = [any(name.endswith(SOURCE) for _, name in names) for names in where]
     postings = {name: _sorted_postings(parts) for name, parts in kept.items()}
-    return _Index(where, np.array(source, dtype=bool), np.array(compiled, dtype=bool), **postings)
+    return _Index(where, np.array(source, dtype=bool), **postings)
 
 
 @lru_cache(maxsize=2048)  # repositories have pytest and what it needs in common, and a candidate's files are read twice
@@ -179,11 +242,9 @@ def _sorted_postings(parts: list[tuple[copies.Hashes, int]]) -> _Postings:
     return _Postings(hashes[order], numbers[order])
 
 
-def _search(
-    index: _Index, traces: list[bytecode.Traces], hidden: frozenset[str], own: Mapping[str, Leaf]
-) -> Iterator[Leak]:
+def _search(index: _Index, traces: list[Traces], hidden: frozenset[str], own: Mapping[str, Leaf]) -> Iterator[Leak]:
     """Candidates are opened file by file, so an archive with many of them is unpacked once."""
-    to_open: dict[Path | None, dict[str, tuple[int, list[bytecode.Traces]]]] = defaultdict(dict)
+    to_open: dict[Path | None, dict[str, tuple[int, list[Traces]]]] = defaultdict(dict)
     for trace in traces:
         for number in _candidates(index, trace):
             places = [(path, name) for path, name in index.where[number] if name.partition("!")[0] not in hidden]
@@ -207,7 +268,7 @@ def _search(
                 break
 
 
-def _candidates(index: _Index, trace: bytecode.Traces) -> list[int]:
+def _candidates(index: _Index, trace: Traces) -> list[int]:
     count = len(index.where)
     chosen = np.zeros(count, dtype=bool)
     lowest = np.where(index.is_source, CANDIDATE_SOURCE, CANDIDATE_OTHER)
@@ -219,31 +280,28 @@ def _candidates(index: _Index, trace: bytecode.Traces) -> list[int]:
         kept = copies.winnowed(shingles, RENAMED_WINDOW)
         if len(shingles) >= copies.FEWEST_RENAMED:
             chosen |= index.renamed.counts(kept, count) >= CANDIDATE_RENAMED * len(kept)
-    if trace.parts:
-        counts = index.words.counts(copies.hashed(trace.words), count)
-        share = CANDIDATE_CODE if len(trace.words) > FEW_WORDS else 1.0
-        chosen |= index.is_bytecode & (counts >= share * len(trace.words))
-    if trace.secret:
-        names = copies.hashed([trace.wanted.name, trace.stem])
-        chosen |= ~index.is_bytecode & (index.words.counts(np.unique(names), count) == len(np.unique(names)))
+    names = np.unique(
+        copies.hashed([name for name in (trace.wanted.name, trace.stem) if WORD.fullmatch(name.encode())])
+    )
+    if len(names):
+        chosen |= index.words.counts(names, count) == len(names)
     return [int(number) for number in np.flatnonzero(chosen)]
 
 
-def _looked_at(leaf: Leaf, wanted: list[bytecode.Traces], source: bool) -> Iterator[tuple[bytecode.Traces, str, str]]:
+def _looked_at(leaf: Leaf, wanted: list[Traces], source: bool) -> Iterator[tuple[Traces, str, str]]:
     page = copies.page_of(leaf.text, source)
-    module = bytecode.read_bytecode(leaf.data) if bytecode.is_bytecode(leaf.data) else None
     functions = copies.Functions(leaf.text if source else "")
+    is_compiled = _is_compiled(leaf.data)
+    has_symbols = leaf.is_binary or _is_symbol_table(leaf)
     for trace in wanted:
         if found := copies.found_in(page, trace.wanted):
             yield trace, *found
         elif name := functions.same_as(trace.wanted):
             yield trace, "structure", f"def {name}"
-        elif module is not None:
-            if evidence := bytecode.found_in_bytecode(module, trace):
+        elif is_compiled:
+            if evidence := trace.in_compiled(leaf):
                 yield trace, "bytecode", evidence
-        elif (leaf.is_binary or bytecode.is_symbol_table(leaf)) and (
-            evidence := bytecode.found_in_symbols(leaf.data, trace)
-        ):
+        elif has_symbols and (evidence := trace.in_symbols(leaf)):
             yield trace, "symbols", evidence
 
 
