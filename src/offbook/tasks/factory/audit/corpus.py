@@ -69,8 +69,8 @@ class Traces:
     @classmethod
     def of(cls, wanted: copies.Wanted, source: str) -> Traces:
         nodes = ast.walk(copies.parsed(source)[1] or ast.Module([], []))
-        arguments = next((node.args for node in nodes if isinstance(node, copies.FUNCTION)), ast.arguments())
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        function = next((node for node in nodes if isinstance(node, copies.FUNCTION)), None)
+        every = function.args.posonlyargs + function.args.args + function.args.kwonlyargs if function else []
         names = [argument.arg for argument in every if argument.arg not in ("self", "cls")]
         return cls(wanted, tuple(map(_whole_word, names)), PurePosixPath(wanted.what.partition("::")[0]))
 
