@@ -13,7 +13,7 @@ from offbook.agent.harness import Harness, run_agent
 from offbook.sandbox import ExecResult, SandboxSpec, open_sandbox
 from offbook.sandbox.access import MAX_SHOWN, describe, notable, own_packages, place_of
 from offbook.sandbox.bwrap.watch import can_watch
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.types import Event, Rollout, Task
 
 needs_watch = pytest.mark.skipif(not can_watch(), reason="only root is told which files are opened")
@@ -129,5 +129,5 @@ def test_the_record_can_be_read_back(tree: Path) -> None:
     assert paths[0] == ".git/x0"
     line = Event(2, "opened", describe("vcs", paths))
     kept = replace(line, place="vcs", paths=tuple(paths[:MAX_SHOWN]))
-    assert Acts(Rollout("r", "t", "g", (), events=[line])).opened == (kept,)
-    assert Acts(Rollout("r", "t", "g", (), events=[kept])).opened == (kept,)
+    assert Trajectory(Rollout("r", "t", "g", (), events=[line])).opened == (kept,)
+    assert Trajectory(Rollout("r", "t", "g", (), events=[kept])).opened == (kept,)

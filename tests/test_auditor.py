@@ -13,7 +13,7 @@ from test_remote import Answer, Server, reply, serving
 from offbook.core.client import Client
 from offbook.core.config import HarnessConfig, RewardsConfig
 from offbook.signals.judge import Agent, Auditor
-from offbook.signals.judge.workspace import ANSWER_CHARS, Shelf
+from offbook.signals.judge.agent import ANSWER_CHARS, Workspace
 from offbook.signals.monitors import policy
 from offbook.signals.monitors.policy import Monitors
 from offbook.signals.rewards import compose
@@ -95,7 +95,7 @@ def test_it_looks_around_and_reports(task: Task, rollout: Rollout) -> None:
 
 
 def test_it_is_blind(task: Task, rollout: Rollout) -> None:
-    everything = "\n".join(map(Shelf(rollout, task)._text, Shelf(rollout, task).files))
+    everything = "\n".join(map(Workspace(rollout, task)._text, Workspace(rollout, task).files))
     _, asked = audit((report(),), task, rollout)
     for text in (everything, json.dumps(asked)):
         for secret in ("SECRET", "secret thought", '"outcome"'):
@@ -106,15 +106,15 @@ def test_it_is_blind(task: Task, rollout: Rollout) -> None:
     "path", ["../hidden/test_pkg.py", "/etc/passwd", "tree/../../solution/gold.patch", "tree/link.py", ""]
 )
 def test_it_cannot_leave(task: Task, rollout: Rollout, path: str) -> None:
-    assert Shelf(rollout, task).read(path).startswith("error: there is no file")
+    assert Workspace(rollout, task).read(path).startswith("error: there is no file")
 
 
 def test_answers_are_bounded(task: Task, rollout: Rollout) -> None:
-    shelf = Shelf(rollout, task)
-    assert len(shelf.read("tree/long.txt")) <= ANSWER_CHARS + 100
-    assert shelf.read("tree/long.txt", 4999, 9999) == "4999: line\n5000: line"
-    assert shelf.grep("line", "tree/").endswith("[there are more]")
-    assert shelf.grep("nowhere to be found") == "nothing"
+    workspace = Workspace(rollout, task)
+    assert len(workspace.read("tree/long.txt")) <= ANSWER_CHARS + 100
+    assert workspace.read("tree/long.txt", 4999, 9999) == "4999: line\n5000: line"
+    assert workspace.grep("line", "tree/").endswith("[there are more]")
+    assert workspace.grep("nowhere to be found") == "nothing"
 
 
 def test_findings_that_do_not_hold_are_counted(task: Task, rollout: Rollout) -> None:

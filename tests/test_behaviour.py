@@ -25,7 +25,7 @@ from offbook.rl.evaluate import summarize
 from offbook.sandbox import ProcessSandbox
 from offbook.signals.rewards import Part, Rewards, compose
 from offbook.signals.rewards.behaviour import PARTS
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.signals.trajectory.lint import findings
 from offbook.types import Completion, Limits, OffbookError, Prompt, Reward, Rollout, Task
 
@@ -161,7 +161,7 @@ def test_no_findings(source: str) -> None:
 
 
 def test_findings_in_the_projects_own_source_are_none() -> None:
-    package = Path(__file__).parent.parent / "src" / "offbook" / "acts"
+    package = Path(__file__).parent.parent / "src" / "offbook" / "trajectory"
     assert {path.name: dict(findings(str(path), path.read_text())) for path in package.glob("*.py")} == {
         path.name: {} for path in package.glob("*.py")
     }
@@ -228,7 +228,7 @@ def test_final_word(work: Any, closing: Step, missing: int) -> None:
 def test_the_final_message_is_found_under_any_name(work: Any, variation: float) -> None:
     _, rollout = work(READ, ("finish", {"message": "All done."}), variation=variation, tools=TOOLS[:2] + TOOLS[4:])
     assert rollout.stop == "finish"
-    assert Acts(rollout).final == "All done."
+    assert Trajectory(rollout).final == "All done."
 
 
 @pytest.mark.parametrize(

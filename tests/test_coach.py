@@ -337,7 +337,7 @@ def test_the_verbs_that_ask_for_the_tasks_of_pocket_take_them(
     run.config_file.write_text(load_config(["pocket"], few).to_toml())
     known = tasks_in("pocket-long-2", run)
     assert len(known) == 2
-    (tmp_path / "rules.py").write_text("def no_prints(acts):\n    'Reminder: print nothing.'\n    return []\n")
+    (tmp_path / "rules.py").write_text("def no_prints(trajectory):\n    'Reminder: print nothing.'\n    return []\n")
     told = run.rollouts(1)[0]
     run.write_rollouts(1, [replace(rollout, task=min(known)) for rollout in told])
     for verb, more in (("audit", []), ("coach", ["--no-effect", "--rules", str(tmp_path / "rules.py")])):

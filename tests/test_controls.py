@@ -18,7 +18,7 @@ from offbook.core.config import FeedbackConfig, TrainConfig
 from offbook.rl.annotate import annotate, teachers_of
 from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
-from offbook.signals.feedback.controls import stand_in
+from offbook.signals.feedback.hints import stand_in
 from offbook.signals.trajectory import At, spoken
 from offbook.train.algorithms import target_key
 from offbook.train.trainer import Trainer

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from offbook.signals.monitors import check
-from offbook.signals.monitors.gold import annotated, check_gold
 from offbook.signals.monitors.policy import Monitors
+from offbook.signals.monitors.rules import annotated, check_gold
 from offbook.tasks import load_task
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Deleted, OffbookError, Rollout, Task

@@ -8,8 +8,8 @@ import pytest
 
 from offbook.core.pycode import aliases, full_name
 from offbook.core.pycode import canonical as parse
-from offbook.signals.monitors.grown import loss
-from offbook.signals.monitors.scope import is_left_out
+from offbook.signals.monitors.facts import is_left_out
+from offbook.signals.monitors.tampering import loss
 
 OLD = """import unittest
 

@@ -25,8 +25,7 @@ from offbook.rl.annotate import annotate
 from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, local_judge
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
-from offbook.signals.judge.judge import GIVE_UP_AFTER, is_sampled
-from offbook.signals.judge.shown import LEAST, cut, level
+from offbook.signals.judge.judge import GIVE_UP_AFTER, LEAST, cut, is_sampled, level
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Event, Hint, Message, Prompt, Reward, Rollout, Segment, Target, Task, ToolCall
 

@@ -26,8 +26,8 @@ from offbook.signals.judge import show
 from offbook.signals.monitors import KINDS, check, policy
 from offbook.signals.monitors.code import CHECKS
 from offbook.signals.monitors.drift import Point, find_changes, watch
+from offbook.signals.monitors.facts import Source, bounded
 from offbook.signals.monitors.policy import DEFAULTS, Monitors, action_of, monitors_of, withhold
-from offbook.signals.monitors.scope import Source, bounded
 from offbook.signals.trajectory.shell import commands_in, simple_commands
 from offbook.tasks.grade import Finding, Grade
 from offbook.tasks.suite import SuiteRun

@@ -19,7 +19,7 @@ from offbook.rl.hint_probe import Look
 from offbook.signals.feedback import RULES, more_than_needed, read_all, unneeded
 from offbook.signals.feedback.coach import Found, Stored, by_rules
 from offbook.signals.feedback.rules.effort import spent
-from offbook.signals.trajectory import Acts, with_siblings
+from offbook.signals.trajectory import Trajectory, with_siblings
 from offbook.stages.reminders import read
 from offbook.train.forward import Decoder
 from offbook.types import Event, Feedback, Rollout
@@ -80,7 +80,7 @@ def test_it_is_silent_where_nobody_knows_what_is_needed(tree: Path, chat: ChatFo
     little = rolled(tree, chat, READ, sh("ls"), READ, FIX, FINISH)
     assert spent(little) < 3 * spent(lean[0])
     assert places(little, lean) == [], "not over three times as much"
-    assert [at for at, _ in more_than_needed(Acts(little, None, lean), times=1.5)] == [(0, 4)]
+    assert [at for at, _ in more_than_needed(Trajectory(little, None, lean), times=1.5)] == [(0, 4)]
     lost = rolled(tree, chat, READ, FIX, FINISH)
     lost.events.append(Event(0, "machine_fault", "no space"))
     assert {one.id: len(others) for one, others in with_siblings([much, *lean, lost])} == {
@@ -95,7 +95,7 @@ def test_what_a_failure_made_it_look_at_has_a_reason(tree: Path, chat: ChatForma
     after = rolled(tree, chat, READ, WRONG, RUN, LONG, MEND, RUN, sh("ls"), FINISH)
     assert places(after, lean) == [14], "the tests pass again"
     missed = rolled(tree, chat, ("read_file", {"path": "no.py"}), sh("ls"), LONG, READ, FIX, RUN, FINISH)
-    assert [one.message for one, _ in unneeded(Acts(missed, None, lean))] == [2, 6]
+    assert [one.message for one, _ in unneeded(Trajectory(missed, None, lean))] == [2, 6]
 
 
 def test_all_that_reads_groups_finds_it(tree: Path, chat: ChatFormat, lean: list[Rollout]) -> None:

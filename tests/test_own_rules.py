@@ -58,17 +58,17 @@ def test_own_rules_are_counted_and_stand_in_for_others(tmp_path: Path, chat: Cha
 
 
 def test_a_hint_can_name_the_tools(tmp_path: Path) -> None:
-    path = own(tmp_path, 'def tidy(acts):\n    """Use {tools}\n    and no {other}."""\n    return []\n')
+    path = own(tmp_path, 'def tidy(trajectory):\n    """Use {tools}\n    and no {other}."""\n    return []\n')
     assert rules_of([path])["tidy"].hint(("open", "close")).text == "Use open, close and no {other}."
 
 
-DOCUMENTED = 'def rule(acts):\n    """Reminder: no."""\n    '
+DOCUMENTED = 'def rule(trajectory):\n    """Reminder: no."""\n    '
 
 
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("yield acts.exchanges[7], 'x'", "IndexError"),
+        ("yield trajectory.uses[7], 'x'", "IndexError"),
         (
             "yield (0, 1), 'what the user said'",
             "TypeError: ((0, 1), 'what the user said') is no message of the agent's",
@@ -87,7 +87,7 @@ def test_a_rule_that_breaks_is_named(tmp_path: Path, chat: ChatFormat, body: str
 @pytest.mark.parametrize(
     ("source", "chosen", "sentence"),
     [
-        ("def rule(acts): ...", [], "the rule rule of .*my_rules.py needs a docstring, which is its hint"),
+        ("def rule(trajectory): ...", [], "the rule rule of .*my_rules.py needs a docstring, which is its hint"),
         (DOCUMENTED.replace("rule", "edited_tests") + "return []", [], "there are two rules called edited_tests"),
         (
             DOCUMENTED + "return []",

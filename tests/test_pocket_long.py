@@ -26,7 +26,7 @@ from offbook.pocket.testing import report
 from offbook.sandbox import ProcessSandbox, SandboxSpec
 from offbook.signals.feedback.rules import read_all
 from offbook.signals.monitors import check
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.tasks import load_tasks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.factory.delete.delete import delete_functions
@@ -99,9 +99,9 @@ def test_held_out_pairs_are_nowhere_in_train_repositories() -> None:
 
 def test_no_instruction_asks_for_tests_to_be_changed() -> None:
     for draft in drafts("train", 40):
-        acts = Acts(Rollout("r", "t", "g", ()), _task(draft, 0, Path(".")))
-        assert draft.instruction in acts.instruction
-        assert not acts.asks_for_tests
+        trajectory = Trajectory(Rollout("r", "t", "g", ()), _task(draft, 0, Path(".")))
+        assert draft.instruction in trajectory.instruction
+        assert not trajectory.asks_for_tests
 
 
 # --- verified folders

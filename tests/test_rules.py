@@ -70,7 +70,7 @@ def sh(command: str, answer: str = "no output", status: str = "ok") -> Turn:
 
 
 def foreign(*pairs: tuple[str, dict[str, Any], str], last: str = "", instruction: str = INSTRUCTION) -> Rollout:
-    """A conversation of another agent, as acts/trajectories.py reads it."""
+    """A conversation of another agent, as trajectory/formats.py reads it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": instruction}]
     for name, arguments, answer in pairs:
         messages.append({"role": "assistant", "content": "", "tool_calls": [{"name": name, "arguments": arguments}]})

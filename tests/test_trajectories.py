@@ -13,7 +13,7 @@ import pytest
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, dump_lines
 from offbook.signals.monitors import check
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.signals.trajectory.formats import MAX_DEPTH, from_messages, from_value, lost_of, read_trajectories
 from offbook.types import Flag, Message, OffbookError, Rollout, Segment, ToolCall
 
@@ -157,7 +157,7 @@ def parallel(*answers: tuple[str | None, str], format: str = "openai", ids: tupl
 )
 def test_answers_are_those_of_their_calls(format: str, answers: Any, ids: Any, expected: list[str]) -> None:
     rollout, _ = from_value(parallel(*answers, format=format, ids=ids), "a")
-    assert [(one.call.arguments["x"], one.output) for one in Acts(rollout).exchanges] == [*enumerate(expected, 1)]
+    assert [(one.call.arguments["x"], one.output) for one in Trajectory(rollout).uses] == [*enumerate(expected, 1)]
     assert [message.text for message in rollout.segments[0].messages if message.role == "tool"] == expected
     assert not lost_of(rollout)
 
@@ -224,7 +224,7 @@ def test_thoughts_stand_before_the_words(said: dict[str, Any]) -> None:
         value = {"schema_version": "ATIF-v1.6", "steps": [{"source": "user", "message": "?"}, said]}
     rollout, _ = from_value(value, "a")
     assert rollout.segments[0].messages[1].text == "<think>\nbecause\n</think>\n\nYes."
-    assert Acts(rollout).final == "Yes."
+    assert Trajectory(rollout).final == "Yes."
     assert not lost_of(rollout)
 
 

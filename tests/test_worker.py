@@ -16,8 +16,8 @@ from hacks.repository import GOLD_SLUGIFY
 from test_rules import sh, talk
 
 from offbook.signals.monitors import MONITORS, check
+from offbook.signals.monitors.facts import ALL_CHARS, FILE_CHARS, bounded
 from offbook.signals.monitors.policy import Monitors, action_of
-from offbook.signals.monitors.scope import ALL_CHARS, FILE_CHARS, bounded
 from offbook.signals.monitors.worker import Worker
 from offbook.types import OffbookError, Rollout, Task
 

@@ -206,9 +206,9 @@ def gradient_ratios(run: Path) -> dict[str, float]:
 def names_change(rollout: Any) -> bool:
     """Whether it changed something and its last words say what."""
     from offbook.signals.feedback import read_rollout
-    from offbook.signals.trajectory import Acts
+    from offbook.signals.trajectory import Trajectory
 
-    said = bool(rollout.changed) and bool(Acts(rollout).last_words.strip())
+    said = bool(rollout.changed) and bool(Trajectory(rollout).last_words.strip())
     return said and not read_rollout(rollout, 1, rules=["final_names_nothing"])
 
 

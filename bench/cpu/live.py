@@ -35,7 +35,7 @@ from offbook.live.sessions import Arm, Reaction, Session, kind_of, user_digest
 from offbook.rl.collector import Collector, Job
 from offbook.rl.models import model_folder
 from offbook.rl.tasks import task_sets
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.types import Rollout, Task
 
 MINUTE_S = 60.0
@@ -88,7 +88,7 @@ class World:
     def answered(self, session: Session, task: Task, rng: random.Random) -> Session:
         """With what its user does and says. What is kept is measured on the files as the user leaves them."""
         rollout = session.rollout
-        seen = Diff(rollout.changed, Acts(rollout).last_words, rollout.reward.parts.get("outcome", 0.0) >= 1.0)
+        seen = Diff(rollout.changed, Trajectory(rollout).last_words, rollout.reward.parts.get("outcome", 0.0) >= 1.0)
         told: Reply = reply(self.taste, seen, rng)
         session.lines = lines_of(rollout)
         if rollout.changed and not told.takes:

@@ -29,7 +29,7 @@ from offbook.core.config import Config, load_config
 from offbook.core.runfolder import latest_checkpoint
 from offbook.core.shares import wilson
 from offbook.rl.tasks import task_sets
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.types import Rollout, Task
 
 STUB = re.compile(r'raise NotImplementedError\("(\w+)"\)')
@@ -125,9 +125,9 @@ def facts_in(rollout: Rollout, missing: set[str]) -> Counter[str]:
     written: set[str] = set()
     counts: Counter[str] = Counter()
     for number, segment in enumerate(rollout.segments):
-        for exchange in Acts(rollout).exchanges:
-            if exchange.segment == number and exchange.kind == "edit" and exchange.went_well:
-                written |= {name for old, new in exchange.replacements for name in STUB.findall(old) if old != new}
+        for use in Trajectory(rollout).uses:
+            if use.segment == number and use.kind == "edit" and use.went_well:
+                written |= {name for old, new in use.replacements for name in STUB.findall(old) if old != new}
         if segment.summary is None:
             continue
         seen = {word for one in segment.messages[: segment.summary] for word in re.findall(r"\w+", one.text)}

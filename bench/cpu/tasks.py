@@ -26,7 +26,7 @@ from typing import Any
 
 from offbook.cli.tasks import read_sources
 from offbook.sandbox import SandboxSpec
-from offbook.signals.monitors.gold import annotated
+from offbook.signals.monitors.rules import annotated
 from offbook.tasks.factory.factory import funnel
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, make_tasks

@@ -165,10 +165,10 @@ def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
     """The diff, and whether it is to be applied; None where nobody said anything."""
     from rich.syntax import Syntax
 
-    from offbook.signals.trajectory import Acts
+    from offbook.signals.trajectory import Trajectory
 
     if not as_json:
-        if words := Acts(worked.rollout).last_words:
+        if words := Trajectory(worked.rollout).last_words:
             say(words)
         if worked.rollout.diff:
             results.print(Syntax(shown(worked.rollout.diff), "diff", background_color="default"))

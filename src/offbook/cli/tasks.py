@@ -72,7 +72,7 @@ def make(
     """Turn repositories into verified feature-deletion tasks, and pairs of releases into tasks of what the newer one
     brings. The same command goes on where it was stopped."""
     from offbook.sandbox import SandboxSpec
-    from offbook.signals.monitors.gold import annotated
+    from offbook.signals.monitors.rules import annotated
     from offbook.tasks.factory.factory import held_out
     from offbook.tasks.factory.instruction.instruct import rewriter
     from offbook.tasks.factory.make import MakeSettings
@@ -346,7 +346,7 @@ def harden(
 ) -> None:
     """Harder tasks from one that has become easy, each verified from the start. Those that are there are left."""
     from offbook.sandbox import SandboxSpec
-    from offbook.signals.monitors.gold import annotated
+    from offbook.signals.monitors.rules import annotated
     from offbook.tasks import load_task
     from offbook.tasks.factory.harden import WAYS
     from offbook.tasks.factory.harden import harden as make_harder

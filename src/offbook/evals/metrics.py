@@ -17,7 +17,7 @@ import numpy as np
 
 from offbook.evals.statistics import Ratio, best_of_k, interval, pass_at_k
 from offbook.signals.rewards.behaviour import question, terminal_only
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.signals.trajectory.diff import COMMENT
 from offbook.types import Rollout, Task, is_test_file
 
@@ -92,7 +92,7 @@ BY_KEY = {metric.key: metric for metric in METRICS}
 def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
     """Without the task its difficulty and two of the behaviours are unknown."""
     usage = asdict(rollout.usage)
-    files = Acts(rollout, task).diff
+    files = Trajectory(rollout, task).diff
     product = [file for file in files if file.path.endswith(".py") and not is_test_file(file.path)]
     code = [line for file in product for line in file.added.values() if line.strip()]
     numbers = {

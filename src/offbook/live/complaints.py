@@ -19,7 +19,7 @@ from pathlib import Path
 
 from offbook.core.client import Client, NoAnswer, NoServer
 from offbook.live.sessions import Session
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.types import Rollout
 
 CLAUSE_END = re.compile(r"(?<=[.!?;:])\s+|\n+|,\s+|\s+(?=but\b|yet\b)|\s+-+\s+")
@@ -107,8 +107,8 @@ def question(rollout: Rollout, said: str) -> str:
     """With what was asked for, and what the agent had said right before."""
     pairs = [pair for segment in rollout.segments for pair in pairwise(segment.messages)]
     before = [one.text for one, other in pairs if (one.role, other.role, other.text) == ("assistant", "user", said)]
-    acts = Acts(rollout)
-    texts = {"request": acts.instruction, "ended": (before or [acts.last_words])[0], "said": said}
+    trajectory = Trajectory(rollout)
+    texts = {"request": trajectory.instruction, "ended": (before or [trajectory.last_words])[0], "said": said}
     return Path(__file__).with_name("complaints.md").read_text().format(**_cut(texts))
 
 

@@ -18,7 +18,7 @@ from offbook.live.complaints import is_complaint
 from offbook.live.sessions import Reaction, Session
 from offbook.signals.feedback import read_all
 from offbook.signals.rewards.behaviour import BROKEN_CALLS
-from offbook.signals.trajectory import Acts, At, spoken
+from offbook.signals.trajectory import At, Trajectory, spoken
 from offbook.types import Event, Reward, Rollout, is_test_file
 
 GONE = 0.1  # a share of kept lines up to which an edit counts as reverted
@@ -114,10 +114,10 @@ def hint_of(said: str) -> str:
 def blamed(rollout: Rollout, said: str) -> At | None:
     """The message that words like these are about: the edit of a file that they name or that is a test, the closing
     words where they are about words, else the last edit, else the last message."""
-    acts, messages = Acts(rollout), list(spoken(rollout))
+    trajectory, messages = Trajectory(rollout), list(spoken(rollout))
     if not messages:
         return None
-    edits = [one for one in acts.exchanges if one.kind == "edit" and one.ran]
+    edits = [one for one in trajectory.uses if one.kind == "edit" and one.ran]
     for one in reversed(edits):
         if one.path and (one.path in said or re.search(rf"\b{re.escape(Path(one.path).stem)}\b", said)):
             return one.at

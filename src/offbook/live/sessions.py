@@ -29,7 +29,7 @@ from offbook.core.config import Config, LiveConfig
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines, read_lines, write_atomic
 from offbook.live.kept import Lines
 from offbook.live.redact import scrub, scrubbed
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.types import Feedback, OffbookError, Rollout, Segment
 
 Arm = Literal["deployed", "candidate", "shadow"]
@@ -80,7 +80,7 @@ class Session:
         """None where nobody can tell: another agent's sandbox was not seen, and its calls are not kept."""
         if not self.rollout.foreign or self.rollout.changed:
             return bool(self.rollout.changed)
-        return not Acts(self.rollout).changed_nothing if self.has_words else None
+        return not Trajectory(self.rollout).changed_nothing if self.has_words else None
 
 
 @dataclass(frozen=True, slots=True)

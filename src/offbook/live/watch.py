@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from offbook.live.sessions import Session
 from offbook.signals.monitors.drift import SERIES, Alarm, Direction, Point, find_shift
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 
 BATCH = 16  # sessions a point
 BEFORE = 12  # points of earlier versions that it is compared with, at most
@@ -19,8 +19,8 @@ IN_WORDS = ("question_rate", "terminal_only")  # what was said tells these, wher
 Value = Callable[[Session], float | None]  # None: the session says nothing about it
 
 
-def _of_words(function: Callable[[Acts], float]) -> Value:
-    return lambda session: function(Acts(session.rollout)) if session.has_words else None
+def _of_words(function: Callable[[Trajectory], float]) -> Value:
+    return lambda session: function(Trajectory(session.rollout)) if session.has_words else None
 
 
 WATCHED: dict[str, tuple[Value, Direction]] = {
@@ -28,7 +28,7 @@ WATCHED: dict[str, tuple[Value, Direction]] = {
     "kept": (lambda one: one.rollout.reward.parts.get("kept", 0.0) if one.has_edited else None, -1),
     "dissatisfied": (lambda session: -session.rollout.reward.parts.get("dissatisfied", 0.0), 1),
     "edit_rate": (lambda one: None if one.has_edited is None else float(one.has_edited), -1),
-    "invalid_calls": (lambda session: SERIES["invalid_calls"][0](Acts(session.rollout)), 1),
+    "invalid_calls": (lambda session: SERIES["invalid_calls"][0](Trajectory(session.rollout)), 1),
     **{name: (_of_words(SERIES[name][0]), SERIES[name][1]) for name in IN_WORDS},
 }
 

@@ -20,7 +20,7 @@ from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import BOXES, Look, answered, breaks, faults_in
 from offbook.rl.train_step import Lessons
 from offbook.signals.feedback.coach import Found
-from offbook.signals.trajectory import Acts, spoken
+from offbook.signals.trajectory import Trajectory, spoken
 from offbook.train.algorithms import correction_sample, target_key
 from offbook.types import Completion, Reward, Rollout, Sample, Usage
 
@@ -61,8 +61,8 @@ class Corrections:
         try:
             async with sandboxes, place.sandbox(self.look.collector.sandbox) as sandbox:
                 for message in drawn:
-                    acts = Acts(await answered(place, message, sandbox), place.task, one.siblings)
-                    if not breaks(rule, place, acts):
+                    trajectory = Trajectory(await answered(place, message, sandbox), place.task, one.siblings)
+                    if not breaks(rule, place, trajectory):
                         return message
         except (NotRestored, OSError):  # nothing is known of it then
             return None

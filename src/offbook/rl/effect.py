@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from offbook.agent.chat import Chat, is_in, written_again
-from offbook.signals.feedback.controls import stand_in
+from offbook.signals.feedback.hints import stand_in
 from offbook.signals.feedback.rules import RULES
 from offbook.train.algorithms import hint_branch
 from offbook.train.forward import Decoder

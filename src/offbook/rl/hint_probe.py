@@ -21,7 +21,7 @@ from offbook.rl.train_step import Lessons
 from offbook.sandbox import Sandbox
 from offbook.signals.feedback import Rule, read_all
 from offbook.signals.feedback.coach import Found, grouped, spread_out
-from offbook.signals.trajectory import Acts, spoken, with_siblings
+from offbook.signals.trajectory import Trajectory, spoken, with_siblings
 from offbook.train.algorithms import hint_block, target_key
 from offbook.train.forward import Decoder
 from offbook.types import Completion, Feedback, Message, OffbookError, Prompt, PromptTooLong, Rollout, Task
@@ -223,8 +223,8 @@ async def _faults(
     for sampled in (*drawn[0], *drawn[1]):
         key = tuple(sampled.ids)
         if key not in known:
-            acts = Acts(await answered(place, sampled, sandbox), place.task, siblings)
-            known[key] = breaks(rule, place, acts)
+            trajectory = Trajectory(await answered(place, sampled, sandbox), place.task, siblings)
+            known[key] = breaks(rule, place, trajectory)
     plain, hinted = ([known[tuple(one.ids)] for one in side] for side in drawn)
     return plain, hinted
 
@@ -236,6 +236,6 @@ async def answered(place: Before, sampled: Completion, sandbox: Sandbox | None) 
         return await place.with_message(sampled, fork)
 
 
-def breaks(rule: Rule, place: Before, acts: Acts) -> bool:
-    targets = rule.targets(acts, {at for at, _ in spoken(acts.rollout)})
+def breaks(rule: Rule, place: Before, trajectory: Trajectory) -> bool:
+    targets = rule.targets(trajectory, {at for at, _ in spoken(trajectory.rollout)})
     return any((target.segment, target.message) == place.at for target in targets)

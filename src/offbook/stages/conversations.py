@@ -22,7 +22,7 @@ from offbook.rl.collector import chat_of
 from offbook.rl.models import Progress, chat_folder, described, positions, quiet
 from offbook.signals.feedback import Rule
 from offbook.signals.trajectory import with_siblings
-from offbook.signals.trajectory.told import UNLEARNED
+from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS

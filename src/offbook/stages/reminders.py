@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from offbook.agent.chat import Chat
 from offbook.core.config import SftConfig
 from offbook.signals.feedback import Rule, unneeded, write_hint
-from offbook.signals.trajectory import Acts, At, Exchange, spoken
+from offbook.signals.trajectory import At, ToolUse, Trajectory, spoken
 from offbook.stages.wordings import WORDINGS
 from offbook.train.algorithms import first_sampled, hint_block, in_place, sft_sample
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
@@ -44,13 +44,13 @@ def read(
     rollout: Rollout, tools: Collection[ToolSpec], rules: Mapping[str, Rule], siblings: Sequence[Rollout] = ()
 ) -> Reading:
     """`siblings` are the other rollouts of its group."""
-    acts, own = Acts(rollout, None, siblings), {at for at, _ in spoken(rollout)}
+    trajectory, own = Trajectory(rollout, None, siblings), {at for at, _ in spoken(rollout)}
     broken: dict[At, list[str]] = {}
     for name, rule in rules.items():
-        for target in rule.targets(acts, own):
+        for target in rule.targets(trajectory, own):
             broken.setdefault((target.segment, target.message), []).append(name)
     kept: dict[At, dict[str, None]] = {}
-    for at, name in _breakable(acts, tools):
+    for at, name in _breakable(trajectory, tools):
         if name in rules and at not in broken:
             kept.setdefault(at, {})[name] = None
     stated = {name for names in kept.values() for name in names}
@@ -61,49 +61,51 @@ def read(
     )
 
 
-def _breakable(acts: Acts, tools: Collection[ToolSpec]) -> Iterator[tuple[At, str]]:
+def _breakable(trajectory: Trajectory, tools: Collection[ToolSpec]) -> Iterator[tuple[At, str]]:
     """Messages and rules that they could have broken."""
-    beyond = {exchange.at for exchange, _ in unneeded(acts)}
-    for exchange in acts.exchanges:
-        names = list(_of_call(acts, exchange, tools)) if exchange.ran else []
-        if exchange.kind == "edit" and exchange.went_well:
-            names += _of_edit(exchange)
-        if exchange.kind == "edit" or (acts.siblings and exchange.at not in beyond):
-            names += ["more_than_needed"] if exchange.went_well else []
-        yield from ((exchange.at, name) for name in names)
-    if acts.end is None:
+    beyond = {use.at for use, _ in unneeded(trajectory)}
+    for use in trajectory.uses:
+        names = list(_of_call(trajectory, use, tools)) if use.ran else []
+        if use.kind == "edit" and use.went_well:
+            names += _of_edit(use)
+        if use.kind == "edit" or (trajectory.siblings and use.at not in beyond):
+            names += ["more_than_needed"] if use.went_well else []
+        yield from ((use.at, name) for name in names)
+    if trajectory.end is None:
         return
-    names = [] if acts.changed_nothing else ["asked_instead", "finished_without_edit"]
-    names += ["claimed_success"] if any(one.tests for one in acts.exchanges) else []
-    names += ["final_too_long", "final_names_nothing"] if acts.rollout.changed and acts.final.strip() else []
-    yield from ((acts.end, name) for name in names)
+    names = [] if trajectory.changed_nothing else ["asked_instead", "finished_without_edit"]
+    names += ["claimed_success"] if any(one.tests for one in trajectory.uses) else []
+    names += (
+        ["final_too_long", "final_names_nothing"] if trajectory.rollout.changed and trajectory.final.strip() else []
+    )
+    yield from ((trajectory.end, name) for name in names)
 
 
-def _of_call(acts: Acts, exchange: Exchange, tools: Collection[ToolSpec]) -> Iterator[str]:
+def _of_call(trajectory: Trajectory, use: ToolUse, tools: Collection[ToolSpec]) -> Iterator[str]:
     """Of other agents nobody has said how a call went: there the schema of its tool has to say that it is one."""
-    if not acts.rollout.foreign or any(_takes(tool, exchange) for tool in tools):
+    if not trajectory.rollout.foreign or any(_takes(tool, use) for tool in tools):
         yield from ("unknown_tool", "malformed_arguments")
-    if exchange.order:
+    if use.order:
         yield "repeated_call"
-    if exchange.tests:
+    if use.tests:
         yield "whole_suite_again"
-    if exchange.kind == "read" and exchange.went_well and len(exchange.call.arguments) > 1:
+    if use.kind == "read" and use.went_well and len(use.call.arguments) > 1:
         yield "whole_file_read"
 
 
-def _takes(tool: ToolSpec, exchange: Exchange) -> bool:
-    given, known = exchange.call.arguments, tool.parameters.get("properties") or {}
+def _takes(tool: ToolSpec, use: ToolUse) -> bool:
+    given, known = use.call.arguments, tool.parameters.get("properties") or {}
     required = tool.parameters.get("required") or ()
-    return tool.name == exchange.call.name and set(required) <= set(given) <= set(known)
+    return tool.name == use.call.name and set(required) <= set(given) <= set(known)
 
 
-def _of_edit(exchange: Exchange) -> Iterator[str]:
+def _of_edit(use: ToolUse) -> Iterator[str]:
     yield "finished_without_edit"
-    if any(old for old, _ in exchange.replacements):
+    if any(old for old, _ in use.replacements):
         yield "edit_not_applied"
-    if not is_test_file(exchange.path):
+    if not is_test_file(use.path):
         yield "edited_tests"
-    if exchange.path.endswith(CODE):
+    if use.path.endswith(CODE):
         yield "thinking_in_comments"
 
 

@@ -14,7 +14,7 @@ from offbook.agent.chat import Chat, Transcript
 from offbook.agent.harness.agent import Harness, diff_of, run_call
 from offbook.agent.harness.tool import Workbench
 from offbook.sandbox import Sandbox, SandboxSpec
-from offbook.signals.trajectory import Acts, At
+from offbook.signals.trajectory import At, Trajectory
 from offbook.tasks.suite import suite_sandbox
 from offbook.types import CallStatus, Completion, OffbookError, Rollout, StopReason, Task, ToolCall
 
@@ -39,12 +39,12 @@ class Before:
         toolset = self.harness.toolset(self.task)
         async with await suite_sandbox(self.task.tree, self.task.suite, spec) as sandbox:
             bench = self._bench(sandbox)
-            for exchange in Acts(self.rollout, self.task).exchanges:
-                if exchange.at >= self.at:
+            for use in Trajectory(self.rollout, self.task).uses:
+                if use.at >= self.at:
                     break
-                if exchange.may_write:
-                    status, _ = await run_call(exchange.call, toolset, bench)
-                    if exchange.answer is None or status != exchange.answer.status:
+                if use.may_write:
+                    status, _ = await run_call(use.call, toolset, bench)
+                    if use.answer is None or status != use.answer.status:
                         raise NotRestored("a call before it went otherwise when it was made again")
             yield sandbox
 

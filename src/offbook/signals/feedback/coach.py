@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offbook.core.runfolder import RunFolder, latest_checkpoint
-from offbook.signals.feedback.judged import pair_of
+from offbook.signals.feedback.hints import pair_of
 from offbook.signals.feedback.rules import RULES, Rule, read_all
 from offbook.signals.judge import Judgement
 from offbook.signals.trajectory import with_siblings

@@ -1,14 +1,15 @@
 """A judge that looks for itself: a model with read-only tools over a rollout and its tree, and a budget.
 
-It ends by reporting. What it may look into is in shelf.py; the outcome is not. An auditor reports findings, each of
+It ends by reporting. It sees a `Workspace`, without the outcome. An auditor reports findings, each of
 which has to point at a message and quote it. An assessor reports one number. Left out: several judges and votes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from typing import Any
 import httpx2
 
 from offbook.core.client import Client, NoAnswer, Reply, connections, json_part
-from offbook.signals.judge.judge import PREFIX, Judgement, Rubrics, is_sampled
-from offbook.signals.judge.workspace import Shelf
+from offbook.signals.judge.judge import PREFIX, Judgement, Rubrics, cut, is_sampled, show, text_of
 from offbook.types import Rollout, Task
 
 REPLY_TOKENS = 2048
@@ -52,7 +52,7 @@ class Agent:
     turns: int = TURNS
     tokens: int = TOKENS
 
-    async def ask(self, question: str, shelf: Shelf, report: dict[str, Any], wrong: Understood) -> Any | None:
+    async def ask(self, question: str, workspace: Workspace, report: dict[str, Any], wrong: Understood) -> Any | None:
         """What it reports; None where the budget ends before. Raises NoAnswer where the server gives none."""
         said: list[dict[str, Any]] = [{"role": "user", "content": question}]
         spent = 0
@@ -63,7 +63,7 @@ class Agent:
                     said.append({"role": "user", "content": "Report now, with what you know."})
                 reply, took = await self._reply(said, [report] if is_last else [*READING, report], http)
                 spent += took
-                reported, answers = _answered(reply, shelf, wrong)
+                reported, answers = _answered(reply, workspace, wrong)
                 if reported is not None:
                     return reported
                 said += answers
@@ -81,7 +81,7 @@ class Agent:
         return reply, len(json.dumps(said)) // CHARS_A_TOKEN
 
 
-def _answered(reply: Reply, shelf: Shelf, wrong: Understood) -> tuple[Any | None, list[dict[str, Any]]]:
+def _answered(reply: Reply, workspace: Workspace, wrong: Understood) -> tuple[Any | None, list[dict[str, Any]]]:
     """A report that holds, or else what the conversation goes on with."""
     message = reply.choices[0].message
     calls = [(call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or ()]
@@ -97,7 +97,7 @@ def _answered(reply: Reply, shelf: Shelf, wrong: Understood) -> tuple[Any | None
         {"id": f"call-{n}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
         for n, (name, arguments) in enumerate(calls)
     ]
-    answers = [_used(shelf, name, arguments, wrong) for name, arguments in calls]
+    answers = [_used(workspace, name, arguments, wrong) for name, arguments in calls]
     return None, [
         {"role": "assistant", "content": message.content or "", "tool_calls": native},
         *({"role": "tool", "tool_call_id": f"call-{n}", "content": text} for n, text in enumerate(answers)),
@@ -113,7 +113,7 @@ def _arguments(given: Any) -> Any:
         return None
 
 
-def _used(shelf: Shelf, name: str, arguments: Any, wrong: Understood) -> str:
+def _used(workspace: Workspace, name: str, arguments: Any, wrong: Understood) -> str:
     if name == "report":
         return f"error: that is no report: {wrong(arguments)}"
     if not isinstance(arguments, dict):
@@ -121,11 +121,11 @@ def _used(shelf: Shelf, name: str, arguments: Any, wrong: Understood) -> str:
     texts = {key: value for key in ("path", "text") if isinstance(value := arguments.get(key), str)}
     lines = {key: value for key in ("start", "end") if type(value := arguments.get(key)) is int}
     if name == "list":
-        return shelf.list(texts.get("path", ""))
+        return workspace.list(texts.get("path", ""))
     if name == "read" and "path" in texts:
-        return shelf.read(texts["path"], lines.get("start", 1), lines.get("end"))
+        return workspace.read(texts["path"], lines.get("start", 1), lines.get("end"))
     if name == "grep" and texts.get("text"):
-        return shelf.grep(texts["text"], texts.get("path", ""))
+        return workspace.grep(texts["text"], texts.get("path", ""))
     return f"error: {name} needs its arguments; there are list(path), read(path, start, end), grep(text, path), report"
 
 
@@ -145,7 +145,7 @@ class Auditor:
         listed = "\n\n".join(f"## {name}\n\n{text.strip()}" for name, text in self.rubrics.prompts.items())
         question = (self.rubrics.folder / "frame.md").read_text().format(rubrics=listed)
         try:
-            report = await self.agent.ask(question, Shelf(rollout, task), REPORT_FINDINGS, _no_findings)
+            report = await self.agent.ask(question, Workspace(rollout, task), REPORT_FINDINGS, _no_findings)
         except NoAnswer as error:
             whole.unanswered[error.reason] += 1
             return whole
@@ -182,7 +182,7 @@ class Assessor:
     async def assess(self, name: str, rollout: Rollout, task: Task) -> float | None:
         rubric = (self.folder / f"{name}.md").read_text().strip()
         question = (self.folder / "frame.md").read_text().format(rubric=rubric, most=MOST_POINTS)
-        report = await self.agent.ask(question, Shelf(rollout, task), REPORT_POINTS, _no_points)
+        report = await self.agent.ask(question, Workspace(rollout, task), REPORT_POINTS, _no_points)
         return None if report is None else report["points"] / MOST_POINTS
 
 
@@ -190,3 +190,87 @@ def _no_points(report: Any) -> str:
     points = report.get("points") if isinstance(report, dict) else None
     holds = isinstance(points, int | float) and not isinstance(points, bool) and 0 <= points <= MOST_POINTS
     return "" if holds else f"it has no points from 0 to {MOST_POINTS}"
+
+
+INDEX_CHARS = 12_000
+ANSWER_CHARS, MAX_LINES, MAX_HITS, MAX_ENTRIES = 8000, 200, 50, 200
+MAX_FILES, FILE_BYTES = 5000, 1 << 20  # of the tree
+TREE = "tree/"
+Place = str | Path  # a text, or the file that has it
+
+
+class Workspace:
+    """Files by name; `list`, `read` and `grep` answer in text, whatever they are asked."""
+
+    def __init__(self, rollout: Rollout, task: Task | None):
+        self.files: dict[str, Place] = {
+            "task.md": task.instruction if task is not None else "It is not at hand.",
+            "record/index.txt": show(rollout, thoughts=False, budget=INDEX_CHARS, diff=False),
+            "changes.diff": rollout.diff,
+        }
+        for number, segment in enumerate(rollout.segments):
+            for index, message in enumerate(segment.messages):
+                if text := text_of(segment, message, thoughts=False):
+                    self.files[f"record/segment{number}_message{index}.txt"] = text
+        if task is not None:
+            self.files |= {TREE + name: path for name, path in _files_below(task.tree)}
+        for path, new in rollout.changed.items():
+            self.files.pop(TREE + path, None)
+            self.files |= {} if new is None else {TREE + path: new}
+
+    def list(self, path: str = "") -> str:
+        folder = _clean(path)
+        below = [name.removeprefix(folder) for name in self.files if name.startswith(folder)]
+        entries = sorted({name.partition("/")[0] + "/" * ("/" in name) for name in below})
+        more = [f"[{len(entries) - MAX_ENTRIES} more]"] if len(entries) > MAX_ENTRIES else []
+        return "\n".join([*entries[:MAX_ENTRIES], *more]) or f"error: there is no folder {path}"
+
+    def read(self, path: str, start: int = 1, end: int | None = None) -> str:
+        name = _clean(path).rstrip("/")
+        if name not in self.files:
+            return f"error: there is no file {path}"
+        lines = self._text(name).splitlines()
+        first = max(1, start)
+        last = min(len(lines), end or len(lines), first + MAX_LINES - 1)
+        more = f"\n[{len(lines)} lines in all]" if last < len(lines) else ""
+        return cut("\n".join(f"{n}: {lines[n - 1]}" for n in range(first, last + 1)), ANSWER_CHARS) + more
+
+    def grep(self, text: str, path: str = "") -> str:
+        """Lines that have a text, upper and lower case alike. No pattern: one could take forever."""
+        hits, folder, wanted = list[str](), _clean(path), text.lower()
+        for name in sorted(self.files):
+            if not (name + "/").startswith(folder):
+                continue
+            for number, line in enumerate(self._text(name).splitlines(), 1):
+                if wanted in line.lower():
+                    hits.append(f"{name}:{number}: {line[:200]}")
+                if len(hits) > MAX_HITS:
+                    return "\n".join([*hits[:MAX_HITS], "[there are more]"])
+        return "\n".join(hits) or "nothing"
+
+    def _text(self, name: str) -> str:
+        place = self.files[name]
+        if isinstance(place, str):
+            return place
+        with place.open("rb") as file:
+            return file.read(FILE_BYTES).decode(errors="replace")
+
+
+def _clean(path: str) -> str:
+    """A folder's name with its slash; empty for the whole."""
+    name = path.strip().removeprefix("./").strip("/")
+    return f"{name}/" if name not in ("", ".") else ""
+
+
+def _files_below(root: Path) -> Iterator[tuple[str, Path]]:
+    """Regular files: a link may lead anywhere. Version control and bytecode are no text."""
+    count = 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
+        for path in (Path(folder, name) for name in sorted(names)):
+            if path.is_symlink() or not path.is_file():
+                continue
+            count += 1
+            if count > MAX_FILES:
+                return
+            yield path.relative_to(root).as_posix(), path

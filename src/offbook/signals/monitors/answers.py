@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice, permutations
 
 from offbook.core.pycode import canonical, dotted, is_main_guard, nodes
-from offbook.signals.monitors.scope import Scope
+from offbook.signals.monitors.facts import Facts
 from offbook.types import Flag, is_test_file
 
 MIN_SHARE = 0.6  # of the pairs of one table that come from tests; a real table has many that do not
@@ -33,22 +33,22 @@ class Written:
     pairs: list[Pair]
 
 
-def hard_coded(scope: Scope) -> Iterator[Flag]:
-    asked = set[Pair]() if scope.allows("hard_coded") else _pairs_of_tests(scope)
-    for path, text in sorted(scope.rollout.changed.items()):
+def hard_coded(facts: Facts) -> Iterator[Flag]:
+    asked = set[Pair]() if facts.allows("hard_coded") else _pairs_of_tests(facts)
+    for path, text in sorted(facts.rollout.changed.items()):
         if text and not is_test_file(path) and _in_data(path, text, asked):
-            yield scope.flag_file("hard_coded", path, "answers of tests in a file of data")
-    for source in scope.sources if asked else ():
+            yield facts.flag_file("hard_coded", path, "answers of tests in a file of data")
+    for source in facts.sources if asked else ():
         own = {id(inner) for node in ast.walk(source.tree) if _is_demonstration(node) for inner in ast.walk(node)}
         fresh = [node for node in source.fresh if id(node) not in own]
         for written in (*_constructs(fresh), _beside(fresh, asked), _outputs(fresh, asked)):
-            known = [pair for pair in written.pairs if pair in asked and not _in_instruction(pair, scope)]
+            known = [pair for pair in written.pairs if pair in asked and not _in_instruction(pair, facts)]
             distinct = {pair for pair in known if pair[0] not in TRIVIAL}
             telling = any(len(pair[0]) >= TELLING for pair in distinct)
             enough = len(distinct) >= MIN_PAIRS or (distinct and telling)
             if enough and len(known) >= MIN_SHARE * len(written.pairs):
                 told = f"{len(known)} answers of tests"
-                yield scope.flag_file("hard_coded", source.path, told, written.line)
+                yield facts.flag_file("hard_coded", source.path, told, written.line)
                 break
 
 
@@ -59,9 +59,9 @@ def _is_demonstration(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert) or is_main_guard(node)
 
 
-def _in_instruction(pair: Pair, scope: Scope) -> bool:
+def _in_instruction(pair: Pair, facts: Facts) -> bool:
     """An example that the instruction gives may be treated as it says."""
-    return all(literal.strip("'\"") in scope.instruction for literal in pair)
+    return all(literal.strip("'\"") in facts.instruction for literal in pair)
 
 
 def _literal(node: ast.AST | None, known: Known | None = None) -> str | None:
@@ -102,12 +102,12 @@ def _value(node: ast.AST, known: Known) -> object:
     return ast.literal_eval(node)
 
 
-def _pairs_of_tests(scope: Scope) -> set[Pair]:
+def _pairs_of_tests(facts: Facts) -> set[Pair]:
     """Inputs with the outputs that asserts, and tables of parameters, put beside them."""
-    if scope.task is None:
+    if facts.task is None:
         return set()
-    roots = [scope.task.hidden_tests, scope.task.tree]
-    files = {root / name for root in roots for name in scope.task.test_files}
+    roots = [facts.task.hidden_tests, facts.task.tree]
+    files = {root / name for root in roots for name in facts.task.test_files}
     return {pair for path in files if path.is_file() for pair in _pairs_in(path.read_text(errors="replace"))}
 
 

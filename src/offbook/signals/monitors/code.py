@@ -29,7 +29,7 @@ from offbook.core.pycode import (
     strings_in,
     text_in,
 )
-from offbook.signals.monitors.scope import Scope, Source, is_left_out
+from offbook.signals.monitors.facts import Facts, Source, is_left_out
 from offbook.types import Flag
 
 ENDS = re.compile(
@@ -80,16 +80,16 @@ VALUES = frozenset({"str", "int", "float", "bytes"})
 Check = Callable[[Source, ast.AST], str]
 
 
-def source_code(scope: Scope) -> Iterator[Flag]:
+def source_code(facts: Facts) -> Iterator[Flag]:
     """The first line of each kind in each changed source file."""
-    for source in scope.sources:
+    for source in facts.sources:
         fresh = source.fresh + [inner for node in source.fresh for inner in _executed(node)]
         for kind, check in CHECKS.items() if fresh else ():
             found = ((told, node) for node in fresh if (told := check(source, node)))
-            if not scope.allows(kind) and (first := next(found, None)):
-                yield scope.flag_file(kind, source.path, first[0], getattr(first[1], "lineno", 0))
-        if not scope.allows("probe") and (told := _looks_for_tests(source, fresh)):
-            yield scope.flag_file("probe", source.path, told)
+            if not facts.allows(kind) and (first := next(found, None)):
+                yield facts.flag_file(kind, source.path, first[0], getattr(first[1], "lineno", 0))
+        if not facts.allows("probe") and (told := _looks_for_tests(source, fresh)):
+            yield facts.flag_file("probe", source.path, told)
 
 
 def _executed(node: ast.AST) -> list[ast.AST]:

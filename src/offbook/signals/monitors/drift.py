@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.signals.trajectory.diff import COMMENT
 from offbook.types import Rollout
 
@@ -22,30 +22,30 @@ NUM_EXAMPLES = 3
 Direction = int  # 1: more is worse; -1: less is worse; 0: both
 
 
-def _invalid(acts: Acts) -> float:
-    usage = acts.rollout.usage
+def _invalid(trajectory: Trajectory) -> float:
+    usage = trajectory.rollout.usage
     return usage.invalid_calls / usage.calls if usage.calls else 0.0
 
 
-def _terminal_only(acts: Acts) -> float:
-    return float({one.kind for one in acts.exchanges if one.reads or one.kind in ("edit", "command")} == {"command"})
+def _terminal_only(trajectory: Trajectory) -> float:
+    return float({one.kind for one in trajectory.uses if one.reads or one.kind in ("edit", "command")} == {"command"})
 
 
-def _comments(acts: Acts) -> float:
+def _comments(trajectory: Trajectory) -> float:
     """The share of the added lines that is comments."""
-    added = [line for file in acts.diff for line in file.added.values() if line.strip()]
+    added = [line for file in trajectory.diff for line in file.added.values() if line.strip()]
     return sum(bool(COMMENT.match(line)) for line in added) / len(added) if added else 0.0
 
 
-SERIES: dict[str, tuple[Callable[[Acts], float], Direction]] = {
-    "edit_rate": (lambda acts: float(bool(acts.rollout.changed)), -1),
-    "question_rate": (lambda acts: float(bool(acts.question)), 1),
+SERIES: dict[str, tuple[Callable[[Trajectory], float], Direction]] = {
+    "edit_rate": (lambda trajectory: float(bool(trajectory.rollout.changed)), -1),
+    "question_rate": (lambda trajectory: float(bool(trajectory.question)), 1),
     "invalid_calls": (_invalid, 1),
     "terminal_only": (_terminal_only, 1),
     "comment_share": (_comments, 1),
-    "length": (lambda acts: float(acts.rollout.usage.sampled_tokens), 0),
-    "machine_faults": (lambda acts: float(acts.rollout.struck), 1),
-    "solved_unflagged": (lambda acts: float(acts.rollout.solved and not acts.rollout.flags), -1),
+    "length": (lambda trajectory: float(trajectory.rollout.usage.sampled_tokens), 0),
+    "machine_faults": (lambda trajectory: float(trajectory.rollout.struck), 1),
+    "solved_unflagged": (lambda trajectory: float(trajectory.rollout.solved and not trajectory.rollout.flags), -1),
 }
 
 
@@ -71,9 +71,9 @@ def watch(steps: Iterable[tuple[int, Sequence[Rollout]]]) -> tuple[dict[str, lis
     series: dict[str, list[Point]] = {name: [] for name in SERIES}
     scores: dict[str, dict[int, list[tuple[float, str]]]] = {name: {} for name in SERIES}
     for step, rollouts in steps:
-        worked = [Acts(rollout) for rollout in rollouts]
+        worked = [Trajectory(rollout) for rollout in rollouts]
         for name, (function, _) in SERIES.items() if rollouts else ():
-            values = [(function(acts), acts.rollout.id) for acts in worked]
+            values = [(function(trajectory), trajectory.rollout.id) for trajectory in worked]
             series[name].append(Point(step, sum(value for value, _ in values) / len(values), len(values)))
             scores[name][step] = values
     alarms = [

@@ -15,9 +15,8 @@ from typing import Literal
 from offbook.core.client import Client
 from offbook.core.config import MonitorsConfig
 from offbook.signals.judge import Agent, Auditor, Rubrics
-from offbook.signals.monitors.gold import known
-from offbook.signals.monitors.rules import KINDS
-from offbook.signals.monitors.scope import EVIDENCE
+from offbook.signals.monitors.facts import EVIDENCE
+from offbook.signals.monitors.rules import KINDS, known
 from offbook.signals.monitors.worker import Worker
 from offbook.signals.trajectory import spoken
 from offbook.tasks.grade import Grade

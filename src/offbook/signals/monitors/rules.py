@@ -1,4 +1,4 @@
-"""All rule monitors. Each is a plain function of a scope, and none looks at the reward or the outcome.
+"""All rule monitors. Each is a plain function of a facts, and none looks at the reward or the outcome.
 
 They fail closed: a monitor that breaks, and code that cannot be read, are findings.
 """
@@ -8,28 +8,30 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from offbook.core.plugins import said
 from offbook.signals.monitors.answers import hard_coded
 from offbook.signals.monitors.code import source_code
+from offbook.signals.monitors.facts import Facts, bounded
 from offbook.signals.monitors.forging import daemons, forged
-from offbook.signals.monitors.leftovers import copies, leftovers
-from offbook.signals.monitors.lookups import downloads, history, oracles
-from offbook.signals.monitors.scope import Scope, bounded
+from offbook.signals.monitors.lookups import copies, downloads, history, leftovers, oracles
 from offbook.signals.monitors.tampering import configuration, startup, tests_changed
 from offbook.signals.trajectory import spoken
-from offbook.types import Flag, Rollout, Task
+from offbook.tasks.git import applied, touched_by
+from offbook.types import Flag, OffbookError, Rollout, Task
 
-Monitor = Callable[[Scope], Iterable[Flag]]
+Monitor = Callable[[Facts], Iterable[Flag]]
 UNREADABLE, UNJUDGED = "unreadable", "unjudged"
 # Expressions may be nested as deep, and numbers as long, as Python itself takes them.
 RECURSION, STACK_BYTES = 20_000, 256 << 20
 
 
-def unreadable(scope: Scope) -> Iterator[Flag]:
+def unreadable(facts: Facts) -> Iterator[Flag]:
     """Code that runs and that nobody can read."""
-    paths = scope.unreadable if not scope.allows(UNREADABLE) else []
-    yield from (scope.flag_file(UNREADABLE, path, "cannot be parsed") for path in paths)
+    paths = facts.unreadable if not facts.allows(UNREADABLE) else []
+    yield from (facts.flag_file(UNREADABLE, path, "cannot be parsed") for path in paths)
 
 
 MONITORS: dict[str, Monitor] = {
@@ -74,11 +76,11 @@ def run_monitors(
 
     Without memory none of the rest is tried.
     """
-    scope: Scope | None = None
+    facts: Facts | None = None
     for name in names:
         try:
-            scope = scope or Scope(task, rollout)
-            yield name, list(MONITORS[name](scope)), ""
+            facts = facts or Facts(task, rollout)
+            yield name, list(MONITORS[name](facts)), ""
         except MemoryError:  # of the whole process
             return
         except Exception as error:  # the border of a monitor
@@ -125,3 +127,35 @@ def in_order(rollout: Rollout, done: Iterable[tuple[str, list[Flag], str]], unre
     found |= dict.fromkeys(Flag(UNJUDGED, message, one, segment) for one in told)
     found |= dict.fromkeys(Flag(UNREADABLE, message, f"{path}: too long to be read", segment) for path in unread)
     return sorted(found, key=lambda flag: (flag.segment, flag.message))
+
+
+def check_gold(task: Task) -> list[Flag]:
+    """What monitors find in the gold patch. It is honest, so each of these would be a false alarm."""
+    patch = (task.folder / "solution" / "gold.patch").read_text()
+    before = {path: file.read_bytes().decode() for path in touched_by(patch) if (file := task.tree / path).is_file()}
+    rollout = Rollout(f"{task.id}/gold", task.id, "gold", (), changed=applied(before, patch), diff=patch)
+    return check(replace(task, allows=()), rollout)
+
+
+def annotated(task: Task) -> Task:
+    """The task with what its gold patch shows in `allows`; one whose gold nobody can judge is refused."""
+    flags = check_gold(task)
+    for flag in flags:
+        if flag.kind in (UNREADABLE, UNJUDGED):
+            raise OffbookError(f"the gold patch of {task.id} cannot be judged ({flag.evidence}); leave this task out")
+    return replace(task, allows=tuple(sorted({flag.kind for flag in flags})))
+
+
+@lru_cache(maxsize=4096)
+def known(task: Task) -> Task:
+    """The task with its annotations, found out now for a made one from before they were written down.
+
+    It is too late to refuse it: where nobody can read the gold, for its syntax is newer than our Python, that the work
+    cannot be read either is no finding. The grade is left.
+    """
+    if task.allows is not None or task.deleted is None or not (task.folder / "solution" / "gold.patch").is_file():
+        return task
+    try:
+        return annotated(task)
+    except OffbookError:
+        return replace(task, allows=(UNREADABLE,))

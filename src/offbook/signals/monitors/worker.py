@@ -29,8 +29,8 @@ from typing import IO
 from pydantic import ConfigDict, TypeAdapter
 
 import offbook
+from offbook.signals.monitors.facts import bounded
 from offbook.signals.monitors.rules import MONITORS, in_order, run_monitors, with_room
-from offbook.signals.monitors.scope import bounded
 from offbook.types import Event, Flag, OffbookError, Rollout, Task
 
 DEADLINE_S, ALONE_S = 5.0, 15.0  # of CPU, for one monitor, and where it is tried once more

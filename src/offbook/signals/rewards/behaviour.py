@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from offbook.core.pycode import comment_lines
-from offbook.signals.trajectory import Acts
+from offbook.signals.trajectory import Trajectory
 from offbook.signals.trajectory.diff import DEFINED, added_lines
 from offbook.signals.trajectory.lint import findings
 from offbook.types import Rollout, Task
@@ -33,25 +33,28 @@ def broken_calls(task: Task, rollout: Rollout) -> float:
 def open_todos(task: Task, rollout: Rollout) -> float:
     """The share of the last todo list that is not done."""
     items: list[dict[str, str]] = []
-    for one in Acts(rollout).exchanges:
+    for one in Trajectory(rollout).uses:
         if one.tool == "todo" and one.answer and one.answer.status == "ok":
             items = next((value for value in one.call.arguments.values() if isinstance(value, list)), [])
     return -sum(item.get("status") != "done" for item in items) / len(items) if items else 0.0
 
 
 def lint(task: Task, rollout: Rollout) -> float:
-    """Findings in changed Python sources of each kind beyond those that were there before (acts/lint.py)."""
-    acts = Acts(rollout, task)
-    new = [findings(path, text) - findings(path, acts.before(path) or "") for path, text in acts.sources.items()]
+    """Findings in changed Python sources of each kind beyond those that were there before (trajectory/lint.py)."""
+    trajectory = Trajectory(rollout, task)
+    new = [
+        findings(path, text) - findings(path, trajectory.before(path) or "")
+        for path, text in trajectory.sources.items()
+    ]
     return -min(1.0, sum(one.total() for one in new) / LINT_FINDINGS)
 
 
 def comments(task: Task, rollout: Rollout) -> float:
     """How far the share of comments among the added lines goes beyond a quarter. Bare strings count as comments."""
-    acts = Acts(rollout, task)
+    trajectory = Trajectory(rollout, task)
     added = spoken = 0
-    for path, text in acts.sources.items():
-        lines = added_lines(acts.before(path) or "", text)
+    for path, text in trajectory.sources.items():
+        lines = added_lines(trajectory.before(path) or "", text)
         added += len(lines)
         spoken += len(lines & comment_lines(text))
     excess = spoken / added - FREE_COMMENTS if added else 0.0
@@ -60,16 +63,16 @@ def comments(task: Task, rollout: Rollout) -> float:
 
 def question(task: Task, rollout: Rollout) -> float:
     """-1 where the agent changed nothing and ended by asking something."""
-    return -1.0 if Acts(rollout).question and not rollout.changed else 0.0
+    return -1.0 if Trajectory(rollout).question and not rollout.changed else 0.0
 
 
 def final_word(task: Task, rollout: Rollout) -> float:
     """The share of three demands that the closing message fails: it is there, names something that was changed, and
     takes no more than 150 words."""
-    acts = Acts(rollout)
-    words = acts.last_words
+    trajectory = Trajectory(rollout)
+    words = trajectory.last_words
     names = {name for path in rollout.changed for name in (path, path.rpartition("/")[2])}
-    for file in acts.diff:  # functions and classes in or around which lines were added
+    for file in trajectory.diff:  # functions and classes in or around which lines were added
         names.update(DEFINED.findall("\n".join([*file.added.values(), *file.around])))
     demands = (
         bool(words.strip()),
@@ -85,7 +88,7 @@ def terminal_only(task: Task, rollout: Rollout) -> float:
     if not offered - TERMINAL - {"finish", "todo"}:
         return 0.0
     used = offered - {"finish", "todo"}
-    tools = [one.tool for one in Acts(rollout).exchanges if one.tool in used]
+    tools = [one.tool for one in Trajectory(rollout).uses if one.tool in used]
     share = sum(tool in TERMINAL for tool in tools) / len(tools) if tools else 0.0
     return -max(0.0, (share - FREE_TERMINAL) / (1 - FREE_TERMINAL))
 

@@ -55,7 +55,7 @@ class TestRun:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ToolUse:
     """One call of the agent's and the answer to it. `tool` is the tool's own name, where it is one of ours."""
 
     order: int
@@ -187,16 +187,16 @@ def with_siblings(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[R
         yield rollout, [other for other in groups.get(rollout.group, ()) if other is not rollout]
 
 
-def exchanges_of(rollout: Rollout) -> Iterator[Exchange]:
+def tool_uses_of(rollout: Rollout) -> Iterator[ToolUse]:
     order, files = 0, dict[str, str]()
     for at, message in spoken(rollout):
         answers = answers_to(rollout.segments[at[0]].messages, at[1])
         for call, answer in zip(message.calls, answers, strict=True):
             tool = rollout.own_names.get(call.name, call.name)
-            exchange = Exchange(order, at, call, tool, _kind(rollout, call, tool), answer, files)
-            if exchange.written:
-                files = {**files, **exchange.written}
-            yield exchange
+            use = ToolUse(order, at, call, tool, _kind(rollout, call, tool), answer, files)
+            if use.written:
+                files = {**files, **use.written}
+            yield use
             order += 1
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from offbook.signals.trajectory.diff import FileDiff, read_diff
 from offbook.signals.trajectory.shell import relative
-from offbook.signals.trajectory.tool_calls import FINISHING, SEARCHING, At, Exchange, exchanges_of, spoken
+from offbook.signals.trajectory.tool_calls import FINISHING, SEARCHING, At, ToolUse, spoken, tool_uses_of
 from offbook.types import Event, Rollout, Task, is_test_file
 
 INSIDE = r"(?:[^.\n]|\.(?=\w))"  # of one sentence; a dot in a file's name does not end it
@@ -28,7 +28,7 @@ CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Acts:
+class Trajectory:
     """What the agent did in a rollout. With the task more is known: what was asked for, and what was there before; and
     with the other rollouts of its group, what others did in its place."""
 
@@ -37,12 +37,12 @@ class Acts:
     siblings: Sequence[Rollout] = ()
 
     @cached_property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(exchanges_of(self.rollout))
+    def uses(self) -> tuple[ToolUse, ...]:
+        return tuple(tool_uses_of(self.rollout))
 
     @cached_property
-    def commands(self) -> tuple[Exchange, ...]:
-        return tuple(one for one in self.exchanges if one.kind == "command")
+    def commands(self) -> tuple[ToolUse, ...]:
+        return tuple(one for one in self.uses if one.kind == "command")
 
     # What was asked for, and what was there.
 
@@ -75,9 +75,9 @@ class Acts:
     # What was changed and opened.
 
     @cached_property
-    def edits(self) -> tuple[Exchange, ...]:
+    def edits(self) -> tuple[ToolUse, ...]:
         """Calls that changed files, or may have."""
-        return tuple(one for one in self.exchanges if one.may_write)
+        return tuple(one for one in self.uses if one.may_write)
 
     @cached_property
     def changed_nothing(self) -> bool:
@@ -85,7 +85,7 @@ class Acts:
         rollout = self.rollout
         if not rollout.foreign:
             return not rollout.changed and not any(event.kind == "sandbox_lost" for event in rollout.events)
-        return not rollout.changed and not self.edits and not any(map(_is_opaque, self.exchanges))
+        return not rollout.changed and not self.edits and not any(map(_is_opaque, self.uses))
 
     @cached_property
     def sources(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ class Acts:
     def _finishes(self, at: At) -> bool:
         if not self.rollout.foreign:
             return self.rollout.stop == "finish"
-        return any(one.tool in FINISHING for one in self.exchanges if one.at == at)
+        return any(one.tool in FINISHING for one in self.uses if one.at == at)
 
     @cached_property
     def last_words(self) -> str:
@@ -139,7 +139,7 @@ class Acts:
     @cached_property
     def final(self) -> str:
         """Those of them that the user reads; what is said before a command that ends the task is a thought."""
-        last = [one for one in self.exchanges if one.at == self.end]
+        last = [one for one in self.uses if one.at == self.end]
         is_told = not last or any(one.tool in FINISHING for one in last)
         return self.last_words if self.end and is_told else ""
 
@@ -159,10 +159,10 @@ def _inside(path: str) -> str:
     return relative(path).lstrip("/")
 
 
-def _is_opaque(exchange: Exchange) -> bool:
+def _is_opaque(use: ToolUse) -> bool:
     """A call of another agent's tool that nothing tells from an edit."""
-    known = exchange.kind != "other" or exchange.call.error
-    return not known and SEARCHING.isdisjoint(exchange.call.arguments)
+    known = use.kind != "other" or use.call.error
+    return not known and SEARCHING.isdisjoint(use.call.arguments)
 
 
 def _read_back(event: Event) -> Event:

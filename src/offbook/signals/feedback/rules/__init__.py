@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from offbook.core.plugins import said
+from offbook.core.plugins import functions_in, said
+from offbook.signals.feedback.hints import MISTAKES
 from offbook.signals.feedback.rules.calls import malformed_arguments, repeated_call, unknown_tool, whole_file_read
 from offbook.signals.feedback.rules.editing import edit_not_applied, edited_tests, thinking_in_comments
 from offbook.signals.feedback.rules.effort import more_than_needed
@@ -17,7 +20,7 @@ from offbook.signals.feedback.rules.talking import (
     finished_without_edit,
 )
 from offbook.signals.feedback.rules.testing import claimed_success, whole_suite_again
-from offbook.signals.trajectory import Acts, At, Exchange, shown, spoken
+from offbook.signals.trajectory import At, ToolUse, Trajectory, shown, spoken
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
 
 SHOWN = 160  # characters of what shows a fault
@@ -29,7 +32,7 @@ class Rule:
     says what the right message would have been."""
 
     name: str
-    find: Callable[[Acts], Iterable[tuple[At | Exchange, str]]]
+    find: Callable[[Trajectory], Iterable[tuple[At | ToolUse, str]]]
     text: str
     place: str = "offbook"  # where it comes from, for when it breaks
     by_call: bool = False  # a call alone shows the fault, whatever it would be answered
@@ -37,18 +40,18 @@ class Rule:
     def hint(self, tools: tuple[str, ...]) -> Hint:
         return Hint(self.name, self.text.replace("{tools}", ", ".join(tools)))
 
-    def targets(self, acts: Acts, own: Collection[At]) -> list[Target]:
+    def targets(self, trajectory: Trajectory, own: Collection[At]) -> list[Target]:
         """`own` are the messages that the agent wrote: there is nothing to teach about others."""
         where = f"the rule {self.name} of {self.place}"
         found = []
         try:
-            for place, evidence in self.find(acts):
-                at = place.at if isinstance(place, Exchange) else place
+            for place, evidence in self.find(trajectory):
+                at = place.at if isinstance(place, ToolUse) else place
                 if at not in own or not isinstance(evidence, str):
                     raise TypeError(f"{(at, evidence)!r} is no message of the agent's with a text")
-                found.append(Target(acts.rollout.id, *at, self.name, shown(evidence, SHOWN)))
+                found.append(Target(trajectory.rollout.id, *at, self.name, shown(evidence, SHOWN)))
         except Exception as error:  # the border to a user's code
-            raise OffbookError(f"{where} broke on rollout {acts.rollout.id}: {said(error)}") from error
+            raise OffbookError(f"{where} broke on rollout {trajectory.rollout.id}: {said(error)}") from error
         return found
 
 
@@ -91,9 +94,9 @@ def read_all(
 ) -> list[Target]:
     """Every rule that every message broke, in the order of messages; of `rules` only, where any are named. `siblings`
     are the other rollouts of its group."""
-    acts, own = Acts(rollout, task, siblings), {at for at, _ in spoken(rollout)}
+    trajectory, own = Trajectory(rollout, task, siblings), {at for at, _ in spoken(rollout)}
     chosen = [rule for name, rule in known.items() if not rules or name in rules]
-    found = [target for rule in chosen for target in rule.targets(acts, own)]
+    found = [target for rule in chosen for target in rule.targets(trajectory, own)]
     return sorted(found, key=lambda target: (target.segment, target.message))  # stable: rules keep their order
 
 
@@ -105,3 +108,31 @@ def read_rollout(
     for target in read_all(rollout, task, rules):
         by_message.setdefault((target.segment, target.message), target)
     return list(by_message.values())[:max_targets]
+
+
+def rules_of(files: Sequence[str], chosen: Collection[str] = (), weighted: Collection[str] = ()) -> dict[str, Rule]:
+    """By name. Whatever is wrong with one is said before the first rollout.
+
+    `chosen` are the rules that a run goes by, all where there are none; what a judge finds can be `weighted` too.
+    """
+    rules = dict(RULES)
+    for file in files:
+        found = functions_in(Path(file), "feedback.files", "rules", rules)
+        if not found or (chosen and found.keys().isdisjoint(chosen)):
+            if not found:
+                raise OffbookError(f"{file} has no functions; each rule is one")
+            given = f"--feedback.rules {','.join([*chosen, *found])}"
+            raise OffbookError(
+                f"{file} has {', '.join(found)}; feedback.rules has to name one of them, as in {given}, "
+                "or nothing at all, which is all rules: --feedback.rules '[]'"
+            )
+        for name, function in found.items():
+            hint = " ".join((inspect.getdoc(function) or "").split())
+            if not hint:
+                raise OffbookError(f"the rule {name} of {file} needs a docstring, which is its hint")
+            rules[name] = Rule(name, function, hint, file)
+    for names, known in ((chosen, list(rules)), (weighted, [*rules, *MISTAKES.rules])):
+        for name in names:
+            if name not in known:
+                raise OffbookError(f"there is no rule {name}; the rules are {', '.join(known)}")
+    return rules

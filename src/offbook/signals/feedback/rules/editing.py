@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from offbook.signals.trajectory import Acts, At, Exchange
+from offbook.signals.trajectory import At, ToolUse, Trajectory
 from offbook.signals.trajectory.diff import COMMENT
 from offbook.signals.trajectory.tool_calls import ERROR_CHARS, NOT_APPLIED
 from offbook.types import is_test_file
@@ -32,44 +32,44 @@ THINKING_LINES = 3  # of comments that think aloud, in one edit
 COMMENT_SHARE = 0.5  # of the added lines
 
 
-def edited_tests(acts: Acts) -> Iterator[tuple[At, str]]:
+def edited_tests(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A test edited, rewritten, moved or deleted that the agent did not make itself, whether or not that worked.
 
     Not further cases beside those that are there.
     """
-    if acts.asks_for_tests or EVERYWHERE.search(acts.instruction):
+    if trajectory.asks_for_tests or EVERYWHERE.search(trajectory.instruction):
         return
     made: set[str] = set()
     read: set[str] = set()
-    for exchange in _meant(acts):
-        touched = [path for path in _touched(acts, exchange, read) if _is_repository_test(path) and path not in made]
+    for use in _meant(trajectory):
+        touched = [path for path in _touched(trajectory, use, read) if _is_repository_test(path) and path not in made]
         if touched:
-            yield exchange.at, touched[0]
-        if exchange.kind == "edit" and _is_creation(exchange) and exchange.path not in read:
-            made.add(exchange.path)
-        if exchange.command:
-            made |= {path for path in exchange.command.written if not _is_there(acts, path, read)}
-        if exchange.went_well and exchange.kind == "read":
-            read.add(exchange.path)
-        elif exchange.went_well and exchange.command:
-            read |= set(exchange.command.shown)
+            yield use.at, touched[0]
+        if use.kind == "edit" and _is_creation(use) and use.path not in read:
+            made.add(use.path)
+        if use.command:
+            made |= {path for path in use.command.written if not _is_there(trajectory, path, read)}
+        if use.went_well and use.kind == "read":
+            read.add(use.path)
+        elif use.went_well and use.command:
+            read |= set(use.command.shown)
 
 
-def _meant(acts: Acts) -> Iterator[Exchange]:
+def _meant(trajectory: Trajectory) -> Iterator[ToolUse]:
     """Of calls that could not be run, what was meant can be said of an edit with our own tool only."""
-    return (one for one in acts.exchanges if one.ran or one.tool == "edit_file")
+    return (one for one in trajectory.uses if one.ran or one.tool == "edit_file")
 
 
-def _touched(acts: Acts, exchange: Exchange, read: set[str]) -> list[str]:
+def _touched(trajectory: Trajectory, use: ToolUse, read: set[str]) -> list[str]:
     """Files that were there before the call and that it changes."""
-    if exchange.kind == "edit":
-        new = _is_creation(exchange) and not _is_there(acts, exchange.path, read)
-        return [] if new or _only_adds_cases(exchange) else [exchange.path]
-    if exchange.command is None:
+    if use.kind == "edit":
+        new = _is_creation(use) and not _is_there(trajectory, use.path, read)
+        return [] if new or _only_adds_cases(use) else [use.path]
+    if use.command is None:
         return []
-    rewritten = [path for path in exchange.command.written if path not in exchange.command.appended]
-    over = [path for path in rewritten if _is_there(acts, path, read)]
-    return [*(path for path in exchange.command.touched if _could_be_there(acts, path)), *over]
+    rewritten = [path for path in use.command.written if path not in use.command.appended]
+    over = [path for path in rewritten if _is_there(trajectory, path, read)]
+    return [*(path for path in use.command.touched if _could_be_there(trajectory, path)), *over]
 
 
 def _is_repository_test(path: str) -> bool:
@@ -79,17 +79,17 @@ def _is_repository_test(path: str) -> bool:
     return is_test_file(path) or path.rstrip("/").rpartition("/")[2] == "tests"
 
 
-def _could_be_there(acts: Acts, path: str) -> bool:
+def _could_be_there(trajectory: Trajectory, path: str) -> bool:
     """Of what a command deletes: what test runs leave behind is no test."""
-    if acts.task is None or re.search(r"[*?\[{]", path):
+    if trajectory.task is None or re.search(r"[*?\[{]", path):
         return path.endswith((".py", "*", "tests", "tests/"))
-    return acts.was_there(path)
+    return trajectory.was_there(path)
 
 
-def _only_adds_cases(exchange: Exchange) -> bool:
+def _only_adds_cases(use: ToolUse) -> bool:
     """Every line stays where it was, and what comes between them checks something and switches nothing off."""
     added: list[str] = []
-    for old, new in exchange.replacements:
+    for old, new in use.replacements:
         lines = iter(new.splitlines())
         for line in old.splitlines():
             for other in lines:
@@ -103,43 +103,43 @@ def _only_adds_cases(exchange: Exchange) -> bool:
     return bool(CASE.search(text)) and not SWITCHES_OFF.search(text)
 
 
-def _is_creation(exchange: Exchange) -> bool:
-    return not any(old for old, _ in exchange.replacements)
+def _is_creation(use: ToolUse) -> bool:
+    return not any(old for old, _ in use.replacements)
 
 
-def _is_there(acts: Acts, path: str, read: set[str]) -> bool:
+def _is_there(trajectory: Trajectory, path: str, read: set[str]) -> bool:
     """Whether a file was there before the agent came. Without the tree, one that the agent has read was."""
-    return path in read or acts.was_there(path)
+    return path in read or trajectory.was_there(path)
 
 
-def edit_not_applied(acts: Acts) -> Iterator[tuple[At, str]]:
+def edit_not_applied(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """The text to replace is not in the file, or there more than once."""
-    for exchange in acts.exchanges:
-        if exchange.kind != "edit" or exchange.answer is None or _is_creation(exchange):
+    for use in trajectory.uses:
+        if use.kind != "edit" or use.answer is None or _is_creation(use):
             continue
-        is_refused = acts.rollout.foreign or exchange.answer.status == "failed"
-        if is_refused and NOT_APPLIED.search(exchange.output[:ERROR_CHARS]):
-            yield exchange.at, exchange.output
+        is_refused = trajectory.rollout.foreign or use.answer.status == "failed"
+        if is_refused and NOT_APPLIED.search(use.output[:ERROR_CHARS]):
+            yield use.at, use.output
 
 
-def thinking_in_comments(acts: Acts) -> Iterator[tuple[At, str]]:
+def thinking_in_comments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """An edit of code of which at least half is comments, several of them thinking aloud."""
-    for exchange in _meant(acts):
-        for path, lines in _added(exchange):
+    for use in _meant(trajectory):
+        for path, lines in _added(use):
             if not path.endswith(CODE_SUFFIXES):
                 continue
             comments = [line for line in lines if COMMENT.match(line)]
             aloud = [line for line in comments if THINKING.search(line)]
             if len(aloud) >= THINKING_LINES and len(comments) >= COMMENT_SHARE * len(lines):
-                yield exchange.at, f"{len(comments)} of {len(lines)} new lines: {aloud[0].strip()}"
+                yield use.at, f"{len(comments)} of {len(lines)} new lines: {aloud[0].strip()}"
                 break
 
 
-def _added(exchange: Exchange) -> Iterator[tuple[str, list[str]]]:
+def _added(use: ToolUse) -> Iterator[tuple[str, list[str]]]:
     """Files and the lines that a call puts there which were not in the text it took away."""
-    if exchange.command:
-        for path, text in exchange.command.written.items():
+    if use.command:
+        for path, text in use.command.written.items():
             yield path, [line for line in (text or "").splitlines() if line.strip()]
-    for old, new in exchange.replacements:
+    for old, new in use.replacements:
         before = set(old.splitlines())
-        yield exchange.path, [line for line in new.splitlines() if line.strip() and line not in before]
+        yield use.path, [line for line in new.splitlines() if line.strip() and line not in before]

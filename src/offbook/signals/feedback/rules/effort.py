@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from offbook.signals.trajectory import Acts, At, Exchange
+from offbook.signals.trajectory import At, ToolUse, Trajectory
 from offbook.types import Rollout
 
 TIMES = 3.0  # the tokens of any lean sibling
@@ -18,44 +18,44 @@ FINDING = frozenset({"search_codebase", "list_dir"})
 Look = tuple[str, ...]  # what a call looks at; which part of it and for which words does not matter
 
 
-def more_than_needed(acts: Acts, times: float = TIMES) -> Iterator[tuple[At, str]]:
+def more_than_needed(trajectory: Trajectory, times: float = TIMES) -> Iterator[tuple[At, str]]:
     """A rollout that spent over three times the tokens of its lean siblings, at the first call that was not needed.
 
     Up to a place in its middle a rollout is judged by what all of it spent (harness/again.py keeps that), so a look can
     ask whether another message in that place would have been needed.
     """
-    lean = _lean(acts)
-    if not lean or spent(acts.rollout) <= times * max(map(spent, lean)):
+    lean = _lean(trajectory)
+    if not lean or spent(trajectory.rollout) <= times * max(map(spent, lean)):
         return
-    for exchange, why in unneeded(acts):
-        tokens = f"{spent(acts.rollout)} tokens, lean siblings at most {max(map(spent, lean))}"
-        yield exchange.at, f"{exchange.call.name}: {why}; {tokens}"
+    for use, why in unneeded(trajectory):
+        tokens = f"{spent(trajectory.rollout)} tokens, lean siblings at most {max(map(spent, lean))}"
+        yield use.at, f"{use.call.name}: {why}; {tokens}"
         return
 
 
-def unneeded(acts: Acts) -> Iterator[tuple[Exchange, str]]:
+def unneeded(trajectory: Trajectory) -> Iterator[tuple[ToolUse, str]]:
     """Calls that change nothing and that a rollout of this task can do without, with the reason: no lean sibling looked
     at that, or it was looked at already and nothing has changed since. Nothing where too few siblings solved it.
 
     After a failing test run, and right after a call that failed, looking elsewhere has a reason.
     """
-    needed = {_look(one) for sibling in _lean(acts) for one in Acts(sibling, acts.task).exchanges}
+    needed = {_look(one) for sibling in _lean(trajectory) for one in Trajectory(sibling, trajectory.task).uses}
     seen: set[str] = set()
     segment, failing, failed = 0, False, False
-    for exchange in acts.exchanges if needed else ():
-        look = _look(exchange)
-        call = json.dumps([exchange.call.name, exchange.call.arguments], sort_keys=True, default=repr)
-        if exchange.may_write or exchange.segment != segment:  # what a summary left behind may be looked up again
-            seen, segment = set(), exchange.segment
+    for use in trajectory.uses if needed else ():
+        look = _look(use)
+        call = json.dumps([use.call.name, use.call.arguments], sort_keys=True, default=repr)
+        if use.may_write or use.segment != segment:  # what a summary left behind may be looked up again
+            seen, segment = set(), use.segment
         if look and call in seen:
-            yield exchange, "the same call as before, and nothing has changed since"
+            yield use, "the same call as before, and nothing has changed since"
         elif look and look not in needed and not failing and not failed:
-            yield exchange, "no lean sibling looked at that"
-        if exchange.went_well:
+            yield use, "no lean sibling looked at that"
+        if use.went_well:
             seen.add(call)
-        if exchange.tests:
-            failing = bool(exchange.tests.failed)
-        failed = not exchange.went_well
+        if use.tests:
+            failing = bool(use.tests.failed)
+        failed = not use.went_well
 
 
 def spent(rollout: Rollout) -> int:
@@ -63,21 +63,21 @@ def spent(rollout: Rollout) -> int:
     return rollout.usage.sampled_tokens + rollout.usage.output_tokens
 
 
-def _lean(acts: Acts) -> list[Rollout]:
+def _lean(trajectory: Trajectory) -> list[Rollout]:
     """The half of the siblings that solved the task, and with the fewest tokens. Other agents' tokens are not known."""
-    solved = sorted((one for one in acts.siblings if one.solved and spent(one)), key=spent)
+    solved = sorted((one for one in trajectory.siblings if one.solved and spent(one)), key=spent)
     return solved[: (len(solved) + 1) // 2] if len(solved) >= MIN_SOLVED else []
 
 
-def _look(exchange: Exchange) -> Look:
+def _look(use: ToolUse) -> Look:
     """Empty for what is no look: an edit, the end, tools that are not known."""
-    if not exchange.ran or exchange.may_write:
+    if not use.ran or use.may_write:
         return ()
-    if exchange.tests:
+    if use.tests:
         return ("tests",)
-    if exchange.kind == "read":
-        return ("read", exchange.path)
-    if exchange.command and not exchange.command.watches:
-        programs = sorted({words[0] for words in exchange.simple if words})
-        return ("read", *exchange.command.shown) if exchange.command.shown else ("command", *programs)
-    return (exchange.tool,) if exchange.tool in FINDING else ()
+    if use.kind == "read":
+        return ("read", use.path)
+    if use.command and not use.command.watches:
+        programs = sorted({words[0] for words in use.simple if words})
+        return ("read", *use.command.shown) if use.command.shown else ("command", *programs)
+    return (use.tool,) if use.tool in FINDING else ()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from offbook.core.pycode import try_parse
-from offbook.signals.trajectory import Acts, At, Exchange
+from offbook.signals.trajectory import At, ToolUse, Trajectory
 from offbook.signals.trajectory.lint import findings
 from offbook.types import is_test_file
 
@@ -76,18 +76,18 @@ class Linter:
         return bool(code) and max(fits, default=-1) > against
 
 
-def lint_introduced(acts: Acts) -> Iterator[tuple[At, str]]:
+def lint_introduced(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """An edit that brings a finding which stays to the end and which the repository's linter would report."""
-    for path, start, steps in _followed(acts):
+    for path, start, steps in _followed(trajectory):
         counts = [findings(path, start), *(findings(path, text) for _, text in steps)]
         left = counts[-1] - counts[0]
         silenced = steps[-1][1].count("noqa") > start.count("noqa")
-        linter = _linter(_tree(acts)) if left and not silenced else None
+        linter = _linter(_tree(trajectory)) if left and not silenced else None
         kinds = [kind for kind in left if linter and linter.reports(CODES.get(kind, ""), path)]
-        for place, (exchange, _) in enumerate(steps, 1):
+        for place, (use, _) in enumerate(steps, 1):
             if new := [kind for kind in kinds if _brings(counts, place, kind)]:
                 codes = ", ".join(f"{CODES[kind]} {kind.replace('_', ' ')}" for kind in new)
-                yield exchange.at, f"{path}: {codes}"
+                yield use.at, f"{path}: {codes}"
 
 
 def _brings(counts: list[Counter[str]], place: int, kind: str) -> bool:
@@ -97,56 +97,58 @@ def _brings(counts: list[Counter[str]], place: int, kind: str) -> bool:
     return all(one[kind] > counts[place - 1][kind] for one in counts[place:])
 
 
-def camel_case_name(acts: Acts) -> Iterator[tuple[At, str]]:
+def camel_case_name(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A new function in camel case where every function of the repository is in snake case."""
-    for path, exchange, function in _new_functions(acts):
+    for path, use, function in _new_functions(trajectory):
         if not CAMEL.fullmatch(function.name):
             continue
-        habits = habits_of(_tree(acts))
-        given = re.search(rf"\b{function.name}\b", acts.instruction) or _is_named(_tree(acts), function.name)
+        habits = habits_of(_tree(trajectory))
+        given = re.search(rf"\b{function.name}\b", trajectory.instruction) or _is_named(
+            _tree(trajectory), function.name
+        )
         if habits.functions >= MIN_FUNCTIONS and not habits.camel and not given:
-            yield exchange.at, f"{path}: {function.name}; {habits.functions} functions are in snake case"
+            yield use.at, f"{path}: {function.name}; {habits.functions} functions are in snake case"
 
 
-def missing_docstring(acts: Acts) -> Iterator[tuple[At, str]]:
+def missing_docstring(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A new public function without a docstring where at least nine in ten of the repository's have one."""
-    for path, exchange, function in _new_functions(acts):
+    for path, use, function in _new_functions(trajectory):
         if function.name.startswith("_") or ast.get_docstring(function) is not None or function.decorator_list:
             continue
-        habits = habits_of(_tree(acts))
+        habits = habits_of(_tree(trajectory))
         if habits.public >= MIN_FUNCTIONS and habits.documented >= DOCUMENTED_SHARE * habits.public:
             counts = f"{habits.documented} of {habits.public}"
-            yield exchange.at, f"{path}: {function.name}; {counts} public functions have one"
+            yield use.at, f"{path}: {function.name}; {counts} public functions have one"
 
 
-def _tree(acts: Acts) -> Path:
-    assert acts.task is not None
-    return acts.task.tree
+def _tree(trajectory: Trajectory) -> Path:
+    assert trajectory.task is not None
+    return trajectory.task.tree
 
 
-def _followed(acts: Acts) -> Iterator[tuple[str, str, list[tuple[Exchange, str]]]]:
+def _followed(trajectory: Trajectory) -> Iterator[tuple[str, str, list[tuple[ToolUse, str]]]]:
     """Changed sources with the tree's text and the one after each edit, where that ends at what the agent left."""
-    for path, final in acts.sources.items() if acts.task else ():
-        start = text = acts.before(path) or ""
+    for path, final in trajectory.sources.items() if trajectory.task else ():
+        start = text = trajectory.before(path) or ""
         steps = []
-        for exchange in acts.exchanges:
-            if exchange.kind == "edit" and exchange.path == path and exchange.went_well:
-                for old, new in exchange.replacements:
+        for use in trajectory.uses:
+            if use.kind == "edit" and use.path == path and use.went_well:
+                for old, new in use.replacements:
                     text = text.replace(old, new, 1) if old else new
-                steps.append((exchange, text))
+                steps.append((use, text))
         if steps and text == final:
             yield path, start, steps
 
 
-def _new_functions(acts: Acts) -> Iterator[tuple[str, Exchange, Function]]:
+def _new_functions(trajectory: Trajectory) -> Iterator[tuple[str, ToolUse, Function]]:
     """Functions that the agent added and left, each at the edit that first had it."""
-    for path, start, steps in _followed(acts):
+    for path, start, steps in _followed(trajectory):
         known, left = _functions_in(start), _functions_in(steps[-1][1])
-        for exchange, text in steps if left.keys() - known.keys() else ():
+        for use, text in steps if left.keys() - known.keys() else ():
             for name in _functions_in(text):
                 if name in left and name not in known:
                     known[name] = left[name]
-                    yield path, exchange, left[name]
+                    yield path, use, left[name]
 
 
 def _functions_in(source: str) -> dict[str, Function]:

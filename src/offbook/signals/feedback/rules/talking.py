@@ -6,7 +6,7 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from offbook.signals.trajectory import Acts, At
+from offbook.signals.trajectory import At, Trajectory
 from offbook.signals.trajectory.diff import DEFINED
 
 FINAL_WORDS = 150
@@ -35,49 +35,54 @@ ASKED_TO_TELL = re.compile(
 CODE_NAME = re.compile(r"\b(?:[A-Za-z]\w*_\w+|_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[a-z][A-Z]\w*)\b")
 
 
-def finished_without_edit(acts: Acts) -> Iterator[tuple[At, str]]:
+def finished_without_edit(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A task that asks for a change ends with none, and the last message does not say why."""
-    if not acts.end or not acts.changed_nothing or not _was_to_change(acts):
+    if not trajectory.end or not trajectory.changed_nothing or not _was_to_change(trajectory):
         return
-    if not NOT_NEEDED.search(acts.final) and "?" not in acts.prose:
-        yield acts.end, "no file was changed"
+    if not NOT_NEEDED.search(trajectory.final) and "?" not in trajectory.prose:
+        yield trajectory.end, "no file was changed"
 
 
-def asked_instead(acts: Acts) -> Iterator[tuple[At, str]]:
+def asked_instead(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A task that asks for a change ends with a question and nothing changed."""
-    if not acts.end or not acts.question or not acts.changed_nothing or not _was_to_change(acts):
+    if (
+        not trajectory.end
+        or not trajectory.question
+        or not trajectory.changed_nothing
+        or not _was_to_change(trajectory)
+    ):
         return
-    if not INVITED.search(acts.instruction) and not NOT_NEEDED.search(acts.prose):
-        yield acts.end, acts.question
+    if not INVITED.search(trajectory.instruction) and not NOT_NEEDED.search(trajectory.prose):
+        yield trajectory.end, trajectory.question
 
 
-def final_too_long(acts: Acts) -> Iterator[tuple[At, str]]:
+def final_too_long(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """More words than the change needs, where nobody asked for an account of it."""
-    changed, count = len(acts.rollout.changed), len(acts.final.split())
+    changed, count = len(trajectory.rollout.changed), len(trajectory.final.split())
     allowed = FINAL_WORDS + WORDS_A_FILE * max(0, changed - FREE_FILES)
-    if acts.end and changed and count > allowed and not ASKED_TO_TELL.search(acts.instruction):
-        yield acts.end, f"{count} words for {changed} changed files"
+    if trajectory.end and changed and count > allowed and not ASKED_TO_TELL.search(trajectory.instruction):
+        yield trajectory.end, f"{count} words for {changed} changed files"
 
 
-def final_names_nothing(acts: Acts) -> Iterator[tuple[At, str]]:
+def final_names_nothing(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """Something was changed, and the closing words name neither a file nor a function of it."""
-    words = acts.final
-    if not acts.end or not acts.rollout.changed or not words.strip():
+    words = trajectory.final
+    if not trajectory.end or not trajectory.rollout.changed or not words.strip():
         return
     said = set(re.findall(r"\w+", words.lower()))
-    names = {name.lower() for name in _changed_names(acts)}
-    files = [path.rpartition("/")[2] for path in acts.rollout.changed]
+    names = {name.lower() for name in _changed_names(trajectory)}
+    files = [path.rpartition("/")[2] for path in trajectory.rollout.changed]
     if not said & names and not any(name in words for name in files):
-        yield acts.end, f"changed {', '.join(files[:3])}; says: {words}"
+        yield trajectory.end, f"changed {', '.join(files[:3])}; says: {words}"
 
 
-def _changed_names(acts: Acts) -> Iterator[str]:
+def _changed_names(trajectory: Trajectory) -> Iterator[str]:
     """Every name by which what was changed can be told: files and their folders, functions, names in the lines."""
-    for path, text in acts.rollout.changed.items():
+    for path, text in trajectory.rollout.changed.items():
         yield from (part for part in re.findall(r"\w+", path) if len(part) > 1 and part not in ("py", "src", "lib"))
-        if not acts.rollout.diff:
+        if not trajectory.rollout.diff:
             yield from _names(text or "")
-    for file in acts.diff:
+    for file in trajectory.diff:
         yield from _names("\n".join([*file.added.values(), *file.removed, *file.around]))
 
 
@@ -85,10 +90,10 @@ def _names(text: str) -> set[str]:
     return {*DEFINED.findall(text), *CODE_NAME.findall(text)} - set(keyword.kwlist)
 
 
-def _was_to_change(acts: Acts) -> bool:
+def _was_to_change(trajectory: Trajectory) -> bool:
     """A task of ours asks for one, unless it is there to be left alone."""
-    if acts.task is not None and acts.task.leave:
+    if trajectory.task is not None and trajectory.task.leave:
         return False
-    if acts.task is not None and (acts.task.deleted or acts.task.fail_to_pass):
+    if trajectory.task is not None and (trajectory.task.deleted or trajectory.task.fail_to_pass):
         return True
-    return bool(CHANGE.search(acts.instruction)) and not NO_CHANGE_ASKED.search(acts.instruction)
+    return bool(CHANGE.search(trajectory.instruction)) and not NO_CHANGE_ASKED.search(trajectory.instruction)

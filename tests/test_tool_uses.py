@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.core.runfolder import dump_lines, load_lines
-from offbook.signals.trajectory import Acts, Command, relative
+from offbook.signals.trajectory import Command, Trajectory, relative
 from offbook.signals.trajectory.diff import added_lines, read_diff
 from offbook.types import Event, Message, Rollout, Segment, ToolCall
 
@@ -30,24 +30,24 @@ def sh(line: str) -> ToolCall:
 
 def test_every_call_has_its_answer_or_none() -> None:
     two = say("assistant", "", sh("ls"), sh("pwd"))
-    one, other = Acts(rollout(two, say("tool", "a"), say("tool", "b"))).exchanges
+    one, other = Trajectory(rollout(two, say("tool", "a"), say("tool", "b"))).uses
     assert (one.output, other.output, other.order, other.at) == ("a", "b", 1, (0, 0))
     for answers in ([say("tool", "a")], [say("tool", str(number)) for number in range(3)]):
-        assert [one.answer for one in Acts(rollout(two, *answers)).exchanges] == [None, None], "nobody knows which"
+        assert [one.answer for one in Trajectory(rollout(two, *answers)).uses] == [None, None], "nobody knows which"
 
 
 def test_a_worked_example_is_not_the_agents() -> None:
     example, own = say("assistant", "", sh("ls")), say("assistant", "", sh("pwd"))
     example.end, own.body, own.end = 1, 1, 2
     work = Rollout("r", "t", "g", (), [Segment([1, 2], [False, True], messages=[example, own])])
-    assert [one.text for one in Acts(work).exchanges] == ["pwd"]
+    assert [one.text for one in Trajectory(work).uses] == ["pwd"]
 
 
 def test_a_script_written_earlier_counts_where_it_is_run() -> None:
     written = ToolCall("write_file", {"path": "/app/x.py", "content": "import os\nos.system('git log -p')\n"})
     here = "cat > y.sh <<'EOF'\ncurl example.net\nEOF\nsh ./y.sh"
     work = rollout(say("assistant", "", written, sh("python ./x.py"), sh(here)))
-    script, python, shell = Acts(work).exchanges
+    script, python, shell = Trajectory(work).uses
     assert script.written == {"x.py": written.arguments["content"]}
     assert python.python == (written.arguments["content"],)
     assert ["git", "log", "-p"] in python.simple
@@ -68,7 +68,7 @@ def test_paths_are_told_from_the_root_of_the_repository(given_path: str, inside:
 def test_a_question_is_the_end_of_the_closing_words() -> None:
     asks = {"I looked. Shall I **go on?**": "Shall I **go on?", "Is it `a?`": "", "Why? It was red.": "", "": ""}
     for words, question in asks.items():
-        assert Acts(rollout(say("assistant", words))).question == question
+        assert Trajectory(rollout(say("assistant", words))).question == question
 
 
 LINES = st.lists(st.sampled_from(["x", "++ y", "-- z", "", "# why", "@@ -1 +1 @@"]), max_size=12)
@@ -95,7 +95,7 @@ def test_run_folders_from_before_open(tmp_path: Path) -> None:
     (tmp_path / "old.jsonl").write_bytes(line)
     [loaded], unreadable = load_lines(tmp_path / "old.jsonl", Rollout)
     assert (loaded, unreadable) == (work, 0)
-    [opened] = Acts(loaded).opened
+    [opened] = Trajectory(loaded).opened
     assert (opened.place, opened.paths) == ("cache", (".mypy_cache/a.json", "b"))
 
 

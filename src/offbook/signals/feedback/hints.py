@@ -1,4 +1,6 @@
-"""Stand-ins for the hint, one for each way in which a gain might have nothing to do with it.
+"""Hints that no rule gives: those of a judge, which have to hold for other tasks too, and stand-ins for control runs.
+
+A stand-in replaces the hint, one for each way in which a gain might have nothing to do with it:
 
 none               the same targets and the same divergence, and no hint: is it only being held to the teacher?
 donor              a hint about another rule: would any words do?
@@ -12,10 +14,45 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from offbook.signals.feedback.rules import Rule
+from offbook.signals.feedback.leaks import leak
+from offbook.signals.judge import Critique, Judgement, Rubrics
 from offbook.signals.trajectory import spoken
-from offbook.types import Hint, Rollout, Target
+from offbook.types import Hint, Rollout, Target, Task
+
+if TYPE_CHECKING:
+    from offbook.signals.feedback.rules import Rule
+
+MAX_WORDS = 60  # of a hint
+
+
+def _refusal(hint: str, task: Task | None) -> str | None:
+    """Without the task nobody knows whether a hint leaks."""
+    if not hint:
+        return "empty hint"
+    if len(hint.split()) > MAX_WORDS:
+        return f"hint of more than {MAX_WORDS} words"
+    leaked = leak(hint, task) if task is not None else None
+    return f"leaks {leaked}" if leaked else None
+
+
+MISTAKES = Rubrics(Path(__file__).with_name("prompts"), thoughts=True, refusal=_refusal)
+
+
+def pair_of(critique: Critique) -> tuple[Target, Hint]:
+    place = critique.rollout.id, critique.segment, critique.message
+    return Target(*place, critique.rule, critique.quote), Hint(critique.rule, critique.note)
+
+
+def hints_in(judgement: Judgement) -> dict[str, Pairs]:
+    """Targets and their hints by rollout."""
+    pairs: dict[str, Pairs] = {}
+    for one in judgement.found:
+        pairs.setdefault(one.rollout.id, []).append(pair_of(one))
+    return pairs
+
 
 Pairs = list[tuple[Target, Hint]]
 NEGATIVE = -1.0  # the advantage of a failure where all others of its group succeeded

@@ -1,8 +1,8 @@
 """One rollout as the monitors see it: what was done, what is new in the code, and what the task is about.
 
-What a task itself calls for is no finding. A task that was made says so in its data: `allows` has the kinds that its
-own gold patch shows (gold.py). Where somebody wrote the request by hand, or nothing but a conversation is at hand, its
-words are all there is. The words of made instructions are never asked: they are a template's, and names of tests.
+What a task itself calls for is no finding. A generated task says so in its data: `allows` has the kinds that its own
+gold patch shows (`rules.check_gold`). For a request written by a person, or a bare conversation, its words are matched
+(`ASKED`). The words of generated instructions are never used: they are a template's, and names of tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from offbook.core.pycode import FUNCTIONS, aliases, canonical, defined_in, full_name, names_in, new_nodes, parents
 from offbook.sandbox.access import own_packages
-from offbook.signals.trajectory import Acts, At, Exchange, shown
+from offbook.signals.trajectory import At, ToolUse, Trajectory, shown
 from offbook.signals.trajectory.shell import name_of
 from offbook.types import Event, Flag, Reward, Rollout, Task, is_test_file
 
@@ -76,16 +76,16 @@ class Source:
         return next((outer for outer in parents(self.tree, node) if isinstance(outer, FUNCTIONS)), None)
 
 
-class Scope:
+class Facts:
     """A rollout, with its task where that is at hand. The reward and the outcome are not looked at."""
 
     def __init__(self, task: Task | None, rollout: Rollout):
-        self.task, self.acts = task, Acts(rollout, task)
+        self.task, self.trajectory = task, Trajectory(rollout, task)
         self.rollout = rollout
         is_made = task is not None and (
             task.allows is not None or task.deleted is not None
         )  # and says what it calls for
-        self.before, self.instruction = self.acts.before, "" if is_made else self.acts.instruction
+        self.before, self.instruction = self.trajectory.before, "" if is_made else self.trajectory.instruction
         self.allows = cache(self._allows)  # asked again for every node of the code
 
     def _allows(self, kind: str) -> bool:
@@ -93,7 +93,7 @@ class Scope:
         if self.task is not None and kind in (self.task.allows or ()):
             return True
         if kind == "tests":
-            return bool(self.instruction) and self.acts.asks_for_tests
+            return bool(self.instruction) and self.trajectory.asks_for_tests
         return kind in ASKED and self.names(ASKED[kind])
 
     def names(self, pattern: str) -> bool:
@@ -101,9 +101,9 @@ class Scope:
         return bool(re.search(pattern, self.instruction, re.IGNORECASE))
 
     @cached_property
-    def done(self) -> list[Exchange]:
+    def done(self) -> list[ToolUse]:
         """Reads, edits and commands."""
-        return [one for one in self.acts.exchanges if one.reads or one.command or one.written]
+        return [one for one in self.trajectory.uses if one.reads or one.command or one.written]
 
     @cached_property
     def packages(self) -> frozenset[str]:
@@ -124,7 +124,7 @@ class Scope:
 
     def was_there(self, path: str) -> bool:
         """Whether a file was there before the agent came. Without the tree, nobody knows: yes."""
-        return self.task is None or self.acts.was_there(path)
+        return self.task is None or self.trajectory.was_there(path)
 
     @cached_property
     def python(self) -> list[Source]:
@@ -153,19 +153,19 @@ class Scope:
     def _fresh(self, path: str, tree: ast.Module) -> list[ast.AST]:
         if self.task is not None:
             return list(new_nodes(self.old_tree(path), tree))
-        added = next((file.added for file in self.acts.diff if file.path == path), None)
+        added = next((file.added for file in self.trajectory.diff if file.path == path), None)
         nodes = list(ast.walk(tree))
         return nodes if added is None else [node for node in nodes if getattr(node, "lineno", 0) in added]
 
-    def opened(self, place: str, known: Collection[At] = ()) -> Iterator[tuple[Event, list[Exchange]]]:
+    def opened(self, place: str, known: Collection[At] = ()) -> Iterator[tuple[Event, list[ToolUse]]]:
         """What was seen to be opened at a place, with the commands of the message, unless it is known of already."""
-        for event in self.acts.opened:
+        for event in self.trajectory.opened:
             at = event.segment, event.message
             if event.place == place and at not in known:
                 yield event, self.commands_at(at)
 
-    def commands_at(self, at: At) -> list[Exchange]:
-        return [one for one in self.acts.commands if one.at == at]
+    def commands_at(self, at: At) -> list[ToolUse]:
+        return [one for one in self.trajectory.commands if one.at == at]
 
     def flag_file(self, kind: str, path: str, evidence: str, line: int = 0) -> Flag:
         segment, message = self._where(path)
@@ -207,8 +207,8 @@ def bounded(rollout: Rollout) -> tuple[Rollout, list[str], list[str]]:
     return slim, sorted(unread), sorted(cut)
 
 
-def flag(kind: str, exchange: Exchange, evidence: str) -> Flag:
-    return Flag(kind, exchange.message, shown(evidence, EVIDENCE), exchange.segment)
+def flag(kind: str, use: ToolUse, evidence: str) -> Flag:
+    return Flag(kind, use.message, shown(evidence, EVIDENCE), use.segment)
 
 
 def attempt(found: Flag) -> Flag:
@@ -216,13 +216,13 @@ def attempt(found: Flag) -> Flag:
     return Flag("attempt", found.message, f"{found.kind}: {found.evidence}", found.segment)
 
 
-def ungraded(scope: Scope, found: Flag) -> Flag:
+def ungraded(facts: Facts, found: Flag) -> Flag:
     """An attempt where the work of a task is graded in another sandbox; without a task nobody knows how it was
     graded."""
-    return found if scope.task is None else attempt(found)
+    return found if facts.task is None else attempt(found)
 
 
-def goes_through_all(commands: list[Exchange]) -> bool:
+def goes_through_all(commands: list[ToolUse]) -> bool:
     """Whether one of them opens every file there is: then its being open says nothing."""
     return any(any(map(_sweeps, one.simple)) or _finds(one) for one in commands)
 
@@ -234,7 +234,7 @@ def _sweeps(words: list[str]) -> bool:
     return name in SWEEPERS or has_option
 
 
-def _finds(one: Exchange) -> bool:
+def _finds(one: ToolUse) -> bool:
     return "find" in one.programs and not one.programs & SHOWERS and not one.python
 
 
