@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.core.config import VllmConfig
 from offbook.core.weights import Weights
-from offbook.engine import LocalEngine, Trainable, VllmEngine
+from offbook.engine import Engine, LocalEngine, VllmEngine
 from offbook.engine.vllm import Server, find_vllm
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
 
@@ -55,7 +55,7 @@ def weights(seed: int, version: int) -> Weights:
 class Subject:
     """An engine with the weights of seed 0, which are version 0, and how to take its model away from it."""
 
-    engine: Trainable
+    engine: Engine
     lose: Callable[[], None]
     close: Callable[[], None]
 

@@ -201,10 +201,10 @@ def agents(args: argparse.Namespace, model: PreTrainedModel) -> dict[str, float]
         await asyncio.gather(*map(one, range(count)))
 
     asyncio.run(all_of_them())  # compiles, captures
-    began, sampled, work = time.perf_counter(), engine.tokens_sampled, engine.work
+    began, sampled, work = time.perf_counter(), engine.tokens_sampled, engine.counters
     asyncio.run(all_of_them())
     seconds = time.perf_counter() - began
-    split = {key.removeprefix("engine/"): engine.work[key] - work[key] for key in work if key.startswith("engine")}
+    split = {key.removeprefix("engine/"): engine.counters[key] - work[key] for key in work if key.startswith("engine")}
     return {"tokens/s": (engine.tokens_sampled - sampled) / seconds, "seconds": seconds, **split}
 
 

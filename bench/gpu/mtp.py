@@ -184,11 +184,11 @@ async def fastest(options: argparse.Namespace, engine: LocalEngine | VllmEngine,
     prompts = beginnings(options, place, 4 * batch)
     for warm in ("compiles", "captures"):
         await written(engine, prompts, batch, options.new, f"{warm}/{batch}")
-    spent = engine.work if isinstance(engine, LocalEngine) else {}
+    spent = engine.counters if isinstance(engine, LocalEngine) else {}
     rates = [await written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)]
     found: Row = {"tokens/s": max(rates)}
     if isinstance(engine, LocalEngine):
-        read_s, write_s = (engine.work[key] - spent[key] for key in ("engine/read_s", "engine/write_s"))
+        read_s, write_s = (engine.counters[key] - spent[key] for key in ("engine/read_s", "engine/write_s"))
         found["read_share"] = read_s / (read_s + write_s)
     return found
 

@@ -21,7 +21,7 @@ from offbook.types import OffbookError, Rollout
 
 if TYPE_CHECKING:
     from offbook.core.runfolder import RunFolder
-    from offbook.engine import Trainable
+    from offbook.engine import Engine
     from offbook.engine.sync import Reader
     from offbook.live.serving import Versions
     from offbook.rl.collector import Collector
@@ -161,7 +161,7 @@ async def _serve(
             sessions.end_all()
 
 
-def _own_engine(collector: Collector) -> Trainable:
+def _own_engine(collector: Collector) -> Engine:
     from offbook.engine import RemoteEngine
 
     engine = collector.engine
@@ -170,7 +170,7 @@ def _own_engine(collector: Collector) -> Trainable:
     return engine
 
 
-async def _follow(reader: Reader, engine: Trainable) -> None:
+async def _follow(reader: Reader, engine: Engine) -> None:
     """New weights go in between two tokens, while sessions are open; what is being served stays until then."""
     said, waiting = "", True
     while True:

@@ -36,6 +36,7 @@ from transformers import PreTrainedModel
 from offbook.core.adapters import adapter_tensors
 from offbook.core.draft import DraftHead, travelling
 from offbook.core.weights import Weights
+from offbook.engine.base import Engine, Session
 from offbook.engine.decode import STEPS, Decoder, Row
 from offbook.engine.kv_slots import has_plain_attention
 from offbook.engine.padded import PaddedDecoder
@@ -60,7 +61,7 @@ class _Request:
 
 
 @dataclass(slots=True, eq=False)
-class LocalSession:
+class LocalSession(Session):
     """One rollout's way to the engine. `key` orders it in a batch and seeds its random numbers."""
 
     engine: LocalEngine
@@ -98,6 +99,12 @@ class LocalSession:
             if request in engine.waiting:  # the rollout ran out of time while it waited
                 engine.waiting.remove(request)
 
+    def skip_turns(self, turns: int) -> None:
+        self.turn += turns
+
+    async def alive(self) -> None:
+        await self.engine.alive()
+
     def close(self) -> None:
         self.engine.closed.append(self)
         self.engine.open_sessions -= 1
@@ -105,7 +112,7 @@ class LocalSession:
 
 
 @dataclass
-class LocalEngine:
+class LocalEngine(Engine):
     """`version` is the policy version of the weights now in `model`. A message ends with any of `stop_ids`.
 
     `kv_tokens` is how many tokens' keys and values are held at most; rows that do not fit wait. `static` is how a GPU
@@ -175,8 +182,8 @@ class LocalEngine:
         return self.decoder.tokens_reread
 
     @property
-    def work(self) -> dict[str, float]:
-        """So far, by the names that metrics have: seconds that went into reading prompts and into writing messages."""
+    def counters(self) -> dict[str, float]:
+        """Prompt tokens computed again, seconds spent on prompts and on decoding."""
         return {"reread_tokens": self.tokens_reread, "engine/read_s": self._read_s, "engine/write_s": self._write_s}
 
     @property
@@ -184,6 +191,19 @@ class LocalEngine:
         """By depth: how many drafted tokens were looked at so far, and how many were kept."""
         drafting = self.decoder.drafting if isinstance(self.decoder, Decoder) else None
         return (drafting.looked_at, drafting.kept) if drafting else ([], [])
+
+    @property
+    def in_lockstep(self) -> bool:
+        return self.mode == "lockstep"
+
+    @property
+    def kv_load(self) -> float:
+        places = self.decoder.places.ids if isinstance(self.decoder, Decoder) else []
+        return sum(map(len, places)) / self.budget
+
+    def at(self, temperature: float) -> LocalEngine:
+        """In lockstep, with a KV cache of its own."""
+        return LocalEngine(self.model, self.stop_ids, temperature, self.kv_tokens, self.seed)
 
     def open(self, key: str) -> LocalSession:
         """In lockstep, open all sessions of a batch before the first one asks, or the first is decoded alone."""

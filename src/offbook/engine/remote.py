@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbook.core.client import Client, Reply, ReplyMessage, connections
+from offbook.engine.base import Engine, Session
 from offbook.types import Completion, Message, Prompt, ToolSpec
 
 RenderCall = Callable[[str, Any], str]
 
 
 @dataclass(slots=True)
-class RemoteSession:
+class RemoteSession(Session):
     """One rollout's way to the engine."""
 
     engine: RemoteEngine
@@ -35,11 +36,8 @@ class RemoteSession:
         billed = (reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else None
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids), billed)
 
-    def close(self) -> None:
-        """Nothing to give back: rollouts behind a URL do not wait for one another."""
 
-
-class RemoteEngine:
+class RemoteEngine(Engine):
     """Lives in one event loop and is closed by `aclose`."""
 
     def __init__(

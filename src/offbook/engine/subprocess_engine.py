@@ -30,7 +30,7 @@ import offbook
 from offbook.core.config import Config
 from offbook.core.draft import load_head
 from offbook.core.weights import Weights
-from offbook.engine.decode import Decoder
+from offbook.engine.base import Engine, Session
 from offbook.engine.local import LocalEngine, LocalSession
 from offbook.train.precision import compute_linears
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
@@ -44,7 +44,7 @@ Said = dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
-class ApartSession:
+class ApartSession(Session):
     engine: ApartEngine
     number: int
     start: int  # of the process that knows it
@@ -64,16 +64,26 @@ class ApartSession:
         routes = Routes(**said["routes"]) if said["routes"] else None
         return Completion(said["ids"], said["logprobs"], said["versions"], routes=routes)
 
+    def skip_turns(self, turns: int) -> None:
+        self.turn += turns
+
+    async def alive(self) -> None:
+        await self.engine.alive()
+
     def close(self) -> None:
         self.engine.close(self.number)
 
 
-class ApartEngine:
+class ApartEngine(Engine):
     """As LocalEngine is, of all weights and no adapter. It starts with the first weights."""
 
+    version = 0
+    kv_load = 0.0
+    counters: dict[str, float] = {}  # noqa: RUF012
+
     def __init__(self, config: Config, model: Path, stop_ids: frozenset[int]):
-        self.version, self.held, self.starts = 0, 0.0, 0
-        self.work: dict[str, float] = {}
+        self.starts = 0
+        self.counters = {}
         self.drafts: tuple[list[int], list[int]] = [], []
         self._order = {"config": config.model_dump(mode="json"), "model": str(model), "stop_ids": sorted(stop_ids)}
         self._file = Path(config.out) / "slots" / "weights.safetensors"
@@ -202,7 +212,7 @@ class ApartEngine:
         while (said := _read(process.stdout)) is not None:
             self._heard, self._due = self._heard + 1, time.monotonic() + self.silence_s
             answer = self._asked.pop(said["number"], None)
-            self.held, self.work, self.drafts = said["held"], said["work"], said["drafts"]
+            self.kv_load, self.counters, self.drafts = said["held"], said["work"], said["drafts"]
             if answer is None or answer.cancelled():
                 continue
             if "lost" in said:
@@ -315,10 +325,7 @@ class _Served:
             await asyncio.sleep(self.beat_s)
 
     def _say(self, number: int, answer: Said) -> None:
-        decoder, held = self.engine.decoder, 0
-        if isinstance(decoder, Decoder):
-            held = sum(map(len, decoder.places.ids))
-        answer |= {"number": number, "held": held / self.engine.budget, "work": self.engine.work}
+        answer |= {"number": number, "held": self.engine.kv_load, "work": self.engine.counters}
         answer["drafts"] = self.engine.drafts
         data = json.dumps(answer).encode()
         self.output.write(LENGTH.pack(len(data)) + data)

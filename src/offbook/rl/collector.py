@@ -109,7 +109,7 @@ class Collector:
         self.config, self.model, self.remote_name = config, model, remote_name
         self._progress, self._loaded, self._lent = progress, loaded, lent
         self._apart, self._placed = apart, placed
-        self._work_before = lent.work if isinstance(lent, LocalEngine) else {}
+        self._work_before = lent.counters if isinstance(lent, LocalEngine) else {}
         self._drafts_before = _by_depth(lent) if isinstance(lent, LocalEngine) else (Counter[int](), Counter[int]())
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, SandboxSpec(**config.sandbox.model_dump())
@@ -189,7 +189,7 @@ class Collector:
     def rest(self) -> None:
         """No rollout is wanted for now: an engine on the trainer's GPU may give its memory back."""
         if isinstance(self.engine, AnyVllm):
-            self.engine.rest()
+            self.engine.pause()
 
     def recall(self, rollouts: Iterable[Rollout]) -> None:
         """What rollouts from before showed of their tasks."""
@@ -202,7 +202,7 @@ class Collector:
         engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
         done: dict[str, float] = {}
         if isinstance(engine, LocalEngine | ApartEngine):
-            now, before = engine.work, self._work_before
+            now, before = engine.counters, self._work_before
             done = {name: amount - before.get(name, 0) for name, amount in now.items()} | self._drafts(engine)
             self._work_before = now
         elsewhere = engine.grades if isinstance(engine, Samplers) else 0

@@ -13,11 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
-from offbook.engine.decode import Decoder
-from offbook.engine.local import LocalEngine
-from offbook.engine.subprocess_engine import ApartEngine
-from offbook.rl.collector import AnyEngine
-from offbook.rl.samplers import Samplers
+from offbook.engine import Engine
 
 ROOM, FULL = 0.6, 0.9  # of the keys and values that the engine may hold
 IDLE_LOAD, BUSY_LOAD = 2.0, 6.0  # processes that want to run, a core
@@ -81,15 +77,10 @@ class Pace:
                 self.running += 1
 
 
-def use_of(engine: AnyEngine) -> Use:
+def use_of(engine: Engine) -> Use:
     cores = len(os.sched_getaffinity(0))
 
     def use() -> tuple[float, float]:
-        if isinstance(engine, LocalEngine) and isinstance(engine.decoder, Decoder):
-            held = sum(map(len, engine.decoder.places.ids))
-            return held / engine.budget, os.getloadavg()[0] / cores
-        if isinstance(engine, ApartEngine | Samplers):
-            return engine.held, os.getloadavg()[0] / cores
-        return 0.0, os.getloadavg()[0] / cores
+        return engine.kv_load, os.getloadavg()[0] / cores
 
     return use

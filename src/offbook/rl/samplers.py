@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbook.core.config import Config
 from offbook.core.weights import Weights
+from offbook.engine import Engine, Session
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -51,15 +52,13 @@ class Sampler:
         self.is_ready = False
 
     async def apply(self, weights: Weights) -> None:
-        await asyncio.to_thread(self.collector.engine.apply, weights)  # type: ignore[union-attr]
+        await asyncio.to_thread(self.collector.engine.apply, weights)
         self.is_ready = True
 
     async def rollouts(self, jobs: Sequence[Job]) -> Sampled:
-        from offbook.rl.concurrency import use_of
-
         self._refuse_without_weights()
         found = await self.collector.rollouts(jobs)
-        return Sampled(found, use_of(self.collector.engine)()[0], int(self.collector.metrics()["grades"]))
+        return Sampled(found, self.collector.engine.kv_load, int(self.collector.metrics()["grades"]))
 
     async def open(self, number: int, key: str) -> None:
         self._refuse_without_weights()
@@ -92,7 +91,7 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class PlacedSession:
+class PlacedSession(Session):
     samplers: Samplers
     place: Place
     number: int
@@ -104,8 +103,11 @@ class PlacedSession:
         self.place.actor.close.remote(self.number)
 
 
-class Samplers:
+class Samplers(Engine):
     """An engine that is in many places, and does whole rollouts there."""
+
+    in_lockstep = False
+    version = 0
 
     def __init__(self, config: Config, model: Path):
         try:
@@ -114,7 +116,7 @@ class Samplers:
             raise OffbookError("Ray is not installed: pip install 'offbook[ray]'") from None
         self.ray, settings = ray, config.loop.ray
         self.in_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
-        self.version, self._numbers, self._weights = 0, itertools.count(), None
+        self._numbers, self._weights = itertools.count(), None
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             quietly = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
@@ -128,7 +130,7 @@ class Samplers:
         self.places = [Place(actor.remote(config, model.resolve())) for _ in range(settings.samplers)]
 
     @property
-    def held(self) -> float:
+    def kv_load(self) -> float:
         return max(place.held for place in self.places)
 
     @property

@@ -26,7 +26,7 @@ from offbook.core import waiting
 from offbook.core.config import Config
 from offbook.core.waiting import Patience, told
 from offbook.core.weights import Weights
-from offbook.engine import AnyVllm, Trainable
+from offbook.engine import AnyVllm, Engine
 from offbook.rl.collector import FREE, Collector, Job
 from offbook.rl.concurrency import Pace, use_of
 from offbook.rl.rollout_buffer import Aside, Group, Recalled, Slots, State
@@ -46,7 +46,7 @@ class Reconciler:
         self,
         config: Config,
         collector: Collector,
-        engine: Trainable,
+        engine: Engine,
         slots: Slots,
         order: Shuffled | Selected,
         recalled: Recalled,

@@ -28,7 +28,7 @@ from offbook.core.lock import only_writer
 from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.core.waiting import Patience, told
 from offbook.core.weights import Weights
-from offbook.engine import AnyVllm, LocalEngine, RemoteEngine, Trainable
+from offbook.engine import AnyVllm, Engine, LocalEngine, RemoteEngine
 from offbook.engine.sync import Publisher
 from offbook.engine.vllm import refuse_missing_engine
 from offbook.rl.background import Evaluations, Harder, harder_tasks
@@ -138,7 +138,7 @@ class _Run:
 
     lessons: Lessons
     collector: Collector
-    engine: Trainable
+    engine: Engine
     judge: StepJudge | None
     order: Shuffled | Selected
     reconciler: Reconciler

@@ -25,6 +25,7 @@ import torch
 from offbook.core.adapters import NOT_FOR_VLLM, ON_EXPERTS
 from offbook.core.draft import without_head
 from offbook.core.weights import Weights
+from offbook.engine.base import Engine, Session
 from offbook.engine.vllm.experts import Trail
 from offbook.engine.vllm.server import CALL_S, Server
 from offbook.engine.vllm.state import Answer, Line, Shared
@@ -41,7 +42,7 @@ LATE_S = 2.0  # for answers to arrive that were ended for new weights
 
 
 @dataclass(slots=True)
-class VllmSession:
+class VllmSession(Session):
     """One rollout's way to the engine."""
 
     engine: VllmEngine
@@ -58,15 +59,14 @@ class VllmSession:
         if (lost := self.engine._shared.lost) is not None and lost is not self.lost:
             raise lost
 
-    def close(self) -> None:
-        """Nothing to give back: rollouts do not wait for one another."""
 
-
-class VllmEngine:
+class VllmEngine(Engine):
     """The server is started by the first that needs it: then a trainer on the same GPU has its memory already.
 
     `apply` may be called while requests run, but then from another thread than theirs (asyncio.to_thread).
     """
+
+    keeps_weights = True
 
     def __init__(self, server: Server, stop_ids: frozenset[int], temperature: float = 1.0, timeout_s: float = 300.0):
         """Within `timeout_s` some message has to come, or the server hangs."""
@@ -128,7 +128,7 @@ class VllmEngine:
             if shared.line is not None and not shared.replacing and not shared.line.loop.is_closed():
                 shared.line.loop.call_soon_threadsafe(shared.line.may_send.set)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Gives the GPU's memory back until the next `apply` or message. Nothing must be on its way."""
         shared = self._shared
         if shared.server.settings.sleep and shared.starts and not shared.asleep:

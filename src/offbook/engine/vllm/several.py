@@ -21,6 +21,7 @@ from typing import Any
 from offbook.core.config import VllmConfig
 from offbook.core.routers import Mixture
 from offbook.core.weights import Gathered, Weights
+from offbook.engine.base import Engine, Session
 from offbook.engine.vllm.engine import VllmEngine, VllmSession, running_loop
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.engine.vllm.server import Place, Progress, Server
@@ -79,7 +80,7 @@ class Balance:
 
 
 @dataclass(slots=True, eq=False)
-class CountedSession:
+class CountedSession(Session):
     """One rollout's way to its server."""
 
     session: VllmSession
@@ -99,8 +100,10 @@ class CountedSession:
             self.leave()
 
 
-class SeveralEngines:
+class SeveralEngines(Engine):
     """As VllmEngine is. Of its servers all are given the same weights; each is brought back by itself where it dies."""
+
+    keeps_weights = True
 
     def __init__(self, engines: Sequence[VllmEngine]):
         self.engines = list(engines)
@@ -139,8 +142,8 @@ class SeveralEngines:
             weights = replace(weights, tensors=_one_at_a_time(weights.tensors))
         self._at_once(lambda engine: engine.apply(weights, caller))
 
-    def rest(self) -> None:
-        self._at_once(lambda engine: engine.rest())
+    def pause(self) -> None:
+        self._at_once(lambda engine: engine.pause())
 
     async def aclose(self) -> None:
         ends = await asyncio.gather(*(engine.aclose() for engine in self.engines), return_exceptions=True)
