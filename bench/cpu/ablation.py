@@ -1,6 +1,6 @@
 """What hints teach, and why: every teacher, direction, weight and control of targeted feedback, on held-out tasks.
 
-    python bench/cpu/ablation.py --seeds 0 1 2 --jobs 2 --json figures.json --markdown docs/results/feedback.md
+    python bench/cpu/ablation.py --seeds 0 1 2 --jobs 2 --json figures.json
 
 Arms of one seed start from the same weights and train on the same tasks in the same order. Some go on for four times
 as many steps, to look for collapse. A run that was stopped goes on where it was; what is finished is not run again.
@@ -357,7 +357,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path, help="replace the table between the two marks of this page")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--job", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.out = arguments.out.resolve()
@@ -373,10 +373,7 @@ def report(arguments: argparse.Namespace) -> None:
     lines = table(found)
     print("\n".join(lines))
     if arguments.markdown:
-        before, _, rest = arguments.markdown.read_text().partition("<!-- ablation -->\n")
-        _, _, after = rest.partition("<!-- end of ablation -->")
-        filled = f"{before}<!-- ablation -->\n{chr(10).join(lines)}\n<!-- end of ablation -->{after}"
-        arguments.markdown.write_text(filled)
+        arguments.markdown.write_text("\n".join(lines) + "\n")
         if curves(arguments, "solved"):
             arguments.markdown.with_suffix(".svg").write_text(drawn(arguments))
 

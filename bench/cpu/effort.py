@@ -1,7 +1,7 @@
 """Does effort calibrate, by reward or by hint? RL with the part `effort`, with a hint that says to do no more than is
 needed, with both and with neither, on tasks that need a search and tasks that do not; and two controls of the hint.
 
-    python bench/cpu/effort.py --seeds 0 1 2 --json figures.json --markdown docs/results/effort.md
+    python bench/cpu/effort.py --seeds 0 1 2 --json figures.json
     python bench/cpu/effort.py --seeds 0 --steps 8 --episodes 2000 --tasks 60 --out runs/effort-short     # a short one
 
 A task is normal if its instruction says where the function is, and hard if it does not: then the agent has to search
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/effort"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path, help="replace the table between the two marks; the figure goes beside")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     arguments = parser.parse_args()
     results = {seed: run_seed(seed, arguments) for seed in arguments.seeds}
     lines = table(results)
@@ -258,9 +258,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps({str(seed): result for seed, result in results.items()}, indent=2) + "\n")
     if arguments.markdown:
-        before, _, rest = arguments.markdown.read_text().partition("<!-- table -->\n")
-        _, _, after = rest.partition("<!-- end -->")
-        arguments.markdown.write_text(f"{before}<!-- table -->\n{chr(10).join(lines)}\n<!-- end -->{after}")
+        arguments.markdown.write_text("\n".join(lines) + "\n")
         arguments.markdown.with_suffix(".svg").write_text(drawn(results))
 
 

@@ -1,6 +1,6 @@
 """The live cycle with the pocket model and simulated users: five cycles unattended, and two acts of sabotage.
 
-    python bench/cpu/live.py --seeds 0 1 2 --populations --json docs/results/live.json --markdown docs/results/live.md
+    python bench/cpu/live.py --seeds 0 1 2 --populations --json docs/results/live.json
 
 Every session is a request of a simulated user (users.py, which knows nothing of src/offbook/live) to the version that
 the cycle serves them. A cycle learns from --sessions of them, passes the gate or not, is tried on half of the users and

@@ -1,6 +1,6 @@
 """What quickstart shows, over several seeds: before, RL alone, RL with hints, on held-out tasks.
 
-    python bench/cpu/quickstart.py --seeds 0 1 2 --json figures.json --markdown docs/results/quickstart.md
+    python bench/cpu/quickstart.py --seeds 0 1 2 --json figures.json
 
 Each seed has a model, tasks and rollouts of its own, and a cache of its own, so the seconds include all the making.
 """
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path, help="replace the table between the two marks of this page")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     arguments = parser.parse_args()
     summaries = {seed: run_seed(seed, arguments.out) for seed in arguments.seeds}
     lines = table(summaries)
@@ -62,10 +62,7 @@ def main() -> None:
             json.dumps({str(seed): summary for seed, summary in summaries.items()}, indent=2) + "\n"
         )
     if arguments.markdown:
-        before, _, rest = arguments.markdown.read_text().partition("<!-- table -->\n")
-        _, _, after = rest.partition("<!-- end -->")
-        filled = f"{before}<!-- table -->\n{chr(10).join(lines)}\n<!-- end -->{after}"
-        arguments.markdown.write_text(filled)
+        arguments.markdown.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

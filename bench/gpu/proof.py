@@ -2,7 +2,7 @@
 
     python bench/gpu/proof.py --prepare --seeds 0 1 2 --out runs/proof         # on any machine: tasks, no GPU needed
     python bench/gpu/proof.py --model smollm2-135m --seeds 0 1 2 --tiers 1 --steps 30 --budget-minutes 25 \
-        --out runs/proof --markdown docs/results/real-model.md
+        --out runs/proof
 
 All arms of a seed begin at one imitation of scripted episodes (OUT/starts/seed-N, a small adapter that can be carried
 to another machine) and train on the same tasks in the same order. Tier 1 is done for every seed, tiers 2 and 3 for the
@@ -401,7 +401,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--starts", action="store_true", help="make the starts of all seeds and end")
     parser.add_argument("--out", default="runs/proof")
     parser.add_argument("--json", type=Path, help="all figures in one file")
-    parser.add_argument("--markdown", type=Path, help="replace what is between the two marks of this page")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     return parser
 
 

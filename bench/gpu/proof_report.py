@@ -1,7 +1,7 @@
 """The tables of proof.py, from its result files or from the JSON file that it keeps:
 
 python bench/gpu/proof_report.py runs/proof/results
-python bench/gpu/proof_report.py docs/results/real-model.json --markdown docs/results/real-model.md
+python bench/gpu/proof_report.py docs/results/real-model.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from panels import figure as drawn
 from offbook.evals.metrics import Row, handed_in, metric_of, ratios, show, show_change, show_interval
 from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
 
-START, END = "<!-- proof -->", "<!-- end of proof -->"
 BASE = "rl"
 # What else an arm is held against
 BESIDE = {"hints": ("donor", "constant_negative"), "tokens": ("hints",), "bounded": ("hints",)}
@@ -304,12 +303,7 @@ def report(source: Path, json_file: Path | None = None, markdown: Path | None = 
         short = json.loads(json.dumps(every), parse_float=lambda digits: float(f"{float(digits):.5g}"))
         json_file.write_text(json.dumps(short, separators=(",", ":")) + "\n")
     if markdown:
-        page = markdown.read_text() if markdown.is_file() else f"# Hints on a real model\n\n{START}\n{END}\n"
-        before, start, rest = page.partition(START)
-        _, end, after = rest.partition(END)
-        if not start or not end:
-            raise SystemExit(f"{markdown} has no {START} and {END} to write between")
-        markdown.write_text(f"{before}{START}\n{chr(10).join(lines)}{END}{after}")
+        markdown.write_text("\n".join(lines) + "\n")
         markdown.with_suffix(".svg").write_text(picture(arms))
 
 
