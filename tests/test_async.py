@@ -194,7 +194,7 @@ def test_a_worker_that_is_killed_is_counted_and_the_third_time_ends_the_run(
     def struck(worker: Worker, *arguments: Any) -> Any:
         if left[0] > 0:
             left[0] -= 1
-            worker._started().kill()
+            worker._started()[0].kill()
         return real(worker, *arguments)
 
     monkeypatch.setattr(Worker, "_judge", struck)

@@ -1,10 +1,9 @@
-"""Monitors in a process of their own: warm, one monitor after the other, each with a deadline, all with little memory.
+"""Monitors in a subprocess: a timeout of CPU time for each monitor, and little memory for all of them.
 
-A deadline is CPU time of that process: a busy machine is nobody's fault.
-
-What they read was written by whoever is judged. A text on which a rule takes forever, or all memory, costs a worker and
-is a finding; it never costs the run. A monitor that misses its deadline, or dies, is tried once more alone in a fresh
-worker. One that somebody else kills is nobody's finding: it is started again, said and counted.
+What they read was written by the agent that is judged. A text on which a rule takes forever, or all memory, costs a
+subprocess and is a finding; it never costs the run. A monitor that times out or dies is retried once, alone in a fresh
+subprocess. CPU time is counted, so a busy machine is no finding, and neither is a subprocess that something else
+kills: it is restarted, logged and counted.
 """
 
 from __future__ import annotations
@@ -12,67 +11,71 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import resource
-import select
 import signal
-import struct
 import subprocess
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO
-
-from pydantic import ConfigDict, TypeAdapter
 
 import offbook
 from offbook.signals.monitors.facts import bounded
 from offbook.signals.monitors.rules import MONITORS, in_order, run_monitors, with_room
 from offbook.types import Event, Flag, OffbookError, Rollout, Task
 
-DEADLINE_S, ALONE_S = 5.0, 15.0  # of CPU, for one monitor, and where it is tried once more
-WAITED = 24  # times as long by the clock, which is for a process that does nothing at all
-START_S, GONE_S = 120.0, 5.0
-JUDGES = "the process that judges rollouts"
+TIMEOUT_S, RETRY_TIMEOUT_S = 5.0, 15.0  # of CPU, for one monitor
+STALL_FACTOR = 24  # times the timeout by the clock: then the subprocess does nothing at all
+START_S, EXIT_S = 120.0, 5.0
+NAME = "the process that judges rollouts"
 MEMORY_BYTES = 2 << 30
-STARTS = 3  # attempts, before it is given up
-KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # how it ends by somebody else's hand: no text brings that about
-GIVE_UP_AFTER = 2  # monitors that missed it twice: the rest is not tried
+MAX_STARTS = 3
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # exit codes that no text brings about
+GIVE_UP_AFTER = 2  # monitors that failed twice: the rest is not tried
+START = "from offbook.signals.monitors.worker import main; main()"
 Done = tuple[str, list[Flag], str]
 log = logging.getLogger(__name__)
-JOB = TypeAdapter(tuple[Task | None, Rollout, list[str]], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 class Worker:
-    """Judges rollouts one at a time, from any thread. The process starts with the first and ends with the object."""
+    """Judges rollouts one at a time, from any thread. The subprocess starts with the first and ends with the object."""
 
-    def __init__(self, deadline_s: float = DEADLINE_S, alone_s: float = ALONE_S, memory: int = MEMORY_BYTES):
-        self.starts, self.deaths = 0, 0  # those by somebody else's hand
-        self._deadline_s, self._alone_s, self._memory = deadline_s, alone_s, memory
+    def __init__(
+        self, timeout_s: float = TIMEOUT_S, retry_timeout_s: float = RETRY_TIMEOUT_S, memory: int = MEMORY_BYTES
+    ):
+        self.starts = 0
+        self.deaths = 0  # by a signal from outside
+        self._timeout_s = timeout_s
+        self._retry_timeout_s = retry_timeout_s
+        self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Connection | None = None
         self._lock = threading.Lock()
 
     def check(self, task: Task | None, rollout: Rollout) -> list[Flag]:
         """As `rules.check`. Files that were read in part are events of the rollout."""
         slim, unread, cut = bounded(rollout)
         if cut:
-            told = f"{len(cut)} files were read in part: {', '.join(cut[:5])}"
-            rollout.events.append(Event(-1, "monitor_unread", told))
+            detail = f"{len(cut)} files were read in part: {', '.join(cut[:5])}"
+            rollout.events.append(Event(-1, "monitor_unread", detail))
         with self._lock:
             return in_order(slim, self._judge(task, slim), unread)
 
     def _judge(self, task: Task | None, rollout: Rollout) -> list[Done]:
         done, left, lost = list[Done](), list(MONITORS), 0
         while left:
-            some, why = self._attempt(task, rollout, left, self._deadline_s)
+            some, why = self._attempt(task, rollout, left, self._timeout_s)
             done += some
             left = left[len(some) :]
             if not left:
                 break
-            again, _ = self._attempt(task, rollout, left[:1], self._alone_s)
+            again, _ = self._attempt(task, rollout, left[:1], self._retry_timeout_s)
             lost += not again
             done += again or [(left[0], [], why)]
             left = left[1:]
@@ -81,140 +84,99 @@ class Worker:
         return done
 
     def _attempt(
-        self, task: Task | None, rollout: Rollout, names: Sequence[str], deadline_s: float
+        self, task: Task | None, rollout: Rollout, names: Sequence[str], timeout_s: float
     ) -> tuple[list[Done], str]:
-        """What the monitors said before one of them missed its deadline, and why that one did."""
-        done, before = list[Done](), self.deaths
+        """The findings of the monitors before the first one that failed, and why that one did."""
+        done, deaths = list[Done](), 0
         while len(done) < len(names):
-            process, left = self._started(), list(names[len(done) :])
+            process, channel = self._started()
+            left = list(names[len(done) :])
             try:
-                _send(process.stdin, JOB.dump_json((task, rollout, left)), WAITED * deadline_s)
-                for _ in left:
-                    said = _receive(process.stdout, WAITED * deadline_s, (process.pid, deadline_s))
-                    name, flags, error = json.loads(said)
-                    done.append((name, [Flag(*one) for one in flags], error))
-            except TimeoutError:
+                with tempfile.NamedTemporaryFile() as job:  # a pipe would block where the subprocess does not read
+                    job.write(pickle.dumps((task, rollout, left, timeout_s)))
+                    job.flush()
+                    channel.send_bytes(job.name.encode())
+                    for _ in left:
+                        if not channel.poll(STALL_FACTOR * timeout_s):
+                            self.close()
+                            return done, f"did not end within {timeout_s:g} s of CPU"
+                        name, flags, error = json.loads(channel.recv_bytes())
+                        done.append((name, [Flag(*one) for one in flags], error))
+            except (EOFError, OSError):
+                with suppress(subprocess.TimeoutExpired):  # its channel closes a little before
+                    process.wait(EXIT_S)
+                code = process.returncode
                 self.close()
-                return done, f"did not end within {deadline_s:g} s of CPU"
-            except (EOFError, BrokenPipeError):
-                if not self._was_killed(process):
-                    return done, "took its process down"
-                if self.deaths - before == STARTS:
-                    raise OffbookError(f"{JUDGES} was killed {STARTS} times while it judged {rollout.id}") from None
+                if code not in KILLED:
+                    is_timeout = code == -signal.SIGPROF
+                    return done, f"did not end within {timeout_s:g} s of CPU" if is_timeout else "took its process down"
+                deaths += 1
+                self.deaths += 1
+                log.warning("%s was killed (signal %d), and is started again", NAME, -code)
+                if deaths == MAX_STARTS:
+                    raise OffbookError(f"{NAME} was killed {deaths} times while it judged {rollout.id}") from None
         return done, ""
 
-    def _was_killed(self, process: subprocess.Popen[bytes]) -> bool:
-        with suppress(subprocess.TimeoutExpired):  # its pipes close a little before
-            process.wait(GONE_S)
-        code = process.returncode
-        self.close()
-        if code not in KILLED:
-            return False
-        self.deaths += 1
-        log.warning("%s was killed (signal %d), and is started again", JUDGES, -code)
-        return True
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        """One that dies on its way up, as whatever is killed from outside may, is started again."""
-        for left in reversed(range(STARTS)):
-            if self._process is not None:
-                break
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        """Started again where it died on its way up, as a signal from outside may have it."""
+        for _ in range(MAX_STARTS):
+            if self._process is not None and self._channel is not None:
+                return self._process, self._channel
             roots = [str(Path(offbook.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "OPENBLAS_NUM_THREADS": "1"}
-            command = [
-                sys.executable,
-                "-c",
-                "from offbook.signals.monitors.worker import main; main()",
-                str(self._memory),
-            ]
+            self._channel, theirs = Pipe()
+            command = [sys.executable, "-c", START, str(theirs.fileno()), str(self._memory)]
             self._process = subprocess.Popen(
-                command, 0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # prints are no answers
+                env=environment,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
             )
+            theirs.close()
             self.starts += 1
-            try:
-                _receive(self._process.stdout, START_S)
-            except (TimeoutError, EOFError) as error:
-                self.close()
-                if not left:
-                    raise OffbookError(
-                        f"{JUDGES} does not start; look at its words above, or turn monitors "
-                        "off with --monitors.on false"
-                    ) from error
-        assert self._process is not None
-        return self._process
+            with suppress(EOFError, OSError):
+                if self._channel.poll(START_S) and self._channel.recv_bytes():
+                    continue
+            self.close()
+        if self._process is not None and self._channel is not None:
+            return self._process, self._channel
+        raise OffbookError(
+            f"{NAME} does not start; see its output above, or turn monitors off with --monitors.on false"
+        )
 
     def close(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
+        process, channel = self._process, self._channel
+        self._process = self._channel = None
+        if process is not None and channel is not None:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError, ValueError):  # at the end of Python it may be gone already
-                    assert pipe is not None
-                    pipe.close()
+            channel.close()
 
     def __del__(self) -> None:
         self.close()
 
 
-def _send(pipe: IO[bytes] | None, message: bytes, wait_s: float | None = None) -> None:
-    """Whoever does not read in time has missed its deadline as well."""
-    assert pipe is not None
-    until = None if wait_s is None else time.monotonic() + wait_s
-    rest = memoryview(struct.pack("<Q", len(message)) + message)
-    while rest:
-        left = None if until is None else max(0.0, until - time.monotonic())
-        if not select.select([], [pipe], [], left)[1]:
-            raise TimeoutError
-        rest = rest[os.write(pipe.fileno(), rest[: select.PIPE_BUF]) :]  # so much never blocks
-
-
-def _receive(pipe: IO[bytes] | None, wait_s: float | None = None, cpu: tuple[int, float] | None = None) -> bytes:
-    """`cpu`: a process, and how many seconds of CPU it may take until it says something."""
-    assert pipe is not None
-    until = None if wait_s is None else time.monotonic() + wait_s
-    spent_before_s = _cpu_s(cpu[0]) if cpu else 0.0
-
-    def exactly(count: int) -> bytes:
-        parts = b""
-        while len(parts) < count:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            look_s = left if cpu is None or left is None else min(left, cpu[1] / 4)
-            if not select.select([pipe], [], [], look_s)[0]:
-                if look_s == left or (cpu and _cpu_s(cpu[0]) - spent_before_s > cpu[1]):
-                    raise TimeoutError
-                continue
-            part = os.read(pipe.fileno(), count - len(parts))
-            if not part:
-                raise EOFError
-            parts += part
-        return parts
-
-    (length,) = struct.unpack("<Q", exactly(8))
-    return exactly(length)
-
-
-def _cpu_s(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
-    """The process: jobs come in, and after each monitor its answer goes out, until the other side is gone."""
-    jobs, answers = (os.fdopen(os.dup(number), mode, 0) for number, mode in ((0, "rb"), (1, "wb")))
-    os.dup2(2, 1)  # whatever prints is not an answer
-    memory = int(sys.argv[1])
+    """The subprocess: takes jobs and answers after each monitor until the parent is gone.
+
+    A monitor that uses up its CPU time is ended by the kernel's timer, also inside of a regular expression.
+    """
+    channel, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
     def judge() -> None:
-        is_well = True
-        with suppress(EOFError, BrokenPipeError):
-            _send(answers, b"ready")
-            while is_well:
-                task, rollout, left = JOB.validate_json(_receive(jobs))
+        left: list[str] = []
+        with suppress(EOFError, OSError):
+            channel.send_bytes(b"ready")
+            while not left:
+                task, rollout, left, timeout_s = pickle.loads(Path(channel.recv_bytes().decode()).read_bytes())
+                signal.setitimer(signal.ITIMER_PROF, timeout_s)
                 for name, flags, error in run_monitors(task, rollout, left):
-                    _send(answers, json.dumps([name, [astuple(one) for one in flags], error]).encode())
+                    channel.send_bytes(json.dumps([name, [astuple(one) for one in flags], error]).encode())
+                    signal.setitimer(signal.ITIMER_PROF, timeout_s)
                     left = left[1:]
-                is_well = not left
+                signal.setitimer(signal.ITIMER_PROF, 0)
 
     with_room(judge)
