@@ -34,7 +34,7 @@ from offbook.engine import LocalEngine
 from offbook.engine.sync import Reader, open_store
 from offbook.rl import scheduler as reconcile
 from offbook.rl.collector import Collector
-from offbook.rl.rollout_buffer import Seat, Slots, holds_sandboxes, read_journal
+from offbook.rl.rollout_buffer import RolloutBuffer, RolloutRecord, holds_sandboxes, read_journal
 from offbook.rl.tasks import Selected, task_order
 from offbook.rl.train import train
 from offbook.sandbox import BwrapSandbox, isolation
@@ -409,7 +409,7 @@ class Dying:
         return await self.inner.complete(prompt, max_tokens)
 
 
-async def lived(task: Task, seat: Seat, policy: Any, chat: ChatFormat) -> Rollout:
+async def lived(task: Task, seat: RolloutRecord, policy: Any, chat: ChatFormat) -> Rollout:
     midway = seat.midway()
     sandbox = await suite_sandbox(task.tree, task.suite, BwrapSandbox(task.tree).spec, seat.sandbox)
     assert isinstance(sandbox, BwrapSandbox)
@@ -436,7 +436,7 @@ def test_a_rollout_that_dies_at_every_turn_is_the_one_that_never_did(tmp_path: P
     task = replace(task, suite=Suite(start="echo up > ~/up"), interrupt=Interrupt(99, "Is that all?"))
     found = []
     for name, policy in (("straight", Forgetful(chat, *lines)), ("dying", Dying(Forgetful(chat, *lines)))):
-        slots = Slots(RunFolder(tmp_path / name), size=1, keeps_turns=True)
+        slots = RolloutBuffer(RunFolder(tmp_path / name), size=1, keeps_turns=True)
         ((seat,),) = (group.seats for group in slots.request(1, [task]))
         for _ in range(40):
             try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbook.core.config import FeedbackConfig, LoraConfig, TrainConfig
-from offbook.rl.annotate import distill_of
+from offbook.rl.train_step import distill_of
 from offbook.train.balance import scales_of
 from offbook.train.checkpoint import load_training_state
 from offbook.train.forward import Decoder

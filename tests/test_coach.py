@@ -22,7 +22,7 @@ from offbook.cli import main
 from offbook.cli.options import pocket_tasks, tasks_in
 from offbook.core.config import Config, load_config
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines
-from offbook.rl.effect import effects_of, measure, with_donor_hints, written_again
+from offbook.rl.hint_probe import effects_of, measure, with_donor_hints, written_again
 from offbook.signals.feedback import MISTAKES, RULES
 from offbook.signals.feedback.coach import (
     NO_STATUS,

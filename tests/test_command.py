@@ -20,10 +20,10 @@ from test_rollout import task  # noqa: F401
 from offbook.agent.chat import byte_chat, render_call
 from offbook.agent.harness import make_toolset
 from offbook.core.config import Config, ConfigError, load_config
-from offbook.rl.annotate import candidates
 from offbook.rl.collector import Collector
 from offbook.rl.models import load_model, model_folder
 from offbook.rl.train import train
+from offbook.rl.train_step import candidates
 from offbook.signals.feedback import RULES
 from offbook.tasks import load_task
 from offbook.train.algorithms import rl_samples

@@ -44,7 +44,7 @@ def rows_of(solved: dict[str, int], samples: int = 2, tokens: int = 20, difficul
 def write_evaluation(folder: Path, rows: list[Row]) -> Path:
     result = {"model": folder.name, "suites": ["suite"], **measure(rows), "rows": [asdict(row) for row in rows]}
     write_atomic(folder / "results.json", json.dumps(result))
-    write_atomic(folder / "claim.json", "{}")
+    write_atomic(folder / "fingerprint.json", "{}")
     write_atomic(folder / "config.toml", Config().to_toml())
     return folder
 
@@ -111,7 +111,7 @@ def test_without_a_common_task_nothing_is_paired(tmp_path: Path) -> None:
 
 def test_an_unfinished_evaluation_counts_as_far_as_it_is(two: Path) -> None:
     folder = two / "half"
-    write_atomic(folder / "claim.json", "{}")
+    write_atomic(folder / "fingerprint.json", "{}")
     run = RunFolder(folder)
     write_atomic(run.config_file, Config().to_toml())
     run.write_rollouts(0, [rollout(f"t{number}", 0, True) for number in range(3)])
@@ -197,7 +197,7 @@ def test_what_a_path_says_of_arm_and_seed(path: str, arm: str, seed: str) -> Non
         (["before", "after", "--metric", "nope"], "there is no metric nope in these evaluations; there are solved"),
         (["--group", "a=before", "--group", "b=after", "--metric", "nope"], "none of these runs has a metric nope"),
         (["before", "after", "--json", "after"], "cannot write after: after: is a directory"),
-        (["before", "after", "--markdown", "after/claim.json/x"], "cannot write after/claim.json/x: "),
+        (["before", "after", "--markdown", "after/fingerprint.json/x"], "cannot write after/fingerprint.json/x: "),
     ],
 )
 def test_what_cannot_be_compared_is_said_in_a_sentence(two: Path, arguments: list[str], sentence: str) -> None:

@@ -15,7 +15,7 @@ from toolbench import small_tree
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import Harness, run_agent
 from offbook.core.config import FeedbackConfig, TrainConfig
-from offbook.rl.annotate import annotate, teachers_of
+from offbook.rl.train_step import annotate, teachers_of
 from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
 from offbook.signals.feedback.hints import stand_in

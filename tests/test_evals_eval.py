@@ -150,7 +150,7 @@ def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite:
         all_tasks, one_task = (load_suites([str(suite)], config, limit) for limit in (0, 1))
         first = Subject("m", config, None, "step 1")
         run_eval(first, all_tasks, files)
-        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, files.claim)}
+        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, files.fingerprint)}
         twice = config.model_copy(update={"eval": EvalConfig(samples=2)})
         for subject, suites, what in (
             (first, one_task, "another tasks"),
@@ -159,10 +159,10 @@ def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite:
         ):
             with pytest.raises(OffbookError, match=rf"final\.json holds another evaluation \({what}\)"):
                 run_eval(subject, suites, files)
-        files.claim.unlink()
+        files.fingerprint.unlink()
         with pytest.raises(OffbookError, match="of what, it does not say"):
             run_eval(first, one_task, files)
-        files.claim.write_bytes(stored[files.claim])
+        files.fingerprint.write_bytes(stored[files.fingerprint])
         assert {path: path.read_bytes() for path in stored} == stored
         assert run_eval(first, all_tasks, files)["resumed"] == 3
         later = run_eval(Subject("m", config, None, "step 2"), all_tasks, files)
@@ -177,7 +177,7 @@ def test_a_finished_evaluation_stays_until_the_next_one_is_complete(suite: Path,
         config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
         suites = load_suites([str(suite)], config)
         run_eval(Subject("m", config, None, "step 1"), suites, files)
-        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, files.claim)}
+        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, files.fingerprint)}
         server.asked.clear()
         server.answers = (*GIVING_UP, Answer({}, 503, {"Retry-After": "0.01"}))
         later = Subject("later", config, None, "step 2")
@@ -190,7 +190,7 @@ def test_a_finished_evaluation_stays_until_the_next_one_is_complete(suite: Path,
         assert run_eval(later, suites, files)["resumed"] == 1, "the same command goes on with the new one"
         assert len(server.asked) == 2
         new = {path: path.read_bytes() for path in stored}
-        assert new[files.claim] != stored[files.claim]
+        assert new[files.fingerprint] != stored[files.fingerprint]
         assert {path.name for path in (run / "eval").iterdir()} == {path.name for path in stored}
         # kill -9 while it takes its place: the results come last
         beside = run / "eval" / ".final.next"

@@ -24,10 +24,10 @@ from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites
 from offbook.evals.tables import said_of
 from offbook.rl import collector as collecting
-from offbook.rl.annotate import annotate
 from offbook.rl.collector import Collector
 from offbook.rl.evaluate import summarize
 from offbook.rl.resume import RolloutFiles
+from offbook.rl.train_step import annotate
 from offbook.sandbox import BwrapSandbox
 from offbook.signals.monitors import drift
 from offbook.signals.rewards import outcome

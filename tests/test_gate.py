@@ -18,7 +18,7 @@ from test_branches import gradients, places_of, reencoded, sample_with_branches
 from torch import Tensor
 
 from offbook.core.config import FeedbackConfig, TrainConfig
-from offbook.rl.annotate import teachers_of
+from offbook.rl.train_step import teachers_of
 from offbook.train import gate
 from offbook.train.algorithms import anchor_sample
 from offbook.train.batches import _chunks

@@ -21,8 +21,8 @@ from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
 from offbook.core.runfolder import RunFolder
 from offbook.engine import LocalEngine
 from offbook.pocket.model import Recipe, make_pocket
-from offbook.rl.annotate import annotate
 from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, local_judge
+from offbook.rl.train_step import annotate
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
 from offbook.signals.judge.judge import GIVE_UP_AFTER, LEAST, cut, is_sampled, level

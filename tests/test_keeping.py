@@ -30,7 +30,7 @@ from offbook.core.config import Config, FeedbackConfig, RewardsConfig, TasksConf
 from offbook.core.lock import only_writer
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines, write_atomic
 from offbook.rl.collector import Collector
-from offbook.rl.resume import RolloutFiles, claim_of, claim_run, refuse_another_run
+from offbook.rl.resume import begin_run, refuse_another_run, rollouts_fingerprint
 from offbook.sandbox.bwrap import arguments
 from offbook.types import Branch, OffbookError, Sample
 
@@ -235,7 +235,7 @@ def test_where_a_run_lies_is_no_part_of_what_it_is(
         return Config(out=out, model=model, train=TrainConfig(**train), **sections)
 
     run = stored(Path("k1"), config("k1", "model", "tasks", "own.py"))
-    claim_run(run, config("k1", "model", "tasks", "own.py"))
+    begin_run(run, config("k1", "model", "tasks", "own.py"))
     for out in ("k1/", "./k1", str(tmp_path / "k1")):
         refuse_another_run(run, config(out, "./model", str(tmp_path / "tasks"), "./own.py"))
     Path("k1").rename("k2")
@@ -248,7 +248,7 @@ def test_where_a_run_lies_is_no_part_of_what_it_is(
         Path(file).write_text("def tried(task, rollout):\n    return 2.0\n")
     refuse_another_run(moved, config("k2", "model", "tasks", "./own.py"))
     assert caplog.messages == ["./own.py changed since this run last began; it goes on with what is there now"] * 2
-    claim_run(moved, config("k2", "model", "tasks", "own.py"))
+    begin_run(moved, config("k2", "model", "tasks", "own.py"))
     Path("same.py").write_text("def tried(task, rollout):\n    return 3.0\n")
     Path("others").mkdir()
     other_model = load_file("copy/model.safetensors")
@@ -259,55 +259,23 @@ def test_where_a_run_lies_is_no_part_of_what_it_is(
             refuse_another_run(moved, config("k2", *changed))
 
 
-def claim(model: Path) -> dict[str, Any]:
-    return claim_of(Collector(Config(model="given by its folder"), model), [])
+def fingerprint(model: Path) -> dict[str, Any]:
+    return rollouts_fingerprint(Collector(Config(model="given by its folder"), model), [])
 
 
 def test_a_model_is_known_by_its_content(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = claim(model)
+    first = fingerprint(model)
     monkeypatch.chdir(tmp_path)
     shutil.copytree("model", "copy")
     for path in Path("copy").iterdir():
         os.utime(path, times=(1, 1))
     Path("copy/optimizer.safetensors").unlink()
-    assert claim(Path("model")) == claim(Path("./copy")) == first
+    assert fingerprint(Path("model")) == fingerprint(Path("./copy")) == first
     tensors = load_file("copy/model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][40, 7] *= 1 + 1e-6  # far less than an optimizer step
     save_file(tensors, "copy/model.safetensors", {"format": "pt"})
     assert Path("copy/model.safetensors").stat().st_size == Path("model/model.safetensors").stat().st_size
-    assert claim(Path("copy"))["weights"] != first["weights"]
-
-
-def old_claim(model: Path) -> dict[str, Any]:
-    """As it was before: the path, and the times of the files; settings that came later are missing."""
-    import hashlib
-
-    told = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(model.iterdir())]
-    before = claim(model) | {"model": str(model), "weights": hashlib.sha256("\n".join(told).encode()).hexdigest()}
-    del before["tools"], before["eval"]["samples"]
-    return before
-
-
-@pytest.mark.parametrize("in_run", [True, False])
-def test_a_claim_from_before_matches_or_is_refused(model: Path, tmp_path: Path, in_run: bool) -> None:
-    folder = tmp_path / "run"
-    files = RolloutFiles.in_run(folder, "final") if in_run else RolloutFiles.folder(folder)
-    write_atomic(files.claim, json.dumps(old_claim(model)))
-    write_atomic(files.results, "{}")
-    collector = Collector(Config(model="given by its folder"), model)
-    with files.claimed("evaluation", collector, [], fresh=False) as place:
-        assert place is files, "the same"
-    assert json.loads(files.claim.read_text()) == claim(model), "and from here on as it is now"
-    write_atomic(files.claim, json.dumps(old_claim(model)))
-    (model / "config.json").touch()
-    before = files.claim.read_bytes()
-    again = files.claimed("evaluation", collector, [], fresh=False)
-    with (
-        pytest.raises(OffbookError, match="knows its model by the times of the files, and this one's are others"),
-        again,
-    ):
-        pass
-    assert (files.claim.read_bytes(), files.results.read_text()) == (before, "{}")
+    assert fingerprint(Path("copy"))["weights"] != first["weights"]
 
 
 def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
@@ -345,13 +313,17 @@ def test_a_fresh_quickstart_removes_nothing_but_an_earlier_one(
         return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
 
     earlier, notes = tmp_path / "earlier", tmp_path / "notes"
-    for path in (earlier / "eval" / "before.claim.json", earlier / "rl" / "config.toml", notes / "eval" / "thesis.txt"):
+    for path in (
+        earlier / "eval" / "before.fingerprint.json",
+        earlier / "rl" / "config.toml",
+        notes / "eval" / "thesis.txt",
+    ):
         write_atomic(path, "")
     before = content()
     for option in (["--train.stepz", "3"], ["--tasks.source", "nowhere"], ["--feedback.rules", "nonsense"]):
         told("--out", str(earlier), *option)
         assert content() == before
-    assert "is not the folder of a quickstart (it has no eval/before.claim.json)" in told("--out", str(notes))
+    assert "is not the folder of a quickstart (it has no eval/before.fingerprint.json)" in told("--out", str(notes))
     assert content() == before
     (earlier / "thesis.txt").touch()
     assert "(a quickstart does not make thesis.txt), so nothing is removed" in told("--out", str(earlier))

@@ -20,10 +20,9 @@ from offbook.agent.harness.again import Before, NotRestored
 from offbook.core.config import Config, FeedbackConfig
 from offbook.core.runfolder import RunFolder
 from offbook.core.shares import rise, wilson
-from offbook.rl.annotate import annotate
 from offbook.rl.collector import Collector
-from offbook.rl.hint_probe import Look, Looked, table
-from offbook.rl.train_step import Lessons, recall_look
+from offbook.rl.hint_probe import HintProbe, ProbedHint, table
+from offbook.rl.train_step import TrainContext, annotate, recall_look
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.signals.feedback import RULES, read_all
 from offbook.signals.feedback.coach import Found
@@ -117,7 +116,7 @@ class ByHint:
         pass
 
 
-def look_at(tree: Path, lines: list[str], rule: str, plain: list[str], hinted: list[str]) -> tuple[Looked, ByHint]:
+def look_at(tree: Path, lines: list[str], rule: str, plain: list[str], hinted: list[str]) -> tuple[ProbedHint, ByHint]:
     chat = byte_chat("hermes")
     rollout = rollout_of(tree, chat, *lines)
     rollout.task = "t"
@@ -128,7 +127,7 @@ def look_at(tree: Path, lines: list[str], rule: str, plain: list[str], hinted: l
         for target in read_all(rollout, task_at(tree), [rule])
     ]
     assert found
-    look = Look(collector, {"t": task_at(tree)}, RULES, 4)
+    look = HintProbe(collector, {"t": task_at(tree)}, RULES, 4)
     sampled = asyncio.run(look.sampled(found, "look1"))
     assert list(sampled) == [rule]
     (looked,) = look.measured(sampled, found, Decoder(tiny_model(vocabulary=320)))
@@ -167,7 +166,7 @@ def test_without_the_task_nats_are_left(tree: Path) -> None:
     collector.engine = ByHint(chat, [READ], [READ])  # type: ignore[assignment]
     (target,) = read_all(rollout, None, ["repeated_call"])
     found = [Found(rollout, Feedback(target, RULES["repeated_call"].hint(TOOLS)), "")]
-    look = Look(collector, {}, RULES, 2)
+    look = HintProbe(collector, {}, RULES, 2)
     (blind,) = look.measured(asyncio.run(look.sampled(found, "x")), found, Decoder(tiny_model(vocabulary=320)))
     assert (blind.samples, blind.unjudged) == (0, "the task is not at hand")
     assert blind.nats == pytest.approx(looked.nats)
@@ -178,18 +177,18 @@ def test_without_the_task_nats_are_left(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("looked", "helps"),
     [
-        (Looked("r", 4, 32, 14, 2, -8.0), True),
-        (Looked("r", 4, 32, 14, 2, 0.0), True),  # it is what is sampled that counts
-        (Looked("r", 4, 32, 14, 13, -8.0), False),
-        (Looked("r", 4, 32, 0, 20, -0.1), False),
-        (Looked("r", 4, 32, 1, 0, -8.0), True),  # too few faults to tell by sampling
-        (Looked("r", 4, 32, 1, 0, -0.4), False),
-        (Looked("r", 4, nats=-4.5, unjudged="why"), True),
-        (Looked("r", 4, nats=-0.4, unjudged="why"), False),
-        (Looked("r", 4, unjudged="why"), True),  # nothing is known against it
+        (ProbedHint("r", 4, 32, 14, 2, -8.0), True),
+        (ProbedHint("r", 4, 32, 14, 2, 0.0), True),  # it is what is sampled that counts
+        (ProbedHint("r", 4, 32, 14, 13, -8.0), False),
+        (ProbedHint("r", 4, 32, 0, 20, -0.1), False),
+        (ProbedHint("r", 4, 32, 1, 0, -8.0), True),  # too few faults to tell by sampling
+        (ProbedHint("r", 4, 32, 1, 0, -0.4), False),
+        (ProbedHint("r", 4, nats=-4.5, unjudged="why"), True),
+        (ProbedHint("r", 4, nats=-0.4, unjudged="why"), False),
+        (ProbedHint("r", 4, unjudged="why"), True),  # nothing is known against it
     ],
 )
-def test_a_hint_helps_where_faults_get_fewer_beyond_noise(looked: Looked, helps: bool) -> None:
+def test_a_hint_helps_where_faults_get_fewer_beyond_noise(looked: ProbedHint, helps: bool) -> None:
     assert bool(looked.why_not) != helps
     assert looked.row()["why_not"] == looked.why_not
 
@@ -219,7 +218,7 @@ def test_the_newest_look_counts(tmp_path: Path) -> None:
     folder.write_look(1, [{"rule": "a", "why_not": "x"}, {"rule": "b", "why_not": ""}])
     folder.write_look(5, [{"rule": "a", "why_not": ""}, {"rule": "b", "why_not": "y"}])
     folder.write_look(5, [{"rule": "b", "why_not": "y"}])  # the step was done again
-    lessons = Lessons(None, folder, {}, {}, None, None)  # type: ignore[arg-type]
+    lessons = TrainContext(None, folder, {}, {}, None, None)  # type: ignore[arg-type]
     recall_look(lessons, folder.looks(4))
     assert lessons.unhelpful == {"a"}
     recall_look(lessons, folder.looks(5))

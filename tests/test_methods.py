@@ -21,15 +21,13 @@ from offbook.agent.chat import ChatFormat, Transcript, render_call
 from offbook.api import configure
 from offbook.core.config import Config, FeedbackConfig, TeachersConfig, TrainConfig
 from offbook.core.runfolder import dump_lines
-from offbook.rl.annotate import annotate, teachers_of
 from offbook.rl.collector import Collector
-from offbook.rl.corrections import Corrections
-from offbook.rl.hint_probe import Look
+from offbook.rl.hint_probe import Corrections, HintProbe
 from offbook.rl.models import load_model, quiet
 from offbook.rl.ranks import make_trainer
 from offbook.rl.tasks import task_sets
-from offbook.rl.teachers import WholeResponse, demonstrations
 from offbook.rl.train import train
+from offbook.rl.train_step import WholeResponse, annotate, demonstrations, teachers_of
 from offbook.signals.feedback import RULES, read_all
 from offbook.signals.feedback.coach import Found
 from offbook.tasks.check import gold_changes
@@ -282,7 +280,7 @@ def corrected(task: Task, chat: ChatFormat, hinted: list[str], after: list[str],
     collector.chat = chat
     (target,) = read_all(rollout, task, ["unknown_tool"], RULES, ())
     found = Found(rollout, Feedback(target, RULES["unknown_tool"].hint(rollout.tools)), "", ())
-    look, counts = Look(collector, {task.id: task}, RULES, len(hinted)), Counter[str]()
+    look, counts = HintProbe(collector, {task.id: task}, RULES, len(hinted)), Counter[str]()
     return asyncio.run(Corrections(look, config.feedback.corrections).samples([found], "correct1", counts)), counts
 
 

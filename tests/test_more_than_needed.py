@@ -13,9 +13,9 @@ from test_rules import tree as tree  # a fixture
 
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.core.config import Config, FeedbackConfig
-from offbook.rl.annotate import annotate
 from offbook.rl.collector import Collector
-from offbook.rl.hint_probe import Look
+from offbook.rl.hint_probe import HintProbe
+from offbook.rl.train_step import annotate
 from offbook.signals.feedback import RULES, more_than_needed, read_all, unneeded
 from offbook.signals.feedback.coach import Found, Stored, by_rules
 from offbook.signals.feedback.rules.effort import spent
@@ -120,6 +120,6 @@ def test_a_look_judges_another_call_in_its_place(tree: Path, chat: ChatFormat, l
     collector.engine = ByHint(chat, [faulty, faulty, faulty, right], [right])  # type: ignore[assignment]
     (target,) = read_all(much, task, RULE, siblings=lean)
     found = [Found(much, Feedback(target, RULES[target.rule].hint(much.tools)), "", lean)]
-    look = Look(collector, {"t": task}, RULES, 4)
+    look = HintProbe(collector, {"t": task}, RULES, 4)
     (looked,) = look.measured(asyncio.run(look.sampled(found, "x")), found, Decoder(tiny_model(vocabulary=320)))
     assert (looked.samples, looked.faults, looked.hinted_faults) == (4, 3, 0)

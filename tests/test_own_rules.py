@@ -12,8 +12,8 @@ from test_coach import coach, rollout_of
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.core.config import Config, FeedbackConfig
 from offbook.core.runfolder import dump_lines
-from offbook.rl.annotate import annotate
 from offbook.rl.collector import judges_of
+from offbook.rl.train_step import annotate
 from offbook.signals.feedback import RULES, read_all, rules_of
 from offbook.types import OffbookError
 

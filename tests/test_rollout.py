@@ -165,7 +165,7 @@ def test_a_server_that_is_lost_is_no_rollout_and_the_same_call_goes_on(task: Pat
             roll(2)
         with pytest.raises(OffbookError, match=r"\(another seed\)"):
             roll(config=config.model_copy(update={"seed": 7}))
-        (tmp_path / "run" / "claim.json").unlink()
+        (tmp_path / "run" / "fingerprint.json").unlink()
         with pytest.raises(OffbookError, match="run holds a run and no set of rollouts of this command"):
             roll()
         assert len(folder.rollouts(0)[0]) == 3

@@ -1,4 +1,4 @@
-"""Slots without a model: what is written down of them, which groups a step is given, how many rollouts work at once."""
+"""The rollout buffer without a model: its journal, which groups a step takes, how many rollouts run at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 
 from offbook.agent.harness import Midway
 from offbook.core.runfolder import RunFolder
-from offbook.rl.concurrency import LEAST, LOOK_S, Pace
-from offbook.rl.rollout_buffer import Aside, Group, Slots, add_length, forget_other_work, quantile, read_journal, recall
-from offbook.rl.scheduler import choose
+from offbook.rl.rollout_buffer import (
+    FilteredGroup,
+    Group,
+    RolloutBuffer,
+    add_length,
+    forget_other_work,
+    quantile,
+    read_journal,
+    recall,
+)
+from offbook.rl.scheduler import LEAST, LOOK_S, ConcurrencyLimit, choose
 from offbook.tasks.select import Record
 from offbook.types import Rollout, Segment, Task, Usage
 
@@ -31,7 +39,7 @@ def rollout_of(group: Group, number: int, tokens: int = 100) -> Rollout:
     return Rollout(group.seats[number].id, group.task.id, group.name, (), [Segment([1])], "finish", usage)
 
 
-def over(slots: Slots, group: Group, version: int = 0, tokens: int = 100) -> Group:
+def over(slots: RolloutBuffer, group: Group, version: int = 0, tokens: int = 100) -> Group:
     slots.running(group, version)
     for number in range(len(group.seats)):
         slots.scored(group, number, rollout_of(group, number, tokens))
@@ -39,7 +47,7 @@ def over(slots: Slots, group: Group, version: int = 0, tokens: int = 100) -> Gro
     return group
 
 
-def test_a_group_that_another_took_the_place_of_does_not_come_back(slots: Slots) -> None:
+def test_a_group_that_another_took_the_place_of_does_not_come_back(slots: RolloutBuffer) -> None:
     first, second = slots.request(1, [task("a"), task("b")])
     over(slots, first)
     new = slots.refill(first, 2, task("c"))
@@ -47,40 +55,42 @@ def test_a_group_that_another_took_the_place_of_does_not_come_back(slots: Slots)
     slots.scored(new, 0, rollout_of(new, 0))
     assert slots.counts["aside"] == 2
     slots.close()
-    later = Slots(slots.run, 2, claim="c")
+    later = RolloutBuffer(slots.run, 2, fingerprint="c")
     found = recall(later, 0, {id: task(id) for id in "abc"})
     assert [(group.name, group.place, [*group.rollouts]) for group in found.groups] == [
         (second.name, 1, []),
         ("step1/c", 2, [0]),
     ]
     assert (found.refills[1], found.tasks()) == (1, {"a", "b", "c"})
-    shown = Aside("a", Record(rollouts=2, turns=4))
+    shown = FilteredGroup("a", Record(rollouts=2, turns=4))
     assert (found.aside, found.learned) == ([shown], {}), "no step has learned from it"
     second, new = found.groups
     later.scored(new, 1, rollout_of(new, 1))
     later.given(1, [over(later, second), new])
     later.close()
-    last = Slots(slots.run, 2, claim="c")
+    last = RolloutBuffer(slots.run, 2, fingerprint="c")
     found = recall(last, 1, {id: task(id) for id in "abc"})
     assert (found.aside, found.learned) == ([], {1: [shown]})
     last.close()
 
 
 @pytest.fixture
-def slots(tmp_path: Path) -> Iterator[Slots]:
-    slots = Slots(RunFolder(tmp_path), size=2, claim="c")
+def slots(tmp_path: Path) -> Iterator[RolloutBuffer]:
+    slots = RolloutBuffer(RunFolder(tmp_path), size=2, fingerprint="c")
     yield slots
     slots.close()
 
 
-def again(slots: Slots, done: int, *tasks: str) -> tuple[Slots, list[Group], dict[int, list[list[Rollout]]]]:
+def again(
+    slots: RolloutBuffer, done: int, *tasks: str
+) -> tuple[RolloutBuffer, list[Group], dict[int, list[list[Rollout]]]]:
     """As another process finds them."""
     slots.close()
     with open(slots.folder / "journal.jsonl", "ab") as journal:
         journal.write(b'{"at": 1, "state": "sco')  # torn
-    new = Slots(slots.run, 2, claim="c")
+    new = RolloutBuffer(slots.run, 2, fingerprint="c")
     assert b'"sco\n' not in (slots.folder / "journal.jsonl").read_bytes(), "half a line is dropped"
-    assert [line["state"] for line in read_journal(slots.run.path)][-1] == "claimed", "not behind half a line"
+    assert [line["state"] for line in read_journal(slots.run.path)][-1] == "started", "not behind half a line"
     for step in slots.run.steps():
         if step <= done:
             new.already(slots.run.rollouts(step)[0])
@@ -88,7 +98,7 @@ def again(slots: Slots, done: int, *tasks: str) -> tuple[Slots, list[Group], dic
     return new, found.groups, found.stored
 
 
-def test_what_was_scored_is_there_after_a_kill_and_what_a_step_was_given_is_given_again(slots: Slots) -> None:
+def test_what_was_scored_is_there_after_a_kill_and_what_a_step_was_given_is_given_again(slots: RolloutBuffer) -> None:
     first, second = slots.request(1, [task("a"), task("b")])
     (third, fourth) = slots.request(2, [task("c"), task("d")])
     over(slots, first)
@@ -112,7 +122,7 @@ def test_what_was_scored_is_there_after_a_kill_and_what_a_step_was_given_is_give
     assert not fourth.rollouts
 
 
-def test_what_a_kill_kept_out_of_the_journal_is_written_there_when_the_run_goes_on(slots: Slots) -> None:
+def test_what_a_kill_kept_out_of_the_journal_is_written_there_when_the_run_goes_on(slots: RolloutBuffer) -> None:
     """Struck between the step's file and the line about it, and between a rollout's file and its line."""
     first, second = slots.request(1, [task("a"), task("b")])
     over(slots, first)
@@ -139,7 +149,7 @@ def test_what_a_kill_kept_out_of_the_journal_is_written_there_when_the_run_goes_
     new.close()
 
 
-def test_a_task_that_comes_twice_in_a_batch_is_two_groups(slots: Slots) -> None:
+def test_a_task_that_comes_twice_in_a_batch_is_two_groups(slots: RolloutBuffer) -> None:
     one, other = slots.request(1, [task("a"), task("a")])
     over(slots, one)
     slots.given(1, [one])
@@ -148,7 +158,7 @@ def test_a_task_that_comes_twice_in_a_batch_is_two_groups(slots: Slots) -> None:
     assert other.name == groups[0].name
 
 
-def test_work_for_another_configuration_is_forgotten_and_steps_that_are_kept_are_not(slots: Slots) -> None:
+def test_work_for_another_configuration_is_forgotten_and_steps_that_are_kept_are_not(slots: RolloutBuffer) -> None:
     one, other = slots.request(1, [task("a"), task("b")])
     for step, group in enumerate((over(slots, one), over(slots, other)), 1):
         slots.given(step, [group])
@@ -159,7 +169,7 @@ def test_work_for_another_configuration_is_forgotten_and_steps_that_are_kept_are
     assert (slots.run.steps(), slots.folder.exists()) == ([1], False)
 
 
-def test_what_a_lost_model_was_writing_is_asked_for_again_and_nothing_else(slots: Slots) -> None:
+def test_what_a_lost_model_was_writing_is_asked_for_again_and_nothing_else(slots: RolloutBuffer) -> None:
     (group,) = slots.request(1, [task("a")])
     slots.running(group, 3)
     slots.scored(group, 0, rollout_of(group, 0))
@@ -171,7 +181,7 @@ def test_what_a_lost_model_was_writing_is_asked_for_again_and_nothing_else(slots
     assert failed == ["1.0.1", "1.0.0"]
 
 
-def test_a_seat_without_a_whole_snapshot_begins_anew(slots: Slots) -> None:
+def test_a_seat_without_a_whole_snapshot_begins_anew(slots: RolloutBuffer) -> None:
     (group,) = slots.request(1, [task("a")])
     seat = group.seats[0]
     (seat.folder / "sandbox").mkdir(parents=True)
@@ -180,7 +190,7 @@ def test_a_seat_without_a_whole_snapshot_begins_anew(slots: Slots) -> None:
     assert not seat.folder.exists()
 
 
-def test_midway_is_kept_to_the_last_digit(slots: Slots) -> None:
+def test_midway_is_kept_to_the_last_digit(slots: RolloutBuffer) -> None:
     from offbook.rl.rollout_buffer import MIDWAY
 
     (group,) = slots.request(1, [task("a")])
@@ -202,7 +212,7 @@ def test_every_group_is_trained_once_and_none_too_old(
 ) -> None:
     """Whatever takes how long: rollouts end in any order, steps take what they are given."""
     rng, steps = random.Random(seed), 12
-    slots = Slots(RunFolder(tmp_path_factory.mktemp("run")), size=1)
+    slots = RolloutBuffer(RunFolder(tmp_path_factory.mktemp("run")), size=1)
     window, waiting, trained = int(0.3 * staleness * count), list[Group](), list[Group]()
     version, batch = 0, 1
     while version < steps:
@@ -242,7 +252,7 @@ def test_lengths_are_told_by_bucket() -> None:
 
 def test_pace_follows_what_is_full() -> None:
     use = [0.0, 0.0]
-    pace = Pace(lambda: (use[0], use[1]), limit=8)
+    pace = ConcurrencyLimit(lambda: (use[0], use[1]), limit=8)
 
     async def main() -> None:
         done, most = asyncio.Event(), 0
@@ -278,14 +288,14 @@ def test_pace_follows_what_is_full() -> None:
 
 @pytest.mark.parametrize("torn", [b"{", b"\0" * 9000, b'{"state": "trained"}'])
 def test_a_torn_last_line_is_dropped_with_a_sentence(
-    slots: Slots, torn: bytes, caplog: pytest.LogCaptureFixture
+    slots: RolloutBuffer, torn: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     slots.close()
     journal = slots.folder / "journal.jsonl"
     before = journal.read_bytes()
     journal.write_bytes(before + torn)
-    Slots(slots.run, 2, claim="c").close()
+    RolloutBuffer(slots.run, 2, fingerprint="c").close()
     assert f"was torn ({len(torn)} bytes) and is dropped" in caplog.text
     assert journal.read_bytes().startswith(before + b'{"at"')
     journal.write_bytes(b'5\n["x"]\n' + journal.read_bytes())
-    assert [line["state"] for line in read_journal(slots.run.path)] == ["claimed", "claimed"], "the rest is no line"
+    assert [line["state"] for line in read_journal(slots.run.path)] == ["started", "started"], "the rest is no line"

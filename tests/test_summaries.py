@@ -18,7 +18,7 @@ from offbook.core.config import FeedbackConfig, TrainConfig
 from offbook.pocket.demonstrations import episodes
 from offbook.pocket.script import LONG_HABITS
 from offbook.pocket.tasks import Level, draft_tasks
-from offbook.rl.annotate import annotate, teachers_of
+from offbook.rl.train_step import annotate, teachers_of
 from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import read_rollout
 from offbook.train.algorithms import rl_samples

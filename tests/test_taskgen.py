@@ -26,7 +26,7 @@ from test_tasks import run_script
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder
 from offbook.rl.background import Harder, harder_tasks
-from offbook.rl.rollout_buffer import Aside, Slots, read_journal
+from offbook.rl.rollout_buffer import FilteredGroup, RolloutBuffer, read_journal
 from offbook.rl.tasks import Selected
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task, load_tasks
@@ -637,14 +637,14 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
 
     solved = group("plural", 4)
 
-    def begun(done: int = 0, *aside: Aside) -> Harder:
-        return Harder(config, Slots(run, 4), dict(tasks), added.extend, done, {done: aside})
+    def begun(done: int = 0, *aside: FilteredGroup) -> Harder:
+        return Harder(config, RolloutBuffer(run, 4), dict(tasks), added.extend, done, {done: aside})
 
     first = begun()
     first.look_at([solved])
     assert first._easy.empty(), "one group says little"
     run.write_rollouts(1, [*solved, *group("runs", 1)])
-    told = begun(1, *(Aside(task.id, Record(4, 4)) for _ in range(9)))
+    told = begun(1, *(FilteredGroup(task.id, Record(4, 4)) for _ in range(9)))
     assert told._rate(task.origin) == pytest.approx((10 + 1 / 4) / 11), "also by groups that no step was given"
     second = begun(done=1)
     second.look_at([group("squeeze", 3)])

@@ -129,7 +129,7 @@ def test_a_folder_without_training_is_not_said_to_have_been_trained(tmp_path: Pa
         folder = RunFolder(tmp_path / name)
         folder.write_rollouts(0, rollouts)
         folder.config_file.write_text(CONFIG.format(name=name, weight=0.0, steps=30))
-        (folder.path / "claim.json").write_text("{}")
+        (folder.path / "fingerprint.json").write_text("{}")
     RunFolder(tmp_path / "rollout").append_metrics({"step": 0, "solved": 0.0})
     result = {"model": "runs/rl", "solved": 0.25, "rows": [{"task": "t"}]}
     (tmp_path / "eval" / "results.json").write_text(json.dumps(result))
@@ -146,7 +146,7 @@ def test_a_folder_without_training_is_not_said_to_have_been_trained(tmp_path: Pa
 
 def test_a_claim_is_no_measurement(tmp_path: Path) -> None:
     run = RunIndex("rl", make_run(tmp_path, "rl", steps=1))
-    (run.root / "eval" / "final.claim.json").write_text('{"model": "pocket"}')
+    (run.root / "eval" / "final.fingerprint.json").write_text('{"model": "pocket"}')
     assert list(about(run)["runs"][0]["evals"]) == ["final"]
     assert about(run)["runs"][0]["unreadable"] == {}
 

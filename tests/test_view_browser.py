@@ -447,7 +447,7 @@ def test_rollouts_without_training_are_not_said_to_be_trained_on(browser: Any, t
         folder = RunFolder(tmp_path / name)
         folder.write_rollouts(0, [make_rollout("r/t/0", "t", "t", solved=True)])
         folder.config_file.write_text("")
-        (folder.path / "claim.json").write_text("{}")
+        (folder.path / "fingerprint.json").write_text("{}")
     RunFolder(tmp_path / "rollout").append_metrics({"step": 0, "solved": 0.5, "turns": 3.0})
     (tmp_path / "eval" / "results.json").write_text('{"solved": 0.25}')
     with serving(*(RunIndex(name, tmp_path / name) for name in ("rollout", "eval"))) as server:

@@ -39,10 +39,9 @@ from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server, find_vllm, refuse_missing_engine
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
 from offbook.engine.vllm.wire import Broken, Wire
-from offbook.rl.collector import Collector, Job
+from offbook.rl.collector import Collector, Job, with_drafts
 from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
-from offbook.rl.vllm import with_drafts
 from offbook.train.batches import Batch
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder

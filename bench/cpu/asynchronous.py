@@ -7,7 +7,7 @@
 synchronous with the continuous engine, asynchronous with either. Seconds, also those of processors by part, are from
 the first request to the end of the last step; models are not loaded in them. `floor` is the seconds in which this
 machine's cores can do as much. No way finds the grades of another: all would be there for the second. `slots`:
-rollouts that are there already go through the reconciler, its files and its journal, and no model, sandbox or trainer
+rollouts that are there already go through the scheduler, its files and its journal, and no model, sandbox or trainer
 is in the way.
 """
 
@@ -182,8 +182,8 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from offbook.core.config import load_config
     from offbook.core.runfolder import RunFolder
     from offbook.core.weights import Weights
-    from offbook.rl.rollout_buffer import Recalled, Slots
-    from offbook.rl.scheduler import Reconciler
+    from offbook.rl.rollout_buffer import RolloutBuffer, Unfinished
+    from offbook.rl.scheduler import Scheduler
     from offbook.types import Message, Rollout, Segment, Task, Usage
 
     tokens, here = arguments.tokens, Path("/")
@@ -201,19 +201,19 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     async def main(scratch: str) -> None:
         settings = {"out": scratch, "train.steps": str(steps), "engine.mode": "continuous", "loop.max_staleness": "2"}
         config = load_config(["pocket"], settings)
-        kept = Slots(RunFolder(scratch), config.train.group_size)
-        reconciler = Reconciler(config, replayed, replayed, kept, tasks, Recalled())
-        reconciler.start()
+        kept = RolloutBuffer(RunFolder(scratch), config.train.group_size)
+        scheduler = Scheduler(config, replayed, replayed, kept, tasks, Unfinished())
+        scheduler.start()
         began = time.monotonic()
         for step in range(1, steps + 1):
-            await reconciler.take(step)
+            await scheduler.take(step)
             (Path(scratch) / "rollouts" / f"step_{step:05d}.jsonl").unlink()  # a run keeps them; the disk is small
-            await reconciler.publish(Weights(step, {}))
+            await scheduler.publish(Weights(step, {}))
             if step in (max(1, steps // 10), steps):
                 found[f"resident_mb_at_{step * 32}"] = _resident_mb()
         found["seconds"] = time.monotonic() - began
         found["journal_mb"] = (kept.folder / "journal.jsonl").stat().st_size / 1e6
-        await reconciler.aclose()
+        await scheduler.aclose()
 
     with tempfile.TemporaryDirectory() as scratch:
         asyncio.run(main(scratch))

@@ -40,11 +40,10 @@ from offbook.core.draft import load_head
 from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint
 from offbook.engine import LocalEngine, VllmEngine
 from offbook.engine.vllm import Server
-from offbook.rl.collector import Collector, chat_of
+from offbook.rl.collector import Collector, chat_of, with_drafts
 from offbook.rl.models import load_model, model_folder
 from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
-from offbook.rl.vllm import with_drafts
 from offbook.stages.mtp import mtp, read_samples
 from offbook.stages.sft import sft
 from offbook.types import Prompt, Rollout

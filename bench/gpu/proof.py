@@ -44,7 +44,7 @@ from offbook.rl.evaluate import collect_into
 from offbook.rl.models import _convert, model_folder
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import task_sets
-from offbook.rl.train import Held, train
+from offbook.rl.train import Loaded, train
 from offbook.stages.hint_sensitivity import OTHER, OWN
 from offbook.stages.sft import sft
 from offbook.types import OffbookError
@@ -116,7 +116,7 @@ class OutOfTime(Exception):
 @dataclass
 class Experiment:
     options: argparse.Namespace
-    held: Held = field(default_factory=Held)
+    held: Loaded = field(default_factory=Loaded)
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -265,7 +265,7 @@ class Experiment:
         collector = Collector(config, checkpoint, lent=self.held.publish(version))
         files = RolloutFiles.in_run(Path(config.out), f"steps-{version}")
         files.results.parent.mkdir(parents=True, exist_ok=True)
-        with files.claimed("evaluation", collector, tasks) as place:
+        with files.writing("evaluation", collector, tasks) as place:
             groups, _ = collect_into(
                 place, collector, tasks, config.eval.samples, "eval", parallel=self.options.parallel
             )

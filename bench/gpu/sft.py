@@ -18,7 +18,7 @@ from typing import Any
 
 from offbook.core.config import Config, load_config
 from offbook.rl.collector import chat_of
-from offbook.rl.effect import measure
+from offbook.rl.hint_probe import measure
 from offbook.rl.models import load_model, model_folder
 from offbook.signals.feedback import read_rollout, write_hint
 from offbook.stages.sft import sft

@@ -63,7 +63,7 @@ def agent(
         raise OffbookError('say where and what is to be done, as in: offbook agent . "Fix the failing test"')
     refuse_no_folder(path)
     if not folder.decisions_file.is_file():
-        from offbook.rl.names import refuse_missing_model
+        from offbook.rl.checks import refuse_missing_model
 
         refuse_missing_model(config.model)
     from offbook.live.cycle import Cycle  # with it comes torch, which takes seconds

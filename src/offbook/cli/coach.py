@@ -18,8 +18,7 @@ from offbook.cli.options import Plain, pocket_tasks, progress_display, results, 
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.rl.effect import Effect
-    from offbook.rl.hint_probe import Looked
+    from offbook.rl.hint_probe import Effect, ProbedHint
     from offbook.rl.models import Progress
     from offbook.signals.feedback import Rule
     from offbook.signals.feedback.coach import Found, Stored
@@ -42,7 +41,7 @@ class Result:
     effects: list[Effect] = field(default_factory=list)
     models: list[str] = field(default_factory=list)  # that the effects were measured on
     unmeasured: Counter[str] = field(default_factory=Counter)
-    looked: dict[str, list[Looked]] = field(default_factory=dict)  # by source
+    looked: dict[str, list[ProbedHint]] = field(default_factory=dict)  # by source
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -170,7 +169,7 @@ def _measure(
     if not plans:
         return
     from offbook.agent.chat import chat_for
-    from offbook.rl.effect import effects_of, measure, with_donor_hints
+    from offbook.rl.hint_probe import effects_of, measure, with_donor_hints
     from offbook.rl.models import chat_folder, load_model, model_folder
     from offbook.train.forward import Decoder
 
@@ -211,15 +210,15 @@ def _look(
     tasks: dict[str, Task],
     rules: dict[str, Rule],
     samples: int,
-) -> list[Looked]:
+) -> list[ProbedHint]:
     """As training does before it begins, on what the run did and with the run's own settings."""
     from offbook.core.config import load_config
     from offbook.rl.collector import Collector
-    from offbook.rl.hint_probe import Look
+    from offbook.rl.hint_probe import HintProbe
 
     assert stored.folder is not None
     config = load_config([stored.folder.config_file], {"engine.kind": "local"})
-    look = Look(Collector(config, model), tasks or pocket_tasks(config), rules, samples)
+    look = HintProbe(Collector(config, model), tasks or pocket_tasks(config), rules, samples)
     return look.measured(asyncio.run(look.sampled(found, "coach")), found, decoder)
 
 

@@ -64,7 +64,7 @@ def evaluate(
     if run:
         _refuse_other_run(run, config)
 
-    from offbook.rl.names import refuse_missing_model
+    from offbook.rl.checks import refuse_missing_model
     from offbook.rl.tasks import refuse_missing_tasks
 
     if not run:

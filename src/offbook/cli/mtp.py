@@ -42,7 +42,7 @@ def mtp(
         data = ["pocket:400"]
     given = {"model": model, "sft.data": json.dumps(data or []), "out": out}
     config = config_from(ctx, given, defaults={"out": "runs/mtp"})
-    from offbook.rl.names import refuse_missing_model
+    from offbook.rl.checks import refuse_missing_model
 
     refuse_missing_model(config.model)
     from offbook.stages.mtp import mtp as run

@@ -108,7 +108,7 @@ def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "") -
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
     if not ctx.params.get("dry_run"):  # the machine that trains may be another
-        from offbook.rl.names import refuse_missing_model
+        from offbook.rl.checks import refuse_missing_model
 
         refuse_missing_model(config.model)
     return config

@@ -109,8 +109,8 @@ def _remove_earlier(out: Path) -> None:
     if not found:
         return
     foreign = sorted(name for name in found if name not in MADE or (out / name).is_symlink())
-    if foreign or not (out / "eval" / "before.claim.json").is_file():
-        why = f"a quickstart does not make {foreign[0]}" if foreign else "it has no eval/before.claim.json"
+    if foreign or not (out / "eval" / "before.fingerprint.json").is_file():
+        why = f"a quickstart does not make {foreign[0]}" if foreign else "it has no eval/before.fingerprint.json"
         raise OffbookError(
             f"{out} is not the folder of a quickstart ({why}), so nothing is removed; give another --out"
         )

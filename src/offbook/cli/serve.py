@@ -70,7 +70,7 @@ def serve(
     config = config_from(ctx, own, base, {"model": "pocket", **DEFAULTS})
     if config.engine.kind == "local" and config.engine.mode != "continuous":
         raise OffbookError("in lockstep all sessions would wait for the slowest agent: leave engine.mode continuous")
-    from offbook.rl.names import refuse_missing_model
+    from offbook.rl.checks import refuse_missing_model
 
     if not live:
         refuse_missing_model(config.model)

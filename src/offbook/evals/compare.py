@@ -42,9 +42,9 @@ def find_evaluation(path: Path) -> RolloutFiles | None:
     """Where the evaluation is that a path names: a folder of `offbook eval`, a result file, or an evaluated run."""
     if path.is_file():
         return RolloutFiles(
-            path, path.with_name(f"{path.stem}.rollouts.jsonl"), path.with_name(f"{path.stem}.claim.json")
+            path, path.with_name(f"{path.stem}.rollouts.jsonl"), path.with_name(f"{path.stem}.fingerprint.json")
         )
-    if (path / "claim.json").is_file() or (path / "results.json").is_file():
+    if (path / "fingerprint.json").is_file() or (path / "results.json").is_file():
         return RolloutFiles.folder(path)
     final = RolloutFiles.in_run(path, "final")
     if final.results.is_file():

@@ -43,7 +43,7 @@ def run_eval(
     `train` are the tasks that the model was trained on, where they are known: what of the suites is in them is said.
     """
     collector = Collector(subject.config, subject.folder, subject.remote_name)
-    with files.claimed("evaluation", collector, suites.tasks, fresh) as place:
+    with files.writing("evaluation", collector, suites.tasks, fresh) as place:
         return _measure(subject, suites, place, collector, watch, train, parallel)
 
 

@@ -23,13 +23,12 @@ from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.live.reactions import FOLLOW_UP, with_hints
 from offbook.live.sessions import Session
 from offbook.live.user_hints import may_teach, refusal, said_against
-from offbook.rl.annotate import teachers_of
 from offbook.rl.collector import chat_of
 from offbook.rl.judge import StepJudge, judge_of
 from offbook.rl.models import chat_folder, model_to_train
 from offbook.rl.plan import make_plan, this_device
-from offbook.rl.resume import claim_run
-from offbook.rl.train_step import Lessons
+from offbook.rl.resume import begin_run
+from offbook.rl.train_step import TrainContext, teachers_of
 from offbook.signals.feedback import rules_of
 from offbook.stages.distill import teach
 from offbook.train.algorithms import Carried, baselines
@@ -77,7 +76,7 @@ def train_on(
     train = config.train.settled(*astuple(make_plan(config, this_device()).way))
     train = train.model_copy(update={"steps": len(steps)})
     config = config.model_copy(update={"out": str(folder.path), "model": str(start), "train": train})
-    claim_run(folder, config)
+    begin_run(folder, config)
     sources = {"verb": "live", "sources": [f"{len(rollouts)} sessions"], "content": [one.id for one in sessions]}
     write_atomic(folder.data_file, json.dumps(sources, indent=1) + "\n")
     trained = model_to_train(config, start)
@@ -85,7 +84,7 @@ def train_on(
     if start.is_relative_to(folder.path.parent.resolve()):  # a cycle is too short for an optimizer that begins anew
         load_training_state(trainer, start)
     rules, chat = rules_of(config.feedback.files), chat_of(start, config)
-    lessons = Lessons(config, folder, {}, rules, chat, trainer, baselines=by_group)
+    lessons = TrainContext(config, folder, {}, rules, chat, trainer, baselines=by_group)
     teach(lessons, steps, chat_folder(start))
     rows, _ = folder.metrics()
     return latest_checkpoint(folder), carried, rows[-1]

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
-from offbook.rl.rollout_buffer import Aside, Slots, read_journal
+from offbook.rl.rollout_buffer import FilteredGroup, RolloutBuffer, read_journal
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task
 from offbook.tasks.factory.harden import THERE, harden, workshop_of
@@ -44,7 +44,7 @@ class Evaluations:
     OUT/eval/step_00010.json, .rollouts.jsonl, .log    then
     """
 
-    def __init__(self, config: Config, folder: RunFolder, slots: Slots, tell: Callable[[str], None]):
+    def __init__(self, config: Config, folder: RunFolder, slots: RolloutBuffer, tell: Callable[[str], None]):
         self.config, self.folder, self.slots, self.tell = config, folder, slots, tell
         self._due: asyncio.Queue[int] = asyncio.Queue()
         self._left = 0
@@ -67,7 +67,7 @@ class Evaluations:
         while True:
             step = await self._due.get()
             place = self.folder.path / "eval" / f"step_{step:05d}"
-            await self._claim(step, place / "model")
+            await self._link_checkpoint(step, place / "model")
             for attempt in range(1, ATTEMPTS + 1):
                 if not (code := await self._evaluated(place)):
                     break
@@ -83,7 +83,7 @@ class Evaluations:
     def are_over(self) -> bool:
         return not self._left
 
-    async def _claim(self, step: int, model: Path) -> None:
+    async def _link_checkpoint(self, step: int, model: Path) -> None:
         """By links: whoever removes old checkpoints does not remove this one."""
         checkpoint = checkpoint_path(self.folder.path / "ckpt", step)
         while not model.is_dir():
@@ -139,11 +139,11 @@ class Harder:
     def __init__(
         self,
         config: Config,
-        slots: Slots,
+        slots: RolloutBuffer,
         tasks: dict[str, Task],
         added: Callable[[list[Task]], None],
         done: int = 0,
-        aside: Mapping[int, Iterable[Aside]] = MappingProxyType({}),
+        aside: Mapping[int, Iterable[FilteredGroup]] = MappingProxyType({}),
     ):
         """`aside` is what steps from before learned of groups that they were not given."""
         self.share, self.slots, self.tasks, self.added = config.tasks.harden, slots, tasks, added
@@ -163,7 +163,7 @@ class Harder:
             if line["state"] == "easy" and line["task"] not in over and line["task"] in tasks:
                 self._easy.put_nowait(tasks[line["task"]])
 
-    def look_at(self, groups: Iterable[list[Rollout]], aside: Iterable[Aside] = ()) -> None:
+    def look_at(self, groups: Iterable[list[Rollout]], aside: Iterable[FilteredGroup] = ()) -> None:
         """Those of the next step."""
         self._recent.append(self._shown(groups, aside))
         for one in chain(*self._recent):
@@ -173,7 +173,7 @@ class Harder:
                 self.slots.note("easy", task=task.id, solved=one.solved, recent=rate)
                 self._easy.put_nowait(task)
 
-    def _shown(self, groups: Iterable[list[Rollout]], aside: Iterable[Aside]) -> list[_Shown]:
+    def _shown(self, groups: Iterable[list[Rollout]], aside: Iterable[FilteredGroup]) -> list[_Shown]:
         found = []
         for id, shown in chain(((group[0].task, Record.of(group)) for group in groups), aside):
             if shown.rollouts and (task := self.tasks.get(id)):

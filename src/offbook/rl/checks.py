@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import offbook
 from offbook.agent.harness.own import own_tools
 from offbook.agent.harness.toolsets import TOOLS, refuse_unknown
-from offbook.core.config import Config, is_url
-from offbook.rl.names import refuse_missing_model
+from offbook.core.config import Config, cache_folder, is_url
+from offbook.core.runfolder import checkpoint_named, is_adapter
 from offbook.signals.feedback import rules_of
 from offbook.signals.monitors.policy import Monitors, monitors_of
 from offbook.signals.rewards import Rewards, compose
 from offbook.types import OffbookError
+
+Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
+
+SMOLLM2 = "smollm2-135m"
+MADE = ("pocket", "pocket-moe", SMOLLM2)  # on this machine, where they are not there yet
+
+
+def quiet(what: str, share: float) -> None:
+    """Report no progress."""
+
+
+def pocket_cache() -> Path:
+    """The folder of models and tasks that are made here, by a digest of the code and prompts that make them."""
+    package = Path(offbook.__file__).parent
+    digest = hashlib.sha256()
+    for room in ("agent", "pocket", "sandbox", "signals", "tasks", "train"):
+        for path in sorted((package / room).rglob("*")):
+            if path.suffix in (".py", ".md"):
+                digest.update(path.read_bytes())
+    return cache_folder() / digest.hexdigest()[:12]
+
+
+def refuse_missing_model(name: str) -> None:
+    """Refuse what is neither a model made here, a model folder, a URL nor a hub id."""
+    if name in MADE or is_url(name):
+        return
+    place = Path(checkpoint_named(name)) if name else Path("nothing")
+    if not place.exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        raise OffbookError(
+            f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
+        )
+    if place.is_dir() and not is_adapter(place) and not (place / "config.json").is_file():
+        raise OffbookError(f"{place} has no config.json, so it is not a model folder")
+
 
 Judges = tuple[Rewards, Monitors | None]
 

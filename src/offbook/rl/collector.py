@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -22,23 +23,25 @@ from offbook.agent.harness.pages import NAME as SEARCH
 from offbook.agent.harness.pages import Pages
 from offbook.agent.recorder import Session as Recorder
 from offbook.core.client import Client
-from offbook.core.config import Config
-from offbook.core.draft import load_head
-from offbook.engine import AnyVllm, LocalEngine, RemoteEngine, Session
+from offbook.core.config import Config, EngineConfig, VllmConfig
+from offbook.core.draft import FOLDER, load_head
+from offbook.core.runfolder import is_adapter
+from offbook.engine import LocalEngine, RemoteEngine, Session
 from offbook.engine.local import LocalSession
 from offbook.engine.subprocess_engine import ApartEngine, ApartSession
-from offbook.engine.vllm import AnyVllmSession
+from offbook.engine.vllm import AnyVllm, AnyVllmSession, SeveralEngines, VllmEngine, servers_of
+from offbook.engine.vllm.server import DRAFTS
 from offbook.pocket.tasks import level_named
 from offbook.rl.checks import Judges, judges_of
-from offbook.rl.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
-from offbook.rl.rollout_buffer import Seat
+from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, pocket_cache, positions, quiet
+from offbook.rl.rollout_buffer import RolloutRecord
 from offbook.rl.samplers import Samplers
-from offbook.rl.vllm import vllm_engine
 from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec
 from offbook.signals.monitors.policy import withhold
 from offbook.signals.rewards import Grader
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_sandbox
+from offbook.train.lora import stored_adapter
 from offbook.train.precision import compute_linears
 from offbook.types import (
     MENDED_FAULT,
@@ -51,6 +54,30 @@ from offbook.types import (
     Rollout,
     Task,
 )
+
+
+def vllm_engine(config: Config, model: Path, stop_ids: frozenset[int], progress: Progress) -> AnyVllm:
+    """For the model in a folder, or the adapter."""
+    settings, base = config.engine, chat_folder(model)
+    context, logs = min(config.harness.context, positions(base)), Path(config.out) / "logs"
+    servers = servers_of(base, with_drafts(settings, model), context, logs, progress, mixture_in(base))
+    engines = [VllmEngine(server, stop_ids, settings.temperature, settings.timeout_s) for server in servers]
+    vllm = SeveralEngines(engines) if len(engines) > 1 else engines[0]
+    if is_adapter(model):
+        vllm.apply(stored_adapter(model))
+    return vllm
+
+
+def with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
+    """With a draft head, as vLLM takes it. By default that drafts the likeliest token alone, of which few are kept."""
+    if not settings.draft_tokens:
+        return settings.vllm
+    head = Path(settings.draft or model)
+    head = head / FOLDER if (head / FOLDER).is_dir() else head
+    how = {"method": "eagle", "model": str(head.resolve()), "num_speculative_tokens": settings.draft_tokens}
+    option = json.dumps({**how, "draft_sample_method": "probabilistic"})
+    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, DRAFTS, option]})
+
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 AnyEngine = LocalEngine | ApartEngine | Samplers | AnyVllm | RemoteEngine
@@ -82,7 +109,7 @@ class Job(NamedTuple):
     task: Task
     id: str
     group: str
-    seat: Seat | None = None
+    seat: RolloutRecord | None = None
 
 
 class Collector:
@@ -336,7 +363,7 @@ class Collector:
         return rollout
 
     @asynccontextmanager
-    async def _sandbox(self, task: Task, seat: Seat | None) -> AsyncIterator[Sandbox]:
+    async def _sandbox(self, task: Task, seat: RolloutRecord | None) -> AsyncIterator[Sandbox]:
         """One with a seat stays there, whatever ends the rollout, until that is scored."""
         mounts = self._door.mounts() if self.harness.command else None
         sandbox = await suite_sandbox(

@@ -39,7 +39,7 @@ def roll_out(
     folder.refuse_file()
     model = local_or_remote(config.model, remote_name, config.seed)
     collector, files = Collector(config, model, remote_name), RolloutFiles.folder(folder.path)
-    with files.claimed("set of rollouts", collector, tasks, samples=samples):
+    with files.writing("set of rollouts", collector, tasks, samples=samples):
         record_tasks(folder, {"": tasks})
         started = time.monotonic()
         groups, counted = collect_into(files, collector, tasks, samples, "rollout", watch)

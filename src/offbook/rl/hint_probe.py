@@ -9,22 +9,259 @@ likely the hint makes the faulty message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from transformers import PreTrainedModel
+
+from offbook.agent.chat import Chat, is_in, written_again
 from offbook.agent.harness.again import Before, NotRestored
+from offbook.agent.harness.agent import Midway, run_agent
+from offbook.core.config import CorrectionsConfig
 from offbook.core.shares import rise, wilson
+from offbook.engine import Session
 from offbook.rl.collector import Collector
-from offbook.rl.effect import measure
-from offbook.rl.train_step import Lessons
+from offbook.rl.train_step import TrainContext
 from offbook.sandbox import Sandbox
 from offbook.signals.feedback import Rule, read_all
 from offbook.signals.feedback.coach import Found, grouped, spread_out
+from offbook.signals.feedback.hints import stand_in
+from offbook.signals.feedback.rules import RULES
 from offbook.signals.trajectory import Trajectory, spoken, with_siblings
-from offbook.train.algorithms import hint_block, target_key
+from offbook.train.algorithms import correction_sample, hint_block, hint_branch, target_key
 from offbook.train.forward import Decoder
-from offbook.types import Completion, Feedback, Message, OffbookError, Prompt, PromptTooLong, Rollout, Task
+from offbook.train.measure import measure_branches
+from offbook.types import (
+    Completion,
+    Feedback,
+    Message,
+    OffbookError,
+    Prompt,
+    PromptTooLong,
+    Reward,
+    Rollout,
+    Sample,
+    Segment,
+    Task,
+    Usage,
+)
+
+MICRO_TOKENS = 8192  # in one forward
+
+Reasons = dict[str, set[tuple[int, int, int]]]  # targets by the reason: rollout, segment, message
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Of the hints of one rule. `log_odds` is how much likelier the hint makes a faulty message: below 0 is good.
+
+    A hint that does no more than another rule's in its place is not about this rule, whatever it does.
+    """
+
+    rule: str
+    targets: int
+    tokens: int
+    kl: float  # nats per token, a mean over tokens
+    largest: float  # nats at one token
+    log_odds: float  # nats per message: teacher's minus student's log-probability of what was sampled, a mean
+    donor_log_odds: float | None = None  # the same of another rule's hint before the same messages
+
+
+def effects_of(feedback: Iterable[Feedback], donors: Iterable[Feedback] = ()) -> list[Effect]:
+    """By rule, of what has been measured; the hints that move most come first."""
+    others = _by_rule(donors)
+    found = []
+    for rule, items in _by_rule(feedback).items():
+        nats = [value for item in items for value in item.divergence]
+        effect = Effect(rule, len(items), len(nats), sum(nats) / len(nats), max(nats), _log_odds(items))
+        found.append(dataclasses.replace(effect, donor_log_odds=_log_odds(others[rule])) if rule in others else effect)
+    return sorted(found, key=lambda effect: -effect.kl)
+
+
+def _by_rule(feedback: Iterable[Feedback]) -> dict[str, list[Feedback]]:
+    by_rule: dict[str, list[Feedback]] = defaultdict(list)
+    for item in feedback:
+        if item.divergence:
+            by_rule[item.target.rule].append(item)
+    return by_rule
+
+
+def _log_odds(items: Sequence[Feedback]) -> float:
+    return sum(sum(item.teacher) - sum(item.student) for item in items) / len(items)
+
+
+def with_donor_hints(pairs: Sequence[tuple[Rollout, Feedback]]) -> list[tuple[Rollout, Feedback]]:
+    """The same targets, each with the hint of another rule; where no tools are known, of one that names none."""
+    changed = []
+    for rollout, item in pairs:
+        rules = [rule for name, rule in RULES.items() if rollout.tools or name != "unknown_tool"]
+        ((_, hint),) = stand_in([(item.target, item.hint)], rollout, "donor", rules)
+        changed.append((rollout, Feedback(item.target, hint)))
+    return changed
+
+
+def measure(
+    pairs: Sequence[tuple[Rollout, Feedback]],
+    decoder: Decoder,
+    chat: Chat,
+    temperature: float = 1.0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Counter[str]:
+    """Fill in what each hint does to each token of its message. Returns the targets that could not be measured, by
+    reason; one that is there with several hints counts once.
+
+    Under `written again` it counts targets that were measured, on ids that are not the ones of the rollout.
+    """
+    reasons: Reasons = defaultdict(set)
+    samples = _samples(pairs, decoder.model, chat, temperature, reasons)
+    total, done = sum(len(sample.branches) for sample in samples), 0
+    for measured in measure_branches(decoder, samples, MICRO_TOKENS):
+        for key, values in measured.items():
+            item = pairs[int(key)][1]
+            item.student, item.teacher, item.divergence = values.student, values.teacher, values.divergence
+        done += len(measured)
+        progress(done / total)
+    return Counter({reason: len(targets) for reason, targets in reasons.items()})
+
+
+def _samples(
+    pairs: Sequence[tuple[Rollout, Feedback]],
+    model: PreTrainedModel,
+    chat: Chat,
+    temperature: float,
+    reasons: Reasons,
+) -> list[Sample]:
+    """One for each segment that has targets, up to the last of them. Branches are named by their number in `pairs`."""
+    window = model.config.to_dict().get("max_position_embeddings") or 1 << 30
+    laid: dict[tuple[int, int], tuple[Segment, Sample]] = {}
+    for number, (rollout, item) in enumerate(pairs):
+        place = id(rollout), item.target.segment
+        told = rollout.segments[item.target.segment]
+        if place not in laid:
+            segment = told if is_in(told, chat, model.config.vocab_size) else written_again(told, chat)
+            laid[place] = segment, Sample(segment.ids, temperature=temperature)
+        segment, sample = laid[place]
+        branch = hint_branch(segment, item.target, item.hint, chat)
+        branch.key = str(number)
+        key = (*place, item.target.message)
+        if not branch.num_targets:
+            reasons["nothing in the message was sampled"].add(key)
+        elif branch.end + len(branch.inserted) > window:
+            reasons["beyond the model's context"].add(key)
+        else:
+            if segment is not told:
+                reasons["written again"].add(key)
+            item.pieces = chat.pieces(segment.ids[slice(*branch.spans[0])])
+            sample.branches.append(branch)
+    found = [sample for _, sample in laid.values() if sample.branches]
+    return [dataclasses.replace(one, ids=one.ids[: max(branch.end for branch in one.branches)]) for one in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """`look` samples and judges messages, and has the tasks."""
+
+    look: HintProbe
+    settings: CorrectionsConfig
+
+    async def samples(self, found: Sequence[Found], name: str, counts: Counter[str]) -> list[Sample]:
+        """What is learned of these faults. `name` makes the random numbers its own."""
+        found = [one for one in found if one.rollout.task in self.look.tasks]
+        drawn = await self.look.draw(found, name, sides=(True,))
+        sandboxes = asyncio.Semaphore(BOXES)
+        kept = await asyncio.gather(*(self._keeping_rule(one, drawn[id(one)][True], sandboxes) for one in found))
+        pairs = [(one, message) for one, message in zip(found, kept, strict=True) if message is not None]
+        counts["corrections/faults"] += len(found)
+        counts["corrections/keep_rule"] += len(pairs)
+        counts["corrections/tokens"] += sum(len(message.ids) for one in found for message in drawn[id(one)][True])
+        samples = []
+        for start in range(0, len(pairs), BOXES):
+            samples += await self._wave(pairs[start : start + BOXES], name, counts)
+        counts["corrections/learned"] += len(samples)
+        return samples
+
+    def _place(self, one: Found) -> Before:
+        target, collector = one.feedback.target, self.look.collector
+        task = self.look.tasks[one.rollout.task]
+        return Before(one.rollout, (target.segment, target.message), task, collector.harness, collector.chat)
+
+    async def _keeping_rule(
+        self, one: Found, drawn: Sequence[Completion], sandboxes: asyncio.Semaphore
+    ) -> Completion | None:
+        """The first of the messages that its rule has nothing against."""
+        place, rule = self._place(one), self.look.rules[one.feedback.target.rule]
+        try:
+            async with sandboxes, place.sandbox(self.look.collector.sandbox) as sandbox:
+                for message in drawn:
+                    trajectory = Trajectory(await answered(place, message, sandbox), place.task, one.siblings)
+                    if not breaks(rule, place, trajectory):
+                        return message
+        except (NotRestored, OSError):  # nothing is known of it then
+            return None
+        return None
+
+    async def _wave(self, pairs: Sequence[tuple[Found, Completion]], name: str, counts: Counter[str]) -> list[Sample]:
+        """All sessions are opened before the first asks: they decode together."""
+        engine = self.look.collector.engine
+        sessions = [
+            engine.open(f"{name}/{target_key(one.feedback.target)}/on") if self.settings.solve else None
+            for one, _ in pairs
+        ]
+        both = zip(pairs, sessions, strict=True)
+        rollouts = await asyncio.gather(
+            *(self._gone_on(one, message, session, counts) for (one, message), session in both)
+        )
+        temperature, weight = self.look.collector.config.engine.temperature, self.settings.weight
+        return [
+            correction_sample(rollout.segments[target.segment], target.message, weight, temperature)
+            for (one, _), rollout in zip(pairs, rollouts, strict=True)
+            if rollout is not None and (target := one.feedback.target)
+        ]
+
+    async def _gone_on(
+        self, one: Found, message: Completion, session: Session | None, counts: Counter[str]
+    ) -> Rollout | None:
+        """The rollout with this message in it, if that is learned."""
+        place, collector = self._place(one), self.look.collector
+        try:
+            if session is None:
+                return await place.with_message(message, None)
+            async with place.sandbox(collector.sandbox) as sandbox:
+                again = copy.deepcopy(await place.with_message(message, sandbox))
+                turns = sum(at <= place.at for at, _ in spoken(again))
+                before = [sampled for segment in again.segments for sampled in segment.sampled]
+                ended = again.stop if again.stop != "turns" else None
+                again = replace(again, id=f"{again.id}/again", usage=Usage(turns=turns), reward=Reward(), flags=[])
+                rollout = await run_agent(
+                    place.task, sandbox, session, collector.chat, collector.harness, again.id, again.group,
+                    midway=Midway(again, stop=ended),
+                )  # fmt: skip
+            counts["corrections/tokens"] += rollout.usage.sampled_tokens - sum(before)
+            await collector.scored(place.task, rollout)
+            return rollout if rollout.solved and not rollout.fault else None
+        except (NotRestored, OSError):
+            return None
+        finally:
+            if session is not None:
+                session.close()
+
+
+async def correct(
+    step: int, groups: Sequence[Sequence[Rollout]], by: TrainContext, collector: Collector, counts: Counter[str]
+) -> list[Sample]:
+    """Of each rollout the first faults, as many as hints may teach."""
+    settings, taken, chosen = by.config.feedback, Counter[str](), list[Found]()
+    for one in faults_in(groups, by):
+        if one.feedback.target.rule not in by.unhelpful and taken[one.rollout.id] < settings.max_targets:
+            taken[one.rollout.id] += 1
+            chosen.append(one)
+    look = HintProbe(collector, by.tasks, by.rules, settings.corrections.samples)
+    return await Corrections(look, settings.corrections).samples(chosen, f"correct{step}", counts)
+
 
 TARGETS = 4  # faulty messages of a rule that are looked at
 BOXES = 8  # open at once
@@ -43,7 +280,7 @@ class NoHintHelps(OffbookError):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ProbedHint:
     """What the hint of one rule does."""
 
     rule: str
@@ -70,7 +307,7 @@ class Looked:
         return {**asdict(self), "why_not": self.why_not}
 
 
-def table(looked: Iterable[Looked]) -> list[str]:
+def table(looked: Iterable[ProbedHint]) -> list[str]:
     """For people: a line per rule."""
     lines = [f"{'rule':<22}{'messages':>9}{'faulty':>22}{'with the hint':>22}{'nats':>8}  taught"]
     for one in looked:
@@ -91,7 +328,7 @@ def _share(hits: int, trials: int) -> str:
     return f"{hits}/{trials} ({100 * low:.0f} to {100 * high:.0f}%)"
 
 
-def faults_in(groups: Sequence[Sequence[Rollout]], by: Lessons) -> list[Found]:
+def faults_in(groups: Sequence[Sequence[Rollout]], by: TrainContext) -> list[Found]:
     """Faulty messages with the hints of their rules. What the machine ended has none."""
     settings = by.config.feedback
     rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
@@ -104,7 +341,7 @@ def faults_in(groups: Sequence[Sequence[Rollout]], by: Lessons) -> list[Found]:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HintProbe:
     """Rollouts' faults under hints. `samples` messages are drawn at each of them, without and with."""
 
     collector: Collector
@@ -112,7 +349,7 @@ class Look:
     rules: Mapping[str, Rule]
     samples: int
 
-    async def sampled(self, found: Sequence[Found], name: str) -> dict[str, Looked]:
+    async def sampled(self, found: Sequence[Found], name: str) -> dict[str, ProbedHint]:
         """By rule. `name` makes the random numbers of this look its own."""
         chosen = list(spread_out([one for one in found if one.feedback.target.rule in self.rules], TARGETS))
         drawn = await self.draw(chosen, name)
@@ -126,10 +363,10 @@ class Look:
             told = [verdict for verdict in of_rule if not isinstance(verdict, str)]
             samples, faults, hinted = (sum(counts[place] for counts in told) for place in range(3))
             unjudged = "" if told else str(of_rule[0])
-            looked[rule] = Looked(rule, len(of_rule), samples, faults, hinted, unjudged=unjudged)
+            looked[rule] = ProbedHint(rule, len(of_rule), samples, faults, hinted, unjudged=unjudged)
         return looked
 
-    def measured(self, looked: Mapping[str, Looked], found: Sequence[Found], decoder: Decoder) -> list[Looked]:
+    def measured(self, looked: Mapping[str, ProbedHint], found: Sequence[Found], decoder: Decoder) -> list[ProbedHint]:
         """With what the hint does to the faulty messages themselves, as `decoder` reads them."""
         chosen = spread_out([one for one in found if one.feedback.target.rule in looked], TARGETS)
         pairs = [(one.rollout, Feedback(one.feedback.target, one.feedback.hint)) for one in chosen]

@@ -32,7 +32,7 @@ from offbook.core.routers import Mixture, mixture_of
 from offbook.core.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.core.weights import Weights
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
-from offbook.rl.names import SMOLLM2, Progress, pocket_cache, quiet, refuse_missing_model
+from offbook.rl.checks import SMOLLM2, Progress, pocket_cache, quiet, refuse_missing_model
 from offbook.train.checkpoint import copy_tokenizer
 from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
 from offbook.train.parallel.dense import put

@@ -19,8 +19,8 @@ from offbook.core.config import Config, TrainConfig
 from offbook.engine.local import CPU_TOKENS
 from offbook.engine.vllm.gpus import leave_the_trainer_alone
 from offbook.engine.vllm.server import BATCHED_TOKENS, SHARE
-from offbook.rl.annotate import teachers_of
 from offbook.rl.models import described, meta_model
+from offbook.rl.train_step import teachers_of
 from offbook.train.memory import (
     ALONE,
     CONTEXT_BYTES,

@@ -21,8 +21,8 @@ from offbook.core.draft import load_head
 from offbook.engine.sync import Publisher, open_store
 from offbook.engine.sync.layout import Layout
 from offbook.engine.sync.shards import LedShards, Shards, answer
-from offbook.rl.annotate import teachers_of
 from offbook.rl.models import Progress, chat_folder, load_model, load_weights, model_folder, model_to_train
+from offbook.rl.train_step import teachers_of
 from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import DraftTrainer

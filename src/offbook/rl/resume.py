@@ -1,7 +1,7 @@
-"""What a folder holds, and going on with it: a run's checkpoints, or rollouts that are kept as they come.
+"""What a folder holds and how work on it is resumed: a run's checkpoints, or rollouts that were kept one by one.
 
-Other work may join what is there only if it is of the same: a run's configuration, the claim of rollouts. Where things
-lie and how their paths are spelled is no part of that; what is in the files is.
+Work may resume in a folder only if it is the same work: a run by its configuration, rollouts by their fingerprint.
+Where a folder is and how paths are spelled does not matter; the content of the files does.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from offbook.agent.harness.pages import Pages
-from offbook.core.config import Config, RanksConfig, TrainConfig, load_config, with_new_keys
+from offbook.core.config import Config, RanksConfig, TrainConfig, load_config
 from offbook.core.lock import only_writer
 from offbook.core.runfolder import RunFolder, dump_lines, is_adapter, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
@@ -31,9 +29,10 @@ if TYPE_CHECKING:
     from offbook.rl.collector import Collector
 
 log = logging.getLogger(__name__)
-DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
-COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is, not what it is
-# Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
+# Sections of a configuration that decide what a rollout is.
+DECIDING = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")
+COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is computed, not what it is
+# Where a run is, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
 RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
@@ -41,11 +40,10 @@ SERVERS = ("engine.vllm.urls", "engine.vllm.copies", "engine.vllm.gpu_share", "e
 FREE = (*PLACED, *COMPUTED, *RANKS, *SERVERS, "engine.timeout_s", "loop.deadline_s", "loop.eval_every",
         "loop.ray.samplers", "loop.ray.cpus", "loop.ray.gpus", "loop.ray.address")  # fmt: skip
 PAGES = "tools.pages"
-OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # of the user's; known by their content
-CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
-BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
+OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # the user's; known by their content
+CHECKPOINT = {"model", "weights"}  # of a fingerprint: what changes when a run is trained further
 SHOWN = 3  # keys that differ
-STATE = ("*optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
+STATE = ("*optimizer.safetensors", "teacher.*safetensors", "state.json")  # files of a checkpoint for training only
 
 
 def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False) -> None:
@@ -54,13 +52,15 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
     if folder.data_file.is_file() != imitates:
         verb = "train" if imitates else json.loads(folder.data_file.read_text()).get("verb", "sft")
         raise OffbookError(f"{folder.path} holds a run of `offbook {verb}`; give another --out")
-    old, new = load_config([folder.config_file], {}), config.model_dump()
-    before, paths = old.model_dump(), _own_files(old)
-    for key, contents in _recorded_contents(folder).items():
+    old = load_config([folder.config_file], {})
+    before = old.model_dump()
+    paths = _own_files(old)
+    recorded = folder.path / "own_files.json"
+    for key, contents in (json.loads(recorded.read_text()) if recorded.is_file() else {}).items():
         section, _, name = key.partition(".")
         before[section][name] = contents
     differing = []
-    for key, then, now in _differences(before, new):
+    for key, then, now in _differences(before, config.model_dump()):
         if key == PAGES and now == paths[key]:
             raise OffbookError(
                 f"the pages in {', '.join(now)} are others than when this run last began, and they are pinned: bring "
@@ -72,8 +72,8 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
             differing.append(f"{key} is {now!r} now and {paths.get(key, then)!r} there")
     if differing:
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        told = "; ".join(differing[:SHOWN])
-        raise OffbookError(f"{folder.path} holds a run with another configuration ({told}{more}); give another --out")
+        shown = "; ".join(differing[:SHOWN])
+        raise OffbookError(f"{folder.path} holds a run with another configuration ({shown}{more}); give another --out")
 
 
 def _own_files(config: Config) -> dict[str, list[str]]:
@@ -81,35 +81,31 @@ def _own_files(config: Config) -> dict[str, list[str]]:
     return dict(zip(OWN_FILES, files, strict=True))
 
 
+def _own_contents(config: Config) -> dict[str, list[str]]:
+    return {key: [_content(file) for file in files] for key, files in _own_files(config).items()}
+
+
 def record_own_files(folder: RunFolder, config: Config) -> None:
-    contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
-    write_atomic(folder.path / "own_files.json", json.dumps(contents, indent=1) + "\n")
-
-
-def _recorded_contents(folder: RunFolder) -> dict[str, list[str]]:
-    """Of the user's own files when the run last began; empty for runs from before that was kept."""
-    path = folder.path / "own_files.json"
-    try:
-        found = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # or torn
-        return {}
-    return {key: found[key] for key in OWN_FILES if key in found} if isinstance(found, dict) else {}
+    write_atomic(folder.path / "own_files.json", json.dumps(_own_contents(config), indent=1) + "\n")
 
 
 def computed_as_before(folder: RunFolder, config: Config) -> Config:
-    """What the command leaves to be chosen stays as a run that goes on had it."""
+    """A resumed run keeps what the planner chose, unless the command sets it."""
     if not folder.checkpoints():
         return config
-    before, left = load_config([folder.config_file], {}).train, TrainConfig()
+    before = load_config([folder.config_file], {}).train
+    default = TrainConfig()
     names = [key.removeprefix("train.") for key in COMPUTED]
-    taken = {name: getattr(before, name) for name in names if getattr(config.train, name) == getattr(left, name)}
+    taken = {name: getattr(before, name) for name in names if getattr(config.train, name) == getattr(default, name)}
     return config.model_copy(update={"train": config.train.model_copy(update=taken)})
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys that are not the same, with both values; None where there is none."""
+    """The dotted keys that differ, with both values; None where there is none."""
     for name in {**old, **new}:
-        key, then, now = prefix + name, old.get(name), new.get(name)
+        key = prefix + name
+        then = old.get(name)
+        now = new.get(name)
         if isinstance(then, dict) and isinstance(now, dict):
             yield from _differences(then, now, f"{key}.")
         elif then != now and not _is_same(key, then, now):
@@ -117,19 +113,19 @@ def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
 
 
 def _is_same(key: str, then: Any, now: Any) -> bool:
-    """Of settings that name a place: whether the same is there."""
+    """For settings that name a path: whether the same is there."""
     if key in OWN_FILES:
         return [_content(file) for file in then or ()] == [_content(file) for file in now or ()]
     if key not in ("model", "tasks.source", "feedback.judge.name") or not (then and now):
         return False
-    places = Path(then), Path(now)
-    if not all(place.is_dir() for place in places):
+    paths = Path(then), Path(now)
+    if not all(path.is_dir() for path in paths):
         return False
-    return places[0].samefile(places[1]) or (key != "tasks.source" and len(set(map(weights_digest, places))) == 1)
+    return paths[0].samefile(paths[1]) or (key != "tasks.source" and len(set(map(weights_digest, paths))) == 1)
 
 
-def claim_run(folder: RunFolder, config: Config) -> int:
-    """Write the configuration, clear what an unfinished step left, and say which step was the last finished one."""
+def begin_run(folder: RunFolder, config: Config) -> int:
+    """Write the configuration, remove what an unfinished step left, and return the last finished step."""
     write_atomic(folder.config_file, config.to_toml())
     record_own_files(folder, config)
     done = max(folder.checkpoints(), default=0)
@@ -142,15 +138,15 @@ def claim_run(folder: RunFolder, config: Config) -> int:
     return done
 
 
-def claim_of_work(config: Config, start: Path) -> str:
-    """Of what is not in a checkpoint yet: rollouts of another model, or of other settings, are no part of a run."""
+def work_fingerprint(config: Config, start: Path) -> str:
+    """Of rollouts that are in no checkpoint yet: those of another model or other settings are dropped."""
     settings = config.model_dump()
     for key in FREE:
         *sections, name = key.split(".")
         reduce(getitem, sections, settings).pop(name)
-    contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
-    told = json.dumps([settings, contents, _times(start)], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _model_files(start)]
+    work = json.dumps([settings, _own_contents(config), files], sort_keys=True)
+    return hashlib.sha256(work.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +154,10 @@ class RolloutFiles:
     """Where rollouts without training are kept.
 
     OUT/config.toml                the resolved configuration
-    OUT/claim.json                 which model does what: the same command goes on only with the same claim
+    OUT/fingerprint.json           which model does what: the same command resumes only on the same fingerprint
     OUT/rollouts/step_00000.jsonl  every rollout, scored
     OUT/results.json               of an evaluation: the numbers, and a row per rollout
-    OUT/.results.next/             the same of one that takes its place when it is complete
+    OUT/.results.next/             the replacement, until it is complete
 
     So it is a run folder that `view`, `audit` and `export` read too. The evaluation of a training run is kept in the
     run's eval/ folder, as NAME.json and NAME.rollouts.jsonl.
@@ -169,19 +165,24 @@ class RolloutFiles:
 
     results: Path
     rollouts: Path
-    claim: Path
+    fingerprint: Path
     config: Path | None = None  # of a folder of its own
     replaceable: bool = False  # a run's evaluation follows its newest checkpoint
 
     @classmethod
     def folder(cls, out: Path) -> RolloutFiles:
         rollouts = out / "rollouts" / "step_00000.jsonl"
-        return cls(out / "results.json", rollouts, out / "claim.json", out / "config.toml")
+        return cls(out / "results.json", rollouts, out / "fingerprint.json", out / "config.toml")
 
     @classmethod
     def in_run(cls, run: Path, name: str) -> RolloutFiles:
-        results, rollouts, claim = (run / "eval" / f"{name}.{end}" for end in ("json", "rollouts.jsonl", "claim.json"))
-        return cls(results, rollouts, claim, replaceable=True)
+        folder = run / "eval"
+        return cls(
+            folder / f"{name}.json",
+            folder / f"{name}.rollouts.jsonl",
+            folder / f"{name}.fingerprint.json",
+            replaceable=True,
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -189,71 +190,73 @@ class RolloutFiles:
         return not self.results.is_file() and not (self.rollouts.is_file() and self.rollouts.stat().st_size)
 
     @contextmanager
-    def claimed(
+    def writing(
         self, noun: str, collector: Collector, tasks: Sequence[Task], fresh: bool | None = None, **more: Any
     ) -> Iterator[RolloutFiles]:
-        """Where to write: here or, where something is replaced, beside it until all of the new is there.
+        """The files to write to: these or, where results are replaced, a second set until it is complete.
 
-        Refuses what is there of another claim, unless all is made afresh; None where a verb does not offer that.
+        Refuses results of another fingerprint unless they are made afresh; `fresh` is None if a verb does not offer it.
         """
         folder = self.config.parent if self.config else self.results.parent.parent
         with only_writer(folder):
-            claim = {**more, **claim_of(collector, tasks)}
-            place = self._place(noun, claim, collector.model, fresh)
-            write_atomic(place.claim, json.dumps(claim, indent=1) + "\n")
+            fingerprint = {**more, **rollouts_fingerprint(collector, tasks)}
+            place = self._place(noun, fingerprint, fresh)
+            write_atomic(place.fingerprint, json.dumps(fingerprint, indent=1) + "\n")
             if place.config:
                 write_atomic(place.config, collector.config.model_copy(update={"out": str(folder)}).to_toml())
             yield place
             if place is not self:
                 place._move_to(self)
 
-    def _place(self, noun: str, claim: dict[str, Any], model: Path | None, fresh: bool | None) -> RolloutFiles:
-        beside = self._beside()
-        if beside.results.is_file():  # complete, and killed while it was moved
-            beside._move_to(self)
-        before = _read_claim(self.claim, claim, model)
+    def _place(self, noun: str, fingerprint: dict[str, Any], fresh: bool | None) -> RolloutFiles:
+        folder = self.results.with_name(f".{self.results.stem}.next")
+        replacement = RolloutFiles(
+            folder / "results.json",
+            folder / "rollouts.jsonl",
+            folder / "fingerprint.json",
+            folder / "config.toml" if self.config else None,
+        )
+        if replacement.results.is_file():  # complete, and killed while it was moved
+            replacement._move_to(self)
+        before = self._fingerprint_before()
         if not before and self.config and self.config.exists():
             raise OffbookError(f"{self.config.parent} holds a run and no {noun} of this command; give another --out")
-        differs = _differing(before, claim)
+        differs = _differing(before, fingerprint)
         if self.is_empty or not (differs or fresh):
             return self
-        by_times = bool(before.get("weights")) and not before["weights"].startswith(BY_CONTENT)
-        if fresh or (self.replaceable and not by_times and CHECKPOINT.issuperset(differs)):
-            if _differing(_read_claim(beside.claim, claim, model), claim):
-                shutil.rmtree(beside.claim.parent, ignore_errors=True)
-            return beside
-        held = self.results if self.replaceable else self.claim.parent
+        if fresh or (self.replaceable and CHECKPOINT.issuperset(differs)):
+            if _differing(replacement._fingerprint_before(), fingerprint):
+                shutil.rmtree(folder, ignore_errors=True)
+            return replacement
+        held = self.results if self.replaceable else self.fingerprint.parent
         way_out = "give another --out" if fresh is None else "give another --out, or --fresh"
         another = f"another {', '.join(differs)}" if before else "of what, it does not say"
-        if by_times and CHECKPOINT.issuperset(differs):
-            another = "it knows its model by the times of the files, and this one's are others"
         raise OffbookError(f"{held} holds another {noun} ({another}); {way_out}")
 
-    def _beside(self) -> RolloutFiles:
-        folder = self.results.with_name(f".{self.results.stem}.next")
-        results, rollouts, claim = (folder / name for name in ("results.json", "rollouts.jsonl", "claim.json"))
-        return RolloutFiles(results, rollouts, claim, folder / "config.toml" if self.config else None)
+    def _fingerprint_before(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.fingerprint.read_text()) if self.fingerprint.is_file() else {}
+        return found
 
     def _move_to(self, other: RolloutFiles) -> None:
         """The results come last: as long as they are here, the move is not over."""
         other.rollouts.parent.mkdir(parents=True, exist_ok=True)
-        pairs = ((self.config, other.config), (self.rollouts, other.rollouts), (self.claim, other.claim))
+        pairs = ((self.config, other.config), (self.rollouts, other.rollouts), (self.fingerprint, other.fingerprint))
         for source, target in (*pairs, (self.results, other.results)):
             if source and target and source.exists():
                 os.replace(source, target)
         shutil.rmtree(self.results.parent)
 
     def read(self, wanted: Collection[str]) -> tuple[list[Rollout], int]:
-        """The rollouts that are there from before, and how many lines of the file could not be read.
+        """The stored rollouts, and how many lines of the file could not be read.
 
-        Those that the machine or the model's server ended are not: they are tried again.
+        Rollouts that a fault of the machine or the model's server ended are left out, so they are retried.
         """
         self.rollouts.parent.mkdir(parents=True, exist_ok=True)
         if not self.rollouts.is_file():
             return [], 0
         stored, unreadable = load_lines(self.rollouts, Rollout)
         kept = {rollout.id: rollout for rollout in stored if rollout.id in wanted and not rollout.fault}
-        write_atomic(self.rollouts, dump_lines(kept.values()))  # the next line must not come behind half of one
+        write_atomic(self.rollouts, dump_lines(kept.values()))  # the next line must not follow a torn one
         return list(kept.values()), unreadable
 
     def append(self, rollout: Rollout) -> None:
@@ -261,43 +264,29 @@ class RolloutFiles:
             file.write(dump_lines([rollout]))
 
 
-def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The model behind its URL or, in a folder, its weights; the tasks, and how they are worked on."""
+def rollouts_fingerprint(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The model (its URL, or the digest of its weights), the tasks, and how they are worked on."""
     config, model = collector.config, collector.model
-    settings = _deciding(config)
+    settings = config.model_dump(mode="json", include=set(DECIDING))
+    settings["engine"].pop("timeout_s")  # a run with another timeout may resume
+    settings["engine"].pop("kv_tokens")
+    settings["engine"]["vllm"].pop("gpu_share")
     for section in ("rewards", "tools"):
         settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
+    described = [
+        hashlib.sha256((task.folder / "task.toml").read_bytes() + task.instruction.encode()).hexdigest()
+        for task in tasks
+    ]
     return {
         "model": f"{config.model} {collector.remote_name}" if model is None else "",
         "weights": "" if model is None else weights_digest(model),
-        "tasks": hashlib.sha256("".join(map(_task_fingerprint, tasks)).encode()).hexdigest(),
+        "tasks": hashlib.sha256("".join(described).encode()).hexdigest(),
         **settings,
     }
 
 
-def _deciding(config: Config) -> dict[str, Any]:
-    settings = config.model_dump(include=set(DECIDES))
-    settings["engine"].pop("timeout_s")  # whoever waits longer may go on with what is there
-    settings["engine"].pop("kv_tokens")
-    settings["engine"]["vllm"].pop("gpu_share")
-    return settings
-
-
-def _read_claim(path: Path, claim: dict[str, Any], model: Path | None) -> dict[str, Any]:
-    """One from before has no settings that came later, and knows its model by the times of the files."""
-    before: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    if not before:
-        return {}
-    with suppress(ValidationError):  # of a later version, and so another
-        settings = with_new_keys({key: before[key] for key in DECIDES if key in before})
-        before |= _deciding(Config.model_validate(settings))
-    if model is not None and before.get("weights") == _times(model):
-        before |= {key: claim[key] for key in CHECKPOINT}
-    return before
-
-
-def _differing(before: dict[str, Any], claim: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(key.split(".")[0] for key, _, _ in _differences(before, claim)))
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(key.split(".")[0] for key, _, _ in _differences(before, now)))
 
 
 def _model_files(model: Path) -> list[Path]:
@@ -307,25 +296,19 @@ def _model_files(model: Path) -> list[Path]:
 def weights_digest(model: Path) -> str:
     """Of all that decides what a model says, by content. All bytes are read: about a second for a gigabyte."""
     files = [path for path in _model_files(model) if not any(path.match(state) for state in STATE)]
-    told = "\n".join(f"{path.name} {_content(path)}" for path in files)
+    digests = "\n".join(f"{path.name} {_content(path)}" for path in files)
     if is_adapter(model):
-        from offbook.rl.models import base_folder  # torch comes with it
+        from offbook.rl.models import base_folder  # imports torch
 
-        told += f"\nbase {weights_digest(base_folder(model))}"
-    return BY_CONTENT + hashlib.sha256(told.encode()).hexdigest()
-
-
-def _times(model: Path) -> str:
-    """What claims from before have of a model."""
-    told = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in _model_files(model)]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+        digests += f"\nbase {weights_digest(base_folder(model))}"
+    return hashlib.sha256(digests.encode()).hexdigest()
 
 
 def _content(file: Path | str) -> str:
-    """What stands for a file; what is none stands for itself."""
+    """The digest of a file or folder; what does not exist stands for itself."""
     path = Path(file)
     if path.is_dir():
-        return BY_CONTENT + Pages([str(path)]).version
+        return "sha256:" + Pages([str(path)]).version
     if not path.is_file():
         return str(file)
     found = path.stat()
@@ -335,9 +318,4 @@ def _content(file: Path | str) -> str:
 @lru_cache(maxsize=1024)
 def _digest(path: Path, size: int, changed: int) -> str:
     with open(path, "rb") as file:
-        return BY_CONTENT + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _task_fingerprint(task: Task) -> str:
-    settings = (task.folder / "task.toml").read_bytes()
-    return hashlib.sha256(settings + task.instruction.encode()).hexdigest()
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

@@ -42,7 +42,7 @@ MIDWAY = TypeAdapter(list[Midway], config=ConfigDict(ser_json_inf_nan="constants
 
 
 @dataclass(slots=True)
-class Seat:
+class RolloutRecord:
     """The files of one rollout."""
 
     folder: Path
@@ -103,7 +103,7 @@ class Group:
     batch: int
     place: int
     task: Task
-    seats: list[Seat]
+    seats: list[RolloutRecord]
     version: int | None = None
     rollouts: dict[int, Rollout] = field(default_factory=dict)  # that are scored, by number
 
@@ -120,17 +120,17 @@ class Group:
         return [self.rollouts[number] for number in range(len(self.seats))]
 
 
-class Aside(NamedTuple):
+class FilteredGroup(NamedTuple):
     """What a group showed of its task before another one took its place."""
 
     task: str
     shown: Record
 
 
-class Slots:
+class RolloutBuffer:
     """`size` rollouts per group. Only those that are in no step yet are in memory."""
 
-    def __init__(self, run: RunFolder, size: int, keeps_turns: bool = False, claim: str = ""):
+    def __init__(self, run: RunFolder, size: int, keeps_turns: bool = False, fingerprint: str = ""):
         self.run, self.size, self.keeps_turns = run, size, keeps_turns
         self.folder = run.path / "slots"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ class Slots:
         self.regrouped: Counter[str] = Counter()  # groups in no step yet that the journal has as grouped from before
         self._journal = open(self.folder / "journal.jsonl", "a+b", buffering=0)  # noqa: SIM115 as long as this lives
         self._drop_torn_line()
-        self.note("claimed", claim=claim)
+        self.note("started", fingerprint=fingerprint)
 
     def _drop_torn_line(self) -> None:
         """Which a process that was killed may have left at the end. What it tells of is looked up in the files."""
@@ -176,11 +176,11 @@ class Slots:
 
     def group(self, batch: int, place: int, task: Task) -> Group:
         name, ids = f"{batch}.{place}", [f"step{batch}/{task.id}/{number}" for number in range(self.size)]
-        seats = [Seat(self.folder / f"{name}.{number}", id, self.note) for number, id in enumerate(ids)]
+        seats = [RolloutRecord(self.folder / f"{name}.{number}", id, self.note) for number, id in enumerate(ids)]
         self.counts["requested"] += self.size
         return Group(batch, place, task, seats)
 
-    def _move(self, seat: Seat, state: State) -> None:
+    def _move(self, seat: RolloutRecord, state: State) -> None:
         self.counts[seat.state] -= 1
         self.counts[state] += 1
         seat.state = state
@@ -280,10 +280,10 @@ def quantile(lengths: Mapping[int, int], share: float) -> int:
     return 0
 
 
-def forget_other_work(run: RunFolder, done: int, claim: str) -> None:
+def forget_other_work(run: RunFolder, done: int, fingerprint: str) -> None:
     """Beyond the last checkpoint: rollouts of another model, or of other settings, are no part of a run."""
-    claims = [line["claim"] for line in read_journal(run.path) if line["state"] == "claimed"]
-    if claims[-1:] == [claim]:
+    fingerprints = [line["fingerprint"] for line in read_journal(run.path) if line["state"] == "started"]
+    if fingerprints[-1:] == [fingerprint]:
         return
     for path in (run.path / "slots", run.path / "harder"):
         if path.exists():
@@ -320,7 +320,7 @@ def read_journal(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(slots=True)
-class Recalled:
+class Unfinished:
     """What a run that was killed has beyond its last checkpoint."""
 
     stored: dict[int, list[list[Rollout]]] = field(default_factory=dict)  # what its next steps had been given
@@ -329,8 +329,12 @@ class Recalled:
     deaths: Counter[str] = field(default_factory=Counter)  # by who died
     restarts: int = 0  # of the run
     refills: Counter[int] = field(default_factory=Counter)  # by batch
-    aside: list[Aside] = field(default_factory=list)  # groups that others took the place of, for the next step to learn
-    learned: dict[int, list[Aside]] = field(default_factory=dict)  # from them, by steps up to the last checkpoint
+    aside: list[FilteredGroup] = field(
+        default_factory=list
+    )  # groups that others took the place of, for the next step to learn
+    learned: dict[int, list[FilteredGroup]] = field(
+        default_factory=dict
+    )  # from them, by steps up to the last checkpoint
 
     def tasks(self) -> set[str]:
         """That are taken."""
@@ -339,13 +343,13 @@ class Recalled:
         return stored | aside | {group.task.id for group in self.groups}
 
 
-def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
+def recall(slots: RolloutBuffer, done: int, tasks: Mapping[str, Task]) -> Unfinished:
     """Files beat the journal: a line may be missing that they have. It is written then, so that the counts agree; and
     slots that a step has taken over go, if a kill left them."""
     folder, lines = slots.run, list(read_journal(slots.run.path))
     states = Counter(line["state"] for line in lines)
     deaths = Counter(line.get("who", "model") for line in lines if line["state"] == "died")
-    found = Recalled(next_batch=done + 1, deaths=deaths, restarts=states["claimed"] - 1)
+    found = Unfinished(next_batch=done + 1, deaths=deaths, restarts=states["started"] - 1)
     used = slots.used
     while (step := done + 1 + len(found.stored)) in folder.steps():
         rollouts, _ = folder.rollouts(step)
@@ -394,14 +398,14 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
     return found
 
 
-def _learned(lines: Iterable[dict[str, Any]], done: int) -> dict[int, list[Aside]]:
+def _learned(lines: Iterable[dict[str, Any]], done: int) -> dict[int, list[FilteredGroup]]:
     """By the step that learned from a group that was set aside, which is the one that was given its own next. Steps
     beyond the last checkpoint are done again, and their first learns it all."""
-    found, given = dict[int, list[Aside]](), 0
+    found, given = dict[int, list[FilteredGroup]](), 0
     for line in lines:
         if line["state"] == "trained":
             given = max(given, line["step"])
         elif line["state"] == "refilled":
-            one = Aside(line["aside"], Record(**line.get("shown", {})))
+            one = FilteredGroup(line["aside"], Record(**line.get("shown", {})))
             found.setdefault(min(given, done) + 1, []).append(one)
     return found

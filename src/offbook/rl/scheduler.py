@@ -15,41 +15,115 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 from offbook.core import waiting
 from offbook.core.config import Config
 from offbook.core.waiting import Patience, told
 from offbook.core.weights import Weights
-from offbook.engine import AnyVllm, Engine
+from offbook.engine import Engine
 from offbook.rl.collector import FREE, Collector, Job
-from offbook.rl.concurrency import Pace, use_of
-from offbook.rl.rollout_buffer import Aside, Group, Recalled, Slots, State
+from offbook.rl.rollout_buffer import FilteredGroup, Group, RolloutBuffer, State, Unfinished
 from offbook.rl.tasks import Selected, Shuffled
 from offbook.tasks.select import Record, TasksUsedUp
 from offbook.types import ModelLost, OffbookError, Rollout, ServerLost, Task
+
+log = logging.getLogger(__name__)
+
+
+ROOM, FULL = 0.6, 0.9  # of the keys and values that the engine may hold
+IDLE_LOAD, BUSY_LOAD = 2.0, 6.0  # processes that want to run, a core
+LEAST = 4
+UP, DOWN = 4, 0.7
+LOOK_S = 2.0
+
+Use = Callable[[], tuple[float, float]]  # share of keys and values held, load a core
+
+
+class ConcurrencyLimit:
+    """Entered by each rollout while it works."""
+
+    def __init__(self, use: Use, limit: int = 64):
+        self.use, self.limit, self.running = use, limit, 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._looked = 0.0
+
+    async def __aenter__(self) -> None:
+        self.look()
+        if self.running < self.limit and not self._waiting:
+            self.running += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it had its turn in the same moment
+                self._leave()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.look()
+        self._leave()
+
+    def look(self) -> None:
+        """Every few seconds; a change of the limit has to show before the next."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        held, load = self.use()
+        if held > FULL or load > BUSY_LOAD:
+            self.limit = max(LEAST, int(min(self.limit, self.running) * DOWN))
+        elif held < ROOM and load < IDLE_LOAD and self._waiting:
+            self.limit += UP
+        self._admit()
+
+    def _leave(self) -> None:
+        self.running -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self.running < self.limit:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self.running += 1
+
+
+def use_of(engine: Engine) -> Use:
+    cores = len(os.sched_getaffinity(0))
+
+    def use() -> tuple[float, float]:
+        return engine.kv_load, os.getloadavg()[0] / cores
+
+    return use
+
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
 DEATHS = 3  # of a kind, between two steps, end the run
 SHOW_S = 1.0  # between two looks for the viewer
 WAITING: tuple[State, ...] = ("requested", "running", "scored", "grouped")  # states of slots that no step has yet
-log = logging.getLogger(__name__)
 
 
-class Reconciler:
+class Scheduler:
     def __init__(
         self,
         config: Config,
         collector: Collector,
         engine: Engine,
-        slots: Slots,
+        slots: RolloutBuffer,
         order: Shuffled | Selected,
-        recalled: Recalled,
+        recalled: Unfinished,
     ):
         self.collector, self.engine, self.slots, self.order = collector, engine, slots, order
         self.settings, self.last = config.loop, config.train.steps
@@ -62,9 +136,9 @@ class Reconciler:
         self.deaths, self.restarts = recalled.deaths, recalled.restarts
         self.refills, self.aside = recalled.refills, recalled.aside  # of batches; since the last step
         self._in_a_row = Counter[tuple[str, str]]()  # deaths since the last step
-        self._lost: list[ModelLost] = list(self.engine.losses) if isinstance(self.engine, AnyVllm) else []  # counted
+        self._lost: list[ModelLost] = list(self.engine.losses)  # counted
         self._worker_deaths = 0
-        self.pace = Pace(use_of(collector.engine))
+        self.pace = ConcurrencyLimit(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
         self._bringing: list[Callable[[], bool]] = []
@@ -140,7 +214,7 @@ class Reconciler:
     def to_keep(self, weights: Weights) -> Weights:
         """vLLM's engine keeps them by reference for a server that has to be started again. By then the trainer may be
         changing its own, so it gets a copy."""
-        if not (self.settings.max_staleness and isinstance(self.engine, AnyVllm)):
+        if not (self.settings.max_staleness and self.engine.keeps_weights):
             return weights
         firsts = weights.firsts()
         copies = {name: weights.tensors[name].detach().clone() for name in set(firsts.values())}
@@ -237,7 +311,7 @@ class Reconciler:
         except TasksUsedUp:
             return
         self.refills[group.batch] += 1
-        self.aside.append(Aside(group.task.id, Record.of(rollouts)))
+        self.aside.append(FilteredGroup(group.task.id, Record.of(rollouts)))
         self.waiting[self.waiting.index(group)] = self.slots.refill(group, self.num_groups + done, task)
 
     async def _sampled(self, missing: Sequence[tuple[Group, int]]) -> None:
@@ -273,7 +347,7 @@ class Reconciler:
 
     def _look_at_servers(self) -> None:
         """vLLM's come back by themselves; one that is lost again and again costs its start each time."""
-        for loss in self.engine.losses if isinstance(self.engine, AnyVllm) else ():
+        for loss in self.engine.losses:
             self._died(loss)
 
     def _count(self, who: str, problem: OffbookError, server: str = "") -> None:

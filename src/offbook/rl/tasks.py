@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from offbook.core.config import Config, cache_folder
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.pocket.tasks import level_named, make_pocket_tasks
-from offbook.rl.names import Progress, pocket_cache, quiet
-from offbook.rl.rollout_buffer import Aside
+from offbook.rl.checks import Progress, pocket_cache, quiet
+from offbook.rl.rollout_buffer import FilteredGroup
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.factory.audit.corpus import Corpus, removed_from
@@ -190,7 +190,7 @@ class Shuffled:
         """Which pass over the tasks a step ends in, from 1."""
         return (step * groups - 1) // len(self._tasks) + 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[Aside] = ()) -> None:
+    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[FilteredGroup] = ()) -> None:
         """The order is settled, whatever happens."""
 
 
@@ -207,7 +207,7 @@ class Selected:
     def epoch(self, step: int, groups: int) -> int:
         return 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[Aside] = ()) -> None:
+    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[FilteredGroup] = ()) -> None:
         for group in groups:
             self._history.add(group)
         for one in aside:

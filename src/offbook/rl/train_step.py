@@ -3,31 +3,294 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from offbook.agent.chat import Chat
-from offbook.core.config import Config
-from offbook.core.runfolder import RunFolder
-from offbook.rl.annotate import annotate
+from offbook.agent.harness.agent import diff_of
+from offbook.core.config import Config, FeedbackConfig, TeachersConfig
+from offbook.core.runfolder import RunFolder, read_lines
 from offbook.rl.evaluate import summarize
 from offbook.rl.judge import judge_row
-from offbook.rl.teachers import WholeResponse
-from offbook.signals.feedback import Rule, hints_in
+from offbook.signals.feedback import NEGATIVE, RULES, Pairs, Rule, hints_in, read_all, stand_in
+from offbook.signals.feedback.leaks import leak
 from offbook.signals.judge import Judgement
-from offbook.train.algorithms import target_key
+from offbook.signals.trajectory import with_siblings
+from offbook.tasks.check import gold_changes
+from offbook.train.algorithms import (
+    OTHER,
+    anchor_sample,
+    hint_branch,
+    hint_weight,
+    opd_branches,
+    opsd_branches,
+    rl_samples,
+    sdft_branches,
+    sdpo_branches,
+    target_key,
+)
 from offbook.train.schedule import learning_rate_share
 from offbook.train.targets import Measured
-from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
-from offbook.types import Feedback, Likely, Rollout, Sample, Task
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.trainer import REFERENCE, NotFinite, StepResult, Trainer, WeightsLost
+from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError, Rollout, Sample, Target, Task
 
 log = logging.getLogger(__name__)
 
 
+def teachers_of(
+    settings: FeedbackConfig, reference: bool = False, others: TeachersConfig | None = None
+) -> dict[str, Kind]:
+    """By the names that branches call them. RL alone has none, unless it is held to a reference. Not another model,
+    which has to be loaded."""
+    kinds: dict[str, Kind] = {
+        "live": Live(),
+        "frozen": Frozen(settings.refresh_steps),
+        "ema": Ema(settings.ema_decay),
+        "trust_region": Mix(Frozen(), settings.trust_mix),
+    }
+    named = [settings.teacher] if settings.weight else []
+    named += [one.teacher for one in (others.opsd, others.sdft) if one.weight] if others else []
+    start: dict[str, Kind] = {REFERENCE: Frozen()}
+    is_held = reference or (settings.weight and settings.anchor_share)
+    return {**{name: kinds[name] for name in named}, **(start if is_held else {})}
+
+
+def distill_of(settings: FeedbackConfig) -> Distill:
+    return Distill(
+        teacher=settings.teacher,
+        part="hint",
+        by_policy=settings.balance != "own",
+        bound=settings.bound if settings.balance == "bounded" else 0.0,
+        direction=settings.direction,
+        cap=settings.token_cap,
+        importance_cap=settings.importance_cap,
+        gate=settings.threshold,
+        token_gate=settings.token_threshold,
+        places=0 if settings.control == "every_turn" else settings.max_targets,
+        top=settings.top,
+    )
+
+
+def annotate(
+    groups: list[list[Rollout]],
+    settings: FeedbackConfig,
+    chat: Chat,
+    step: int,
+    tasks: Mapping[str, Task] | None = None,
+    written: Mapping[str, Pairs] | None = None,
+    counts: Counter[str] | None = None,
+    temperature: float = 1.0,
+    rules: Mapping[str, Rule] = RULES,
+    unhelpful: Collection[str] = (),
+    baselines: Mapping[str, float] | None = None,
+    rl_weight: float = 1.0,
+    whole: WholeResponse | None = None,
+) -> tuple[list[Sample], list[Feedback]]:
+    """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout; `unhelpful`
+    are rules whose hint is not to be taught; `baselines` are what rollouts are compared with whose group, by this name,
+    has no mean of its own; `whole` are teachers of all that a rollout says.
+
+    `counts` is told how many candidates there are and how many were left out, by what left them out.
+    """
+    counts = Counter() if counts is None else counts
+    samples: list[Sample] = []
+    feedback: list[Feedback] = []
+    for group in groups:
+        each = rl_samples(group, temperature, rl_weight, (baselines or {}).get(group[0].group))
+        for (rollout, siblings), of_segments in zip(with_siblings(group), each, strict=True):
+            samples += of_segments
+            for number, branch in whole.branches(rollout, siblings, counts) if whole and of_segments else ():
+                of_segments[number].branches.append(branch)
+            if settings.weight and of_segments:  # the machine's faults are nobody's targets
+                task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
+                pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful, siblings)
+                for target, hint, branch in _branches(rollout, pairs, settings, chat, step):
+                    sample = of_segments[target.segment]
+                    samples += _hang(sample, branch, settings, counts)
+                    pieces = chat.pieces([token for span in branch.spans for token in sample.ids[slice(*span)]])
+                    feedback.append(Feedback(target, hint, pieces))
+    return samples, feedback
+
+
+def candidates(
+    rollout: Rollout,
+    settings: FeedbackConfig,
+    task: Task | None,
+    written: Pairs,
+    counts: Counter[str],
+    rules: Mapping[str, Rule],
+    unhelpful: Collection[str] = (),
+    siblings: Sequence[Rollout] = (),
+) -> Pairs:
+    """Faulty messages with their hints, those that rules found first; or what a control has in their place.
+
+    A message is a candidate once, for the first that found it.
+    """
+    by_rules = read_all(rollout, task, settings.rules, rules, siblings)
+    found = [*((target, rules[target.rule].hint(rollout.tools)) for target in by_rules), *written]
+    helpful = [pair for pair in found if pair[0].rule not in unhelpful]
+    weighed = [pair for pair in helpful if settings.rule_weights.get(pair[0].rule, 1.0)]
+    once: dict[tuple[int, int], tuple[Target, Hint]] = {}
+    for target, hint in weighed:
+        once.setdefault((target.segment, target.message), (target, hint))
+    limit, most = (
+        ("max_candidates", settings.max_candidates) if settings.threshold else ("max_targets", settings.max_targets)
+    )
+    pairs = list(once.values())[:most]
+    # Not of rules that the run teaches: the hint that one fault needs would come by way of another's.
+    donors = [rule for name, rule in rules.items() if name not in settings.rules] or list(rules.values())
+    chosen = stand_in(pairs, rollout, settings.control, donors)
+    counts["candidates"] += len(pairs)
+    counts["left_out/look"] += len(found) - len(helpful)
+    counts["left_out/rule_weights"] += len(helpful) - len(weighed)
+    counts["left_out/same_message"] += len(weighed) - len(once)
+    counts[f"left_out/{limit}"] += len(once) - len(pairs)
+    if settings.control == "random_target":
+        counts["left_out/random_target"] += len(pairs) - len(chosen)
+    return chosen
+
+
+def _branches(
+    rollout: Rollout, pairs: Pairs, settings: FeedbackConfig, chat: Chat, step: int
+) -> list[tuple[Target, Hint, Branch]]:
+    """A hinted reading of each faulty message, or of the whole response under all that was said of it."""
+    distill = distill_of(settings)
+
+    def weight(rule: str) -> float:
+        of_rule = settings.rule_weights.get(rule, 1.0)
+        return hint_weight(settings.weight, step, settings.anneal_steps, settings.anneal_to, of_rule)
+
+    if settings.method == "sdpo":
+        texts = dict.fromkeys(hint.text for _, hint in pairs)
+        whole = Hint("sdpo", "\n".join(texts))
+        found = sdpo_branches(rollout, whole, chat, weight(whole.rule), replace(distill, places=0)) if texts else []
+        return [(target, whole, branch) for target, branch in found]
+    return [
+        (target, hint, hint_branch(rollout.segments[target.segment], target, hint, chat, weight(target.rule), distill))
+        for target, hint in pairs
+    ]
+
+
+def _hang(sample: Sample, branch: Branch, settings: FeedbackConfig, counts: Counter[str]) -> list[Sample]:
+    """Put the branch, or what a control has in its place, on its sample. Returns the anchor it is given, if any."""
+    if settings.control == "constant_negative":
+        for start, end in branch.spans:
+            sample.advantage[start:end] = [NEGATIVE] * (end - start)
+        return []
+    sample.branches.append(branch)
+    if random.Random(f"anchor {branch.key}").random() >= settings.anchor_share:
+        return []
+    if branch.end + len(branch.inserted) > settings.anchor_tokens:
+        counts["left_out/anchor_tokens"] += 1
+        return []
+    distill = branch.distill
+    held = Distill(
+        REFERENCE, "anchor", direction=distill.direction, cap=distill.cap, importance_cap=distill.importance_cap
+    )
+    return [anchor_sample(sample, branch, settings.anchor_weight, held)]
+
+
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class WholeResponse:
+    """Those that a run has, and what they know of its tasks."""
+
+    settings: TeachersConfig
+    chat: Chat
+    tasks: Mapping[str, Task]  # by id
+    positions: int  # that the model reads
+    demonstrations: Mapping[str, Rollout] = field(default_factory=dict)  # by task
+    _solutions: dict[str, str] = field(default_factory=dict)
+
+    def branches(
+        self, rollout: Rollout, siblings: Sequence[Rollout], counts: Counter[str]
+    ) -> Iterator[tuple[int, Branch]]:
+        """With the number of the segment that each is of. What cannot be shown, or does not fit, is counted."""
+        settings = self.settings
+        if settings.opd.weight:
+            yield from opd_branches(rollout, settings.opd.weight, self._distill("opd", OTHER)).items()
+        if settings.opsd.weight:
+            if solution := self._solution(rollout.task):
+                how = settings.opsd.weight, self._distill("opsd", settings.opsd.teacher)
+                yield from self._fitting(rollout.task, opsd_branches(rollout, solution, self.chat, *how), counts)
+            else:
+                counts["left_out/no_solution"] += 1
+        if settings.sdft.weight:
+            if demonstration := self._demonstration(rollout, siblings):
+                how = settings.sdft.weight, self._distill("sdft", settings.sdft.teacher)
+                yield from self._fitting(rollout.task, sdft_branches(rollout, demonstration, self.chat, *how), counts)
+            else:
+                counts["left_out/no_demonstration"] += 1
+
+    def _distill(self, part: str, teacher: str) -> Distill:
+        return Distill(teacher=teacher, part=part, direction=self.settings.direction, cap=self.settings.token_cap)
+
+    def _fitting(self, id: str, branches: Mapping[int, Branch], counts: Counter[str]) -> Iterator[tuple[int, Branch]]:
+        """A teacher whose context was cut would have lost the task and kept its answer. Those that see what only the
+        solution has are counted: what they teach may make sense with it in sight alone."""
+        for number, branch in branches.items():
+            if branch.end + len(branch.inserted) > self.positions:
+                counts["left_out/teacher_context"] += 1
+                continue
+            if id in self.tasks and leak(self.chat.decode(branch.inserted), self.tasks[id]):
+                counts[f"leaks/{branch.distill.part}"] += 1
+            yield number, branch
+
+    def _solution(self, id: str) -> str:
+        if id not in self._solutions:
+            task = self.tasks.get(id)
+            try:
+                self._solutions[id] = diff_of(task, gold_changes(task)) if task else ""
+            except OffbookError:  # a folder of others, without one
+                self._solutions[id] = ""
+        return self._solutions[id]
+
+    def _demonstration(self, rollout: Rollout, siblings: Sequence[Rollout]) -> Rollout | None:
+        if self.settings.sdft.data:
+            return self.demonstrations.get(rollout.task)
+        return next((one for one in siblings if one.id != rollout.id and one.solved and not one.fault), None)
+
+
+def whole_response(config: Config, chat: Chat, tasks: Mapping[str, Task], positions: int) -> WholeResponse | None:
+    """None where the configuration has no such teacher."""
+    settings = config.teachers
+    if not (settings.opd.weight or settings.opsd.weight or settings.sdft.weight):
+        return None
+    shown = demonstrations(settings.sdft.data) if settings.sdft.weight else {}
+    return WholeResponse(settings, chat, tasks, positions, shown)
+
+
+def demonstrations(sources: Sequence[str]) -> dict[str, Rollout]:
+    """Of each task the shortest rollout that solved it."""
+    found: dict[str, Rollout] = {}
+    for source in sources:
+        solved = [one for one in _rollouts(Path(source)) if one.solved and not one.fault]
+        if not solved:
+            raise OffbookError(f"teachers.sdft.data: {source} has no rollout that solved its task")
+        for rollout in solved:
+            known = found.get(rollout.task)
+            if known is None or rollout.usage.sampled_tokens < known.usage.sampled_tokens:
+                found[rollout.task] = rollout
+    return found
+
+
+def _rollouts(path: Path) -> Iterator[Rollout]:
+    if path.is_file():
+        yield from read_lines(path, Rollout)[0]
+    elif (path / "config.toml").is_file():
+        folder = RunFolder.open(path)
+        for step in folder.steps():
+            yield from folder.rollouts(step)[0]
+    else:
+        raise OffbookError(f"teachers.sdft.data: {path} is neither a run folder nor a file of rollouts")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainContext:
     """What a step of a run learns with, and where it is written down."""
 
     config: Config
@@ -41,14 +304,14 @@ class Lessons:
     whole: WholeResponse | None = None  # teachers of all that rollouts say
 
 
-def recall_look(by: Lessons, rows: Iterable[Mapping[str, Any]]) -> None:
+def recall_look(by: TrainContext, rows: Iterable[Mapping[str, Any]]) -> None:
     """What was found out about hints, of each rule the newest."""
     for row in rows:
         (by.unhelpful.add if row["why_not"] else by.unhelpful.discard)(row["rule"])
 
 
-def learn(
-    step: int, groups: list[list[Rollout]], judgement: Judgement, by: Lessons, corrected: Sequence[Sample] = ()
+def train_step(
+    step: int, groups: list[list[Rollout]], judgement: Judgement, by: TrainContext, corrected: Sequence[Sample] = ()
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts, and on what was corrected of them. What the hints did to them goes to the
     run folder."""

@@ -25,11 +25,10 @@ import torch
 from offbook.core.config import Config
 from offbook.core.lock import only_writer
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
-from offbook.rl.annotate import teachers_of
 from offbook.rl.models import Progress, chat_folder, load_weights, model_folder, model_to_train, quiet
 from offbook.rl.plan import make_plan, refuse_too_large, this_device
-from offbook.rl.resume import claim_run, computed_as_before, refuse_another_run
-from offbook.rl.train_step import Lessons, learn
+from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
+from offbook.rl.train_step import TrainContext, teachers_of, train_step
 from offbook.signals.feedback import read_all, rules_of
 from offbook.signals.judge import Critique, Judgement
 from offbook.stages.conversations import Writing
@@ -110,7 +109,7 @@ def _run(
     content = hashlib.sha256(repr([segment.ids for one in rollouts for segment in one.segments]).encode()).hexdigest()
     if folder.checkpoints() and json.loads(folder.data_file.read_text())["content"] != content:
         raise OffbookError(f"{folder.path} holds a run on other data; give another --out")
-    done = claim_run(folder, config)
+    done = begin_run(folder, config)
     write_atomic(folder.path / "mismatch.json", json.dumps(asdict(mismatch), indent=1) + "\n")
     told_of = {"verb": "distill", "sources": config.sft.data, "content": content}
     write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
@@ -118,24 +117,24 @@ def _run(
     if done:
         load_weights(trainer.model, path := latest_checkpoint(folder))
         load_training_state(trainer, path)
-    teach(Lessons(config, folder, {}, rules, writing.chat, trainer), steps, chat_folder(start), done, on_step)
+    teach(TrainContext(config, folder, {}, rules, writing.chat, trainer), steps, chat_folder(start), done, on_step)
 
 
 def teach(
-    lessons: Lessons,
+    context: TrainContext,
     steps: Sequence[list[Rollout]],
     tokenizer_from: Path,
     done: int = 0,
     on_step: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> None:
     """Steps on rollouts that are there already, each a group of its own, and what people said about them."""
-    folder, config = lessons.folder, lessons.config
+    folder, config = context.folder, context.config
     kept = folder.path / "ckpt", tokenizer_from, config.checkpoint, config.loop.deadline_s
-    with Checkpoints(lessons.trainer, *kept) as checkpoints:
+    with Checkpoints(context.trainer, *kept) as checkpoints:
         for step in range(done + 1, len(steps) + 1):
             chosen = steps[step - 1]
             folder.write_rollouts(step, chosen)
-            row = {"step": step, **learn(step, [[rollout] for rollout in chosen], said_in(chosen), lessons)}
+            row = {"step": step, **train_step(step, [[rollout] for rollout in chosen], said_in(chosen), context)}
             folder.append_metrics(row)
             if checkpoints.is_due(step) or step == len(steps):
                 checkpoints.save(step)

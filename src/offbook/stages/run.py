@@ -26,7 +26,7 @@ from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.rl.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_device
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
-from offbook.rl.resume import claim_run, computed_as_before, refuse_another_run
+from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
 from offbook.train.checkpoint_writer import SMALL, Checkpoints, checkpoint_size
 from offbook.train.memory import ALONE, Share
 from offbook.train.schedule import learning_rate_share
@@ -156,7 +156,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
         raise OffbookError(
             f"{folder.path} holds a run on other data: what was read is not what it began with; give another --out"
         )
-    done = claim_run(folder, config)
+    done = begin_run(folder, config)
     told_of = {"verb": stage.section, "steps": lessons.num_steps, "sources": settings.data, "content": content}
     write_atomic(folder.data_file, json.dumps({**told_of, **lessons.read}, indent=1) + "\n")
     if 0 < done < lessons.num_steps:

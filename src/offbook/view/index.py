@@ -127,7 +127,8 @@ class RunIndex:
 
     def _refresh_small(self) -> bool:
         changed, evals = False, {}
-        results = [path for path in self.root.glob("eval/*.json") if "." not in path.stem]  # NAME.claim.json is none
+        # Not NAME.fingerprint.json.
+        results = [path for path in self.root.glob("eval/*.json") if "." not in path.stem]
         now = self.root / "slots" / "now.json"
         own = (self.folder.config_file, self.folder.data_file, now)
         for path in [*own, self.root / "results.json", *results]:
@@ -159,7 +160,7 @@ class RunIndex:
     @property
     def trains(self) -> bool:
         """`rollout` and `eval` leave folders with a claim and rollouts of a step 0; their settings name steps too."""
-        if (self.root / "claim.json").exists() or self.decisions or not self.folder.config_file.exists():
+        if (self.root / "fingerprint.json").exists() or self.decisions or not self.folder.config_file.exists():
             return False
         return any(row["step"] > 0 for row in self.rows()) or set(self.rollouts) != {"step_00000"}
 
