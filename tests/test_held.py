@@ -18,7 +18,7 @@ from offbook.core.config import load_config
 from offbook.core.runfolder import latest_checkpoint
 from offbook.pocket.tasks import draft_tasks
 from offbook.rl.collector import Collector
-from offbook.rl.train import Held, train
+from offbook.rl.train import Loaded, train
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Completion, Prompt, Task
 
@@ -61,12 +61,12 @@ def given(tmp_path: Path, chat: ChatFormat) -> dict[str, str]:
 def test_a_run_after_another_is_as_if_it_were_alone(tmp_path: Path, given: dict[str, str], rank: str) -> None:
     """With all weights and with an adapter. The other run has another seed."""
 
-    def run(out: str, held: Held | None = None, **more: str) -> Path:
+    def run(out: str, held: Loaded | None = None, **more: str) -> Path:
         settings = {**given, "train.lora.rank": rank, **more, "out": str(tmp_path / out)}
         return latest_checkpoint(train(load_config(["standard"], settings), held=held))
 
     start = Path(given["model"]) if rank == "0" else run("start", **{"train.steps": "1"})
-    held, from_start = Held(), {"model": str(start)}
+    held, from_start = Loaded(), {"model": str(start)}
     run("other", held, seed="5", **from_start)
     shared = held.engine, held.trained
     ours, alone = run("ours", held, **from_start), run("alone", **from_start)
@@ -78,7 +78,7 @@ def test_a_run_after_another_is_as_if_it_were_alone(tmp_path: Path, given: dict[
 
 
 def test_a_lent_engine_samples_what_was_published(tmp_path: Path, given: dict[str, str]) -> None:
-    config, held = load_config(["standard"], {**given, "out": str(tmp_path / "run")}), Held()
+    config, held = load_config(["standard"], {**given, "out": str(tmp_path / "run")}), Loaded()
     weights = held.load(config, Path(given["model"]))
     with torch.no_grad():
         for parameter in weights.parameters():
@@ -100,7 +100,11 @@ def test_a_lent_engine_samples_what_was_published(tmp_path: Path, given: dict[st
 
 def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[str, str]) -> None:
     """And not what an engine read again before it was lent."""
-    config, held = load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")}), Held()
+    held = Loaded()
+    config = load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")})
+        load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")}),
+        Loaded(),
+    )
     held.load(config, Path(given["model"]))
     first = Collector(config, Path(given["model"]), lent=held.publish(1))
 
