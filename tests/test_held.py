@@ -102,9 +102,6 @@ def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[
     """And not what an engine read again before it was lent."""
     held = Loaded()
     config = load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")})
-        load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")}),
-        Loaded(),
-    )
     held.load(config, Path(given["model"]))
     first = Collector(config, Path(given["model"]), lent=held.publish(1))
 
