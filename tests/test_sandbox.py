@@ -32,8 +32,8 @@ from offbook.sandbox import (
     require_isolation,
 )
 from offbook.sandbox.bwrap import arguments
-from offbook.sandbox.bwrap.cgroups import find_hierarchy, make_group
 from offbook.sandbox.bwrap.layers import MAX_LAYERS
+from offbook.sandbox.bwrap.limits import Groups, find_groups, make_group
 from offbook.sandbox.output import OUTPUT_BYTES
 from offbook.sandbox.sandbox import CHANGED_BYTES
 from offbook.types import OffbookError
@@ -621,7 +621,7 @@ async def main():
     asyncio.create_task(sandbox.exec("touch running; sleep " + sys.argv[2], 60))
     while "running" not in await sandbox.files():
         await asyncio.sleep(0.01)
-    print(sandbox._held.place, *sandbox._held.group.folders.values() if sandbox._held.group else (), flush=True)
+    print(sandbox._held.place, *[sandbox._held.group.folder] if sandbox._held.group else [], flush=True)
     globals()["kept"] = sandbox
     if sys.argv[3] == "kill":
         import os
@@ -783,8 +783,8 @@ async def test_a_machine_without_isolation_gets_one_clear_sentence(
         isolation.cache_clear()
 
 
-def test_control_groups_of_version_2_are_found_and_filled(tmp_path: Path) -> None:
-    """On plain files, because the machine may have version 1 only."""
+def test_control_groups_are_found_and_filled(tmp_path: Path) -> None:
+    """On plain files, because the machine may have none."""
     own = tmp_path / "user.slice" / "run.scope"
     own.mkdir(parents=True)
     for folder, handed_down in (own, ""), (own.parent, "cpu memory pids"):
@@ -792,22 +792,21 @@ def test_control_groups_of_version_2_are_found_and_filled(tmp_path: Path) -> Non
         (folder / "cgroup.subtree_control").write_text(handed_down)
         (folder / "cgroup.procs").touch()
     mounts = f"30 23 0:26 / {tmp_path} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
-    hierarchy = find_hierarchy(mounts, "0::/user.slice/run.scope\n")
-    assert hierarchy is not None
-    assert (hierarchy.version, dict(hierarchy.folders)) == (2, dict.fromkeys(("memory", "pids", "cpu"), own.parent))
+    groups = find_groups(mounts, "0::/user.slice/run.scope\n")
+    assert groups == Groups(own.parent, ("memory", "pids", "cpu"))
     group_folder = own.parent / "sandbox"
     group_folder.mkdir()
     files = {"memory.max": "", "pids.max": "", "cpu.max": "", "cgroup.procs": "", "memory.swap.max": ""}
     files["memory.events"] = "low 0\noom 3\noom_kill 2\n"
     for name, text in files.items():
         (group_folder / name).write_text(text)
-    group = make_group(hierarchy, "sandbox", SandboxSpec(memory_mb=100, pids=7, cpus=1.5))
+    group = make_group(groups, "sandbox", SandboxSpec(memory_mb=100, pids=7, cpus=1.5))
     told = {name: (group_folder / name).read_text() for name in ("memory.max", "pids.max", "cpu.max")}
     assert told == {"memory.max": str(100 << 20), "pids.max": "7", "cpu.max": "150000 100000"}
-    assert group.entrances == [f"{group_folder}/cgroup.procs"]
+    assert group.entrance == f"{group_folder}/cgroup.procs"
     assert group.num_memory_kills() == 2
 
 
 def test_no_control_group_is_found_where_none_may_be_made() -> None:
-    assert find_hierarchy("30 23 0:26 / /nowhere rw - cgroup2 cgroup2 rw\n", "0::/\n") is None
-    assert find_hierarchy("", "") is None
+    assert find_groups("30 23 0:26 / /nowhere rw - cgroup2 cgroup2 rw\n", "0::/\n") is None
+    assert find_groups("", "") is None

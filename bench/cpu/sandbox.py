@@ -24,7 +24,8 @@ from statistics import median
 
 from offbook.sandbox import BwrapSandbox, isolation, require_isolation
 from offbook.sandbox.bwrap.arguments import FLAGS, HOME, PYTHON, TEMPORARY, TREE, View, seccomp_file, view_arguments
-from offbook.sandbox.bwrap.store import owner_name, store
+from offbook.sandbox.bwrap.layers import owner_name, store
+from offbook.sandbox.bwrap.limits import OWN_NAMESPACES
 from offbook.sandbox.sandbox import environment
 
 PODMAN_IMAGE = "docker.io/library/busybox"
@@ -50,11 +51,11 @@ def plain_bwrap(tree: Path) -> list[str]:
         after
     ):  # the interpreter is in one of the folders that are a sandbox's own, and its place has to be made in there
         own += ["--tmpfs", HOME, "--tmpfs", TEMPORARY]
-    return [isolation().bwrap, *flags, *before, *own, *after, "--", "/bin/sh", "-c", "true"]
+    return [isolation().bwrap, *OWN_NAMESPACES, *flags, *before, *own, *after, "--", "/bin/sh", "-c", "true"]
 
 
 def run(command: list[str]) -> None:
-    with open(seccomp_file(store())) as program:
+    with open(seccomp_file(store(), inotify=True)) as program:
         subprocess.run(
             command,
             stdin=program,

@@ -82,18 +82,18 @@ def _sandbox() -> Iterator[Finding]:
         return
     own = "own files, processes, network and users for every command; system calls filtered"
     yield Finding("sandbox", True, f"bwrap {found.version}{' as root' if found.is_root else ''}: {own}")
-    group = f"control group, version {found.cgroup_version}"
+    group = "control group"
     held = {
         "memory": (group, "each process by itself: no control group for memory that this user may make"),
         "pids": (
             group,
-            "not held: root without a control group" if found.is_root else "the sandbox's user (RLIMIT_NPROC)",
+            "counted ten times per second" if found.is_root else "the sandbox's user (RLIMIT_NPROC)",
         ),
         "cpu": (group, "not held: no control group for processor time that this user may make"),
     }
     for limit, (by_group, otherwise) in held.items():
         yield Finding(f"sandbox {limit}", True, by_group if limit in found.controllers else otherwise)
-    place = f"in memory ({found.memory_folder}), which counts for the sandbox" if found.memory_folder else "on the disk"
+    place = f"in memory ({found.memory_folder})" if found.memory_folder else "on the disk"
     yield Finding("sandbox disk", True, f"looked at ten times per second while a command runs; sandboxes live {place}")
 
 

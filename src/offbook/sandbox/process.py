@@ -20,8 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.bwrap import edits
-from offbook.sandbox.bwrap.merged import Merged
+from offbook.sandbox.bwrap.merged import Merged, remove_file, write_file
 from offbook.sandbox.folders import in_history, publish, recordable, refuse_history, regular_files, remove_tree
 from offbook.sandbox.output import REPORT_BYTES, Output
 from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox, SandboxSpec, environment
@@ -101,12 +100,12 @@ class ProcessSandbox(Sandbox):
 
     async def write(self, path: str, text: str) -> None:
         refuse_history(path)
-        edits.write(self._files(path), path, text.encode(errors="replace"))
+        write_file(self._files(path), path, text.encode(errors="replace"))
 
     async def remove(self, path: str) -> None:
         refuse_history(path)
         with _said_by_the_system(path):
-            edits.remove(self._files(path), path)
+            remove_file(self._files(path), path)
 
     async def list(self, path: str) -> Names:
         with _said_by_the_system(path):

@@ -1,11 +1,9 @@
-"""How bubblewrap is told what a sandbox is: the agent's own files, and a small read-only system around them, made once
-and
-bound as its root; and how the limits are set that hold for each process in it."""
+"""The arguments that tell bubblewrap what a sandbox is: the agent's own files, and a small read-only system around
+them, made once and bound as its root."""
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import stat
 import sys
@@ -15,16 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.bwrap.cgroups import ControlGroup
 from offbook.sandbox.bwrap.isolation import isolation
-from offbook.sandbox.bwrap.layers import PARTS, Layer
+from offbook.sandbox.bwrap.layers import PARTS, Layer, next_name, store
+from offbook.sandbox.bwrap.limits import OWN_NAMESPACES, RLIMITS, UID, in_user
 from offbook.sandbox.bwrap.seccomp import seccomp_program
-from offbook.sandbox.bwrap.store import next_name, store
-from offbook.sandbox.sandbox import HISTORY, SandboxSpec
+from offbook.sandbox.sandbox import HISTORY
 from offbook.types import MachineFault
 
 TREE, HOME, TEMPORARY = "/app", "/home/agent", "/tmp"
-UID = 1000  # inside; outside it is the user who runs offbook
 SHARED_MEMORY_BYTES = 64 << 20
 LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone with the command
 PYTHON = "/python"  # the environment of every sandbox, wherever it lies on this machine
@@ -47,9 +43,8 @@ WRITTEN = {
 HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "config-*")  # of an interpreter
 # These tell about the whole machine where offbook runs as root, and `keys` names the keyrings of any user.
 MASKED = ("kcore", "keys", "kpagecount", "kpageflags", "slabinfo", "timer_list", "vmallocinfo")
-OPEN_FILES = 1024
 FLAGS = (
-    "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --as-pid-1 --cap-drop ALL "
+    "--die-with-parent --new-session --as-pid-1 --cap-drop ALL "
     f"--uid {UID} --gid {UID} --hostname sandbox --chdir {TREE}"
 ).split()
 POINTS = dict(zip(PARTS, (TREE, HOME, TEMPORARY), strict=True))
@@ -192,11 +187,11 @@ def _make_environment(folder: str, view: View) -> None:
 
 
 def sandbox_arguments(
-    base: str, layers: Sequence[Layer], place: str, history: str, view: View, filter_end: int
+    base: str, layers: Sequence[Layer], place: str, history: str, view: View, filter_end: int, user: int | None
 ) -> list[str]:
     """Layers top first. bwrap mounts them in a namespace of its own, so they are gone with its processes."""
     before, after = view_arguments(view)
-    arguments = [isolation().bwrap, *FLAGS, "--seccomp", str(filter_end), *before]
+    arguments = [*launcher(user), "--seccomp", str(filter_end), *before]
     if history:
         arguments += ["--ro-bind", history, HISTORY]
     top, *frozen = layers
@@ -216,26 +211,22 @@ def sandbox_arguments(
     return [*arguments, *after]
 
 
-def limits(spec: SandboxSpec, group: ControlGroup | None, is_full: bool) -> str:
-    """In a sandbox that is full, files can be removed and nothing can be written to one.
-
-    Shell commands and not `preexec_fn`, which may deadlock in a process with threads. They come first inside, where
-    the count of processes begins anew, and no one in there has the right to raise them.
-    """
-    steps = f"ulimit -c 0; ulimit -f {0 if is_full else spec.disk_mb * 2048}; ulimit -n {_open_files()}; "
-    if group is None or "memory" not in group.folders:
-        steps += f"ulimit -v {spec.memory_mb * 1024}; "
-    return steps + f"ulimit -u {spec.pids} 2>/dev/null || ulimit -p {spec.pids}"  # as bash has it, and as dash has it
+def launcher(user: int | None) -> list[str]:
+    """bwrap and its flags, in a user namespace of the sandbox's own where there is one."""
+    if user is not None:
+        return [isolation().bwrap, *in_user(user), *FLAGS]
+    return [*_prlimit(), isolation().bwrap, *OWN_NAMESPACES, *FLAGS]
 
 
 @cache
-def seccomp_file(folder: str) -> str:
-    path = f"{folder}/seccomp"
-    Path(path).write_bytes(seccomp_program())
+def _prlimit() -> list[str]:
+    """Starts a program with lower limits, on a machine that has util-linux."""
+    path = shutil.which("prlimit")
+    return [path, *RLIMITS] if path else []
+
+
+@cache
+def seccomp_file(folder: str, inotify: bool) -> str:
+    path = f"{folder}/seccomp-{inotify}"
+    Path(path).write_bytes(seccomp_program(inotify=inotify))
     return path
-
-
-@cache
-def _open_files() -> int:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)

@@ -13,11 +13,11 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.arguments import (
     HOME,
     POINTS,
@@ -25,24 +25,59 @@ from offbook.sandbox.bwrap.arguments import (
     TEMPORARY,
     TREE,
     View,
-    limits,
     sandbox_arguments,
     seccomp_file,
     view_arguments,
 )
-from offbook.sandbox.bwrap.cgroups import make_group, this_hierarchy
-from offbook.sandbox.bwrap.held import Held, is_owned, owned_copy
 from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
-from offbook.sandbox.bwrap.layers import Layer, merge, too_high
-from offbook.sandbox.bwrap.merged import Merged
-from offbook.sandbox.bwrap.store import next_name, owner_name, store
+from offbook.sandbox.bwrap.layers import (
+    Layer,
+    is_owned,
+    merge,
+    next_name,
+    owned_copy,
+    owner_name,
+    store,
+    too_high,
+)
+from offbook.sandbox.bwrap.limits import ControlGroup, control_groups, give_back_user, make_group, rlimits, take_user
+from offbook.sandbox.bwrap.merged import Merged, changes_of, remove_file, write_file
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
 from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox, SandboxSpec, environment
 
 WATCH_S = 0.1
 MIN_FREE = 0.02
+
+
+@dataclass(slots=True)
+class Held:
+    """What a sandbox holds on the machine, in an object of its own so that it can be released by a finalizer."""
+
+    place: str
+    owner: int = field(default_factory=os.getpid)
+    layers: list[Layer] = field(default_factory=list)  # top first; the first one is written to
+    group: ControlGroup | None = None
+    launch: Launch | None = None
+
+    def let_go(self) -> None:
+        if self.owner != os.getpid():  # a forked child also runs what is to run at exit
+            return
+        if self.launch is not None:
+            self.launch.kill_at_exit()
+        if self.group is not None:
+            self.group.remove()
+        for layer in self.layers:
+            layer.release()
+        self.layers.clear()
+        if os.path.isdir(self.place):
+            for name in os.listdir(self.place):
+                if not name.startswith("layer-"):  # a fork may still have layers that began here
+                    path = os.path.join(self.place, name)
+                    remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+            with suppress(OSError):
+                os.rmdir(self.place)
 
 
 class BwrapSandbox(Sandbox):
@@ -156,32 +191,39 @@ class BwrapSandbox(Sandbox):
                     command.result.set_result(ExecResult(-9, "", False, False))
 
     async def _launch(self, commands: list[Command]) -> None:
-        if self._held.group is None and (hierarchy := this_hierarchy()):
-            self._held.group = make_group(hierarchy, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
+        if self._held.group is None and (groups := control_groups()):
+            self._held.group = make_group(groups, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
         group = self._held.group
         used = await asyncio.to_thread(self._disk_bytes)  # a short command may have filled the sandbox unseen
         self._full_bytes = used if used > self.spec.disk_mb << 20 else 0
         if self._closed:
             return
         self._held.layers[0].keep_open()
-        rules = limits(self.spec, group, bool(self._full_bytes))
-        watch = self.spec.watch and can_watch()
-        launch = Launch(commands, rules, group.entrances if group else (), self._out_of, watch)
+        launch = Launch(
+            commands,
+            rlimits(self.spec, bool(self._full_bytes)),
+            group.entrance if group else "",
+            self._out_of,
+            watch=self.spec.watch and can_watch(),
+        )
         self._held.launch = launch
-        filter_end = os.open(seccomp_file(store()), os.O_RDONLY | os.O_CLOEXEC)
-        watching = asyncio.create_task(self._watch_disk(launch))
+        user = take_user() if isolation().own_user else None
+        filter_end = os.open(seccomp_file(store(), inotify=user is not None), os.O_RDONLY | os.O_CLOEXEC)
+        watching = asyncio.create_task(self._watch(launch))
         try:
             await launch.run(
                 sandbox_arguments(
-                    self._base, self._held.layers, self._held.place, self._history, self._view, filter_end
+                    self._base, self._held.layers, self._held.place, self._history, self._view, filter_end, user
                 ),
-                [filter_end],
+                [filter_end] if user is None else [filter_end, user],
                 environment(PYTHON, HOME, TEMPORARY),
             )
             if watching.done():
                 watching.result()
         finally:
             os.close(filter_end)
+            if user is not None:
+                give_back_user(user)
             watching.cancel()
             self._held.launch = None
 
@@ -191,15 +233,22 @@ class BwrapSandbox(Sandbox):
         self._num_kills = self._held.group.num_memory_kills() if self._held.group else 0
         return "memory" if self._num_kills > before else ""
 
-    async def _watch_disk(self, launch: Launch) -> None:
+    async def _watch(self, launch: Launch) -> None:
+        """Kill what goes over a limit that the kernel does not hold: of the disk, and of processes where no control
+        group does, because RLIMIT_NPROC does not bound root's."""
+        counts = self._held.group is None and isolation().is_root
         await asyncio.sleep(WATCH_S)
         try:
-            while (used := await asyncio.to_thread(self._disk_bytes, launch)) <= self._disk_limit():
-                if _is_nearly_full(self._held.place):
-                    break
+            while True:
+                if counts and len(launch.pids()) > self.spec.pids:
+                    launch.exhausted = "processes"
+                    return
+                used = await asyncio.to_thread(self._disk_bytes, launch)
+                if used > self._disk_limit() or _is_nearly_full(self._held.place):
+                    launch.exhausted = "disk"
+                    self._full_bytes = used
+                    return
                 await asyncio.sleep(WATCH_S)
-            launch.exhausted = "disk"
-            self._full_bytes = used
         finally:
             if not launch.ended:  # also where watching failed: nothing runs unwatched
                 launch.kill()
@@ -226,7 +275,7 @@ class BwrapSandbox(Sandbox):
 
     async def changes(self) -> Changes:
         await self._settled()
-        return edits.changes(self._merged())
+        return changes_of(self._merged())
 
     async def copy_out(self, path: str, into: Path) -> None:
         """The regular files below a folder of the tree, whatever their size, to a folder that is made; no links."""
@@ -240,13 +289,13 @@ class BwrapSandbox(Sandbox):
         async with self._lock:
             if self._disk_bytes() + len(content) > self._disk_limit():
                 raise OSError(errno.EDQUOT, f"the sandbox is full: {self.spec.disk_mb} MB may be written", path)
-            edits.write(self._merged(), path, content)
+            write_file(self._merged(), path, content)
 
     async def remove(self, path: str) -> None:
         self._refuse_if_closed()
         refuse_history(path)
         async with self._lock:
-            edits.remove(self._merged(), path)
+            remove_file(self._merged(), path)
 
     async def publish(self, name: str, text: str) -> None:
         self._refuse_if_closed()

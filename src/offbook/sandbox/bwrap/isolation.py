@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.bwrap.cgroups import this_hierarchy
+from offbook.sandbox.bwrap.limits import OWN_NAMESPACES, UID, control_groups, give_back_user, in_user, take_user
 from offbook.sandbox.bwrap.seccomp import seccomp_program
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import remove_tree
@@ -22,10 +22,9 @@ from offbook.types import OffbookError
 MIN_BWRAP = (0, 11)  # the first with --overlay
 SHARED_MEMORY = "/dev/shm"
 ROOMY_BYTES = 2 << 30
-OWN = ["--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--cap-drop", "ALL", "--uid", "1000"]
+OWN = ["--as-pid-1", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID)]
 VIEW = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
 TRY_S = 20.0
-SHELL_LIMIT = "the limit on processes is the shell's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +32,49 @@ class Isolation:
     works: bool  # a sandbox can be opened
     bwrap: str  # path; empty where there is none
     version: str
-    cgroup_version: int  # 0: none that we may use
-    controllers: tuple[str, ...]
+    controllers: tuple[str, ...]  # of the control groups that we may make
     is_root: bool
+    own_user: bool  # each sandbox has a user of its own, whose per-user limits are not the host's
     memory_folder: str  # a file system in memory where sandboxes can live; empty where there is none to use
     missing: tuple[str, ...]  # plain sentences; the first ones are why no sandbox can be opened, if none can
 
 
 @cache
 def isolation() -> Isolation:
-    hierarchy = this_hierarchy()
-    controllers = tuple(hierarchy.folders) if hierarchy else ()
+    groups = control_groups()
+    controllers = groups.controllers if groups else ()
     path, version = _find_bwrap()
     reasons = _reasons_against(path, version)
-    in_memory = not reasons and "memory" in controllers and _is_roomy(SHARED_MEMORY)
-    in_memory = in_memory and _try_overlay(path, SHARED_MEMORY)[0]
+    in_memory = not reasons and _is_roomy(SHARED_MEMORY) and _try_overlay(path, SHARED_MEMORY)[0]
     return Isolation(
         works=not reasons,
         bwrap=path,
         version=version,
-        cgroup_version=hierarchy.version if hierarchy else 0,
         controllers=controllers,
         is_root=os.getuid() == 0,
+        own_user=not reasons and _own_user_works(path),
         memory_folder=SHARED_MEMORY if in_memory else "",
         missing=(*reasons, *_not_held(controllers)),
     )
+
+
+def _own_user_works(bwrap: str) -> bool:
+    """Where root may make user namespaces for others: not in a container that has few users itself."""
+    if os.getuid() != 0:
+        return False
+    try:
+        namespace = take_user()
+    except (OSError, subprocess.SubprocessError):
+        return False
+    give_back_user(namespace)
+    return _run([bwrap, *in_user(namespace), *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"], (namespace,))[0]
 
 
 def _reasons_against(path: str, version: str) -> list[str]:
     """Why no sandbox can be opened."""
     reasons = []
     if path:
-        namespaces, told = _run([path, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
+        namespaces, told = _run([path, *OWN_NAMESPACES, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
         overlay, why = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
         if not namespaces:
             reasons.append(f"namespaces do not work for this user ({told})")
@@ -86,8 +96,8 @@ def _not_held(controllers: tuple[str, ...]) -> Iterator[str]:
     if "memory" not in controllers:
         yield "no control group for memory: the limit holds for each process and not for all of a sandbox together"
     if "pids" not in controllers:
-        is_root, unbound = os.getuid() == 0, "nothing bounds how many processes a sandbox starts"
-        yield f"no control group for processes: {unbound if is_root else SHELL_LIMIT}"
+        how = "they are counted ten times per second" if os.getuid() == 0 else "the limit on processes is the shell's"
+        yield f"no control group for processes: {how}"
     if not can_watch():
         yield "the kernel tells only root which files are opened: monitors go by commands and changes alone"
     if "cpu" not in controllers:
@@ -127,7 +137,7 @@ def _try_overlay(bwrap: str, place: str) -> tuple[bool, str]:
         Path(folder, "lower", "file").touch()
         overlay = ["--overlay-src", f"{folder}/lower", "--overlay", f"{folder}/upper", f"{folder}/work", "/tmp"]
         removes = "echo x >/tmp/file && rm /tmp/file && ! test -e /tmp/file"
-        return _run([bwrap, *OWN, *VIEW, *overlay, "--", "/bin/sh", "-c", removes])
+        return _run([bwrap, *OWN_NAMESPACES, *OWN, *VIEW, *overlay, "--", "/bin/sh", "-c", removes])
     finally:
         remove_tree(folder)
 
@@ -144,11 +154,16 @@ def _is_roomy(folder: str) -> bool:
     return usable and status.f_bavail * status.f_frsize >= ROOMY_BYTES
 
 
-def _run(arguments: list[str]) -> tuple[bool, str]:
+def _run(arguments: list[str], inherited: tuple[int, ...] = ()) -> tuple[bool, str]:
     """Whether it went well, and the last line it printed."""
     try:
         done = subprocess.run(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TRY_S
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=inherited,
+            timeout=TRY_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)

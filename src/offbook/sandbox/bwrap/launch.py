@@ -43,16 +43,15 @@ class Command:
 
 
 class Launch:
-    """`limits` are shell commands that come before the others inside. A process that writes 0 to each of `entrances` is
-    in the sandbox's control group; process 1 gets them open. `out_of` says which limit the kernel enforced by killing,
-    if
-    it did. With `watch`, process 1 waits until the sandbox's mounts are marked."""
+    """`limits` are shell commands that come before the others inside. A process that writes 0 to `entrance`, if there
+    is one, is in the sandbox's control group; process 1 gets it open. `out_of` says which limit the kernel enforced by
+    killing, if it did. With `watch`, process 1 waits until the sandbox's mounts are marked."""
 
     def __init__(
         self,
         commands: list[Command],
         limits: str,
-        entrances: Sequence[str],
+        entrance: str,
         out_of: Callable[[], str],
         watch: bool = False,
     ):
@@ -61,7 +60,7 @@ class Launch:
         self.killed = False
         self.ended = False
         self._limits = limits
-        self._entrances = entrances
+        self._entrance = entrance
         self._out_of = out_of
         self._process: subprocess.Popen[bytes] | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -77,22 +76,27 @@ class Launch:
         nothing of them is left, a little later."""
         loop = asyncio.get_running_loop()
         write_ends: list[int] = []  # of the status pipe first, then of the first command's output
-        doors: list[int] = []
+        opened: list[int] = []  # closed here once the process has them
         try:
             script = self._script(write_ends)
-            doors += [high(os.open(path, os.O_RDWR | os.O_CLOEXEC)) for path in self._entrances]
-            doors += [high(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) for _ in range(2 - len(doors))]
-            waiting = self._waiting_at(doors, write_ends[0]) if self._wants_watch else ""
-            script = self._way_in(doors) + waiting + script
+            opened.append(os.open(self._entrance or os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            if self._wants_watch:  # process 1 says that its mounts are there and starts nothing before it is let go
+                gate, self._gate = os.pipe()
+                opened.append(high(gate))
+                script = f"echo ready >/proc/self/fd/{write_ends[0]}; read go </proc/self/fd/{opened[1]}; {script}"
+            # The entrance is standard input at first, so that it does not stay open for the agent. A thread that moves
+            # itself costs next to nothing; moving another process stops every fork on the machine for milliseconds.
+            enter = "echo 0 >&0 || exit; " if self._entrance else ""
+            script = f"{enter}exec </dev/null; {script}"
             inner = ["--", "/bin/sh", "-c", script, "sh", *(command.text for command in self.commands)]
             self._process = subprocess.Popen(
                 [*arguments, *inner],
-                stdin=doors[0],
-                stdout=doors[1],
+                stdin=opened[0],
+                stdout=write_ends[1],
                 stderr=write_ends[1],
                 env=environment,
                 cwd="/",
-                pass_fds=(*inherited, *write_ends, *doors[2:]),
+                pass_fds=(*inherited, *write_ends, *opened[1:]),
                 start_new_session=True,
             )
             watched = os.pidfd_open(self._process.pid)
@@ -101,7 +105,7 @@ class Launch:
             self._close_pipes()
             raise
         finally:
-            for descriptor in (*write_ends, *doors):
+            for descriptor in (*write_ends, *opened):
                 os.close(descriptor)
         self._timers += [loop.call_later(command.timeout_s, self.time_out, command) for command in self.commands]
         self._ended = ended = loop.create_future()
@@ -195,18 +199,6 @@ class Launch:
             ran = f'sh -c "${{{number + 1}}}"; echo "{number} $?" >/proc/self/fd/{status_write}'
             parts.append(f"{{ {ran}; }}{redirect} 2>&1")
         return f"{self._limits}; " + (parts[0] if len(parts) == 1 else " & ".join(parts) + " & wait")
-
-    def _way_in(self, doors: list[int]) -> str:
-        """Standard input and output are the doors at first, so none stays open for the agent. A thread that moves
-        itself costs next to nothing, where moving another process stops every fork on the machine for milliseconds."""
-        ways = [">&0", ">&1", *(f">/proc/self/fd/{door}" for door in doors[2:])][: len(self._entrances)]
-        return "".join(f"echo 0 {way} || exit; " for way in ways) + "exec </dev/null >&2; "
-
-    def _waiting_at(self, doors: list[int], status_write: int) -> str:
-        """Process 1 says that its mounts are there and starts nothing before it is let go."""
-        gate, self._gate = os.pipe()
-        doors.append(high(gate))
-        return f"echo ready >/proc/self/fd/{status_write}; read go </proc/self/fd/{doors[-1]}; "
 
     def _start_access(self) -> None:
         assert self._process is not None

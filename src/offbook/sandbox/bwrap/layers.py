@@ -1,5 +1,5 @@
 """The folders that a sandbox writes into, stacked: frozen ones below, which forks share, and one on top that is
-written to.
+written to. And where this process keeps them, and how those of a killed process are found and removed.
 
 A layer has three parts, one for each place where the agent may write: `tree`, `home` and `tmp`. The kernel mounts the
 stack as an overlay inside the sandbox; what it writes down there is described in
@@ -8,15 +8,24 @@ Documentation/filesystems/overlayfs.rst.
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
 import stat
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
 
+from offbook.sandbox.bwrap.limits import ControlGroup, control_groups
 from offbook.sandbox.bwrap.merged import Entry, Folder, Merged, make_folder, make_whiteout
-from offbook.sandbox.folders import bytes_in, remove_tree
+from offbook.sandbox.folders import bytes_in, remove_tree, walk
 
+_NAME = re.compile(r"offbook-(?P<space>[0-9a-f]+)-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)(-.*)?")
+_numbers = count()
 PARTS = ("tree", "home", "tmp")
 MAX_LAYERS = 48
 MAX_OPTION_BYTES = 3000  # of the 4,096 that the kernel takes for all options of a mount
@@ -93,3 +102,109 @@ def _merge_folder(folder: Folder, entries: dict[str, Entry], target: int) -> Non
                 make_folder(target, name, mode | stat.S_IRWXU, child.cut)
         else:
             os.link(name, name, src_dir_fd=entry.descriptor, dst_dir_fd=target, follow_symlinks=False)
+
+
+def is_owned(tree: str) -> bool:
+    status = os.stat(tree)
+    return _all_owned(tree, status.st_ino, status.st_mtime_ns, os.getuid(), os.getgid())
+
+
+@cache
+def _all_owned(tree: str, inode: int, changed_ns: int, uid: int, gid: int) -> bool:
+    """An overlay in a user namespace cannot copy a file whose owner has no number there, and one has: ours."""
+    own = os.stat(tree)
+    if (own.st_uid, own.st_gid) != (uid, gid):
+        return False
+    for _, entries in walk(tree):
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            if (status.st_uid, status.st_gid) != (uid, gid):
+                return False
+    return True
+
+
+def owned_copy(tree: str, target: str) -> str:
+    """Ours, with the modes and times of the original."""
+    os.mkdir(target)
+    for parts, entries in walk(tree):
+        for entry in entries:
+            source, place = os.path.join(tree, *parts, entry.name), os.path.join(target, *parts, entry.name)
+            status = entry.stat(follow_symlinks=False)
+            if entry.is_symlink():
+                os.symlink(os.readlink(source), place)
+            elif entry.is_dir(follow_symlinks=False):
+                os.mkdir(place)
+            elif stat.S_ISREG(status.st_mode):
+                Path(place).write_bytes(Path(source).read_bytes())
+                os.chmod(place, stat.S_IMODE(status.st_mode))
+                os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return target
+
+
+def next_name() -> str:
+    """A number that no other sandbox or layer of this process has."""
+    return f"{next(_numbers):x}"
+
+
+def store(folder: str = "") -> str:
+    """A folder of this process alone in `folder`, or among temporary files. The first call also takes away what dead
+    processes left there."""
+    return _store(os.getpid(), os.path.realpath(folder or tempfile.gettempdir()))
+
+
+@cache
+def _store(pid: int, folder: str) -> str:
+    _sweep(folder)
+    path = os.path.join(folder, owner_name(pid))
+    os.mkdir(path, 0o700)
+    atexit.register(_remove_own, path, pid)
+    return path
+
+
+def _remove_own(path: str, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child also runs what is to run at exit
+        remove_tree(path)
+
+
+@cache
+def owner_name(pid: int) -> str:
+    """Names the process beyond doubt: its number alone is used again. Short, because a mount's options must be."""
+    return f"offbook-{_pid_namespace():x}-{pid:x}-{_start_time(pid):x}"
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _start_time(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _is_dead(name: str) -> bool:
+    """Processes of another container, which we could not see, are not taken for dead."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match["space"], 16) != _pid_namespace():
+        return False
+    try:
+        return _start_time(int(match["pid"], 16)) != int(match["start"], 16)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _sweep(place: str) -> None:
+    if groups := control_groups():
+        for name in filter(_is_dead, os.listdir(groups.folder)):
+            with suppress(OSError):  # another process may be doing the same
+                ControlGroup(groups.folder / name).remove()
+    with os.scandir(place) as scan:
+        dead = [entry.path for entry in scan if _is_dead(entry.name) and _is_ours(entry)]
+    for path in dead:
+        with suppress(OSError):
+            remove_tree(path)
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
