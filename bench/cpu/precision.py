@@ -32,12 +32,9 @@ NVFP4 = {"train.linear.kind": "nvfp4"}
 PLAIN_ENGINE = {"engine.linear": "plain"}
 ARMS: dict[str, dict[str, str]] = {
     "plain": {},
-    "nvfp4, a scale per token": NVFP4,
-    "nvfp4, a scale per tensor": {**NVFP4, "train.linear.scale": "tensor"},
-    "nvfp4, approximate division": {**NVFP4, "train.linear.division": "approximate"},
+    "nvfp4": NVFP4,
     "fp8": {"train.linear.kind": "fp8"},
-    "nvfp4, a scale per token; engine plain": {**NVFP4, **PLAIN_ENGINE},
-    "nvfp4, a scale per tensor; engine plain": {**NVFP4, "train.linear.scale": "tensor", **PLAIN_ENGINE},
+    "nvfp4; engine plain": {**NVFP4, **PLAIN_ENGINE},
     "fp8; engine plain": {"train.linear.kind": "fp8", **PLAIN_ENGINE},
 }
 COMMON = {"feedback.weight": "0", "feedback.look": "false", "train.groups": "3", "checkpoint.every": "5"}

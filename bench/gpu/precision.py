@@ -32,8 +32,7 @@ from offbook.core.config import LinearConfig, VllmConfig
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.rl.models import load_model
-from offbook.train.precision import compute_linears
-from offbook.train.precision.layers import LowLinear
+from offbook.train.precision import LowLinear, compute_linears, product_of
 from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
 
@@ -86,7 +85,7 @@ def product_rows(model: str, kinds: list[str], repeats: int) -> dict[str, Row]:
         right = one_pass(layer, layer, x_ND)
         for kind in kinds:
             if kind != "plain":
-                layer.__class__, layer.settings = LowLinear, LinearConfig(kind=kind)
+                layer.__class__, layer.product = LowLinear, product_of(kind)
             run = torch.compile(layer) if DEVICE == "cuda" else layer
             row = rows.setdefault(name, {})[kind] = {}
             for way, of in {"eager": layer, "compiled": run}.items():

@@ -302,10 +302,9 @@ def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[st
     held = static_parts(run.shapes, optimizer, run.teachers, run.parts, run.bounded)
     held |= {"other teacher": run.other} if run.other else {}
     branches = -(-run.branch_tokens // rows)
-    shapes = run.shapes if run.share.dealt_to == 1 else replace(run.shapes, expert_product=0)  # those are plain
     return {
         **rank_parts(run.shapes, run.share, held, context),
-        **step_parts(shapes, way, tokens, branches, config.train.linear.kind, run.parts),
+        **step_parts(run.shapes, way, tokens, branches, config.train.linear.kind, run.parts),
     }
 
 

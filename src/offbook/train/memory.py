@@ -31,7 +31,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from offbook.train import head
 from offbook.train.optim.units import units_of
-from offbook.train.precision import experts_of
 
 # What is measured and not derived. Everything else follows from shapes.
 COMPILED_SHARE = {2: 0.66, 4: 0.74}  # by bytes an entry: of an eager layer's saved bytes (the partitioner, Qwen3)
@@ -54,7 +53,6 @@ CGROUPS = (  # of version 2 and of version 1: limit, use
 KEPT_FILES = ("active_file", "inactive_file")  # counted as used, and given back when somebody needs it
 IN_A_STEP = ("activations", "head, or a layer's backward", "branch pass")  # the parts of `step_parts`
 Mode = Literal["none", "layers", "all"]
-EXPERT_COPY_BYTES = 3  # in FP8, an entry: its code, and turned for the backward pass itself; not held against a GPU yet
 Linear = Literal["plain", "fp8", "nvfp4"]
 MODES: tuple[Mode, ...] = ("none", "layers", "all")  # from the fastest to the smallest
 GATHERED = 2  # layers of a sharded model at a time: one computes, the next is on its way
@@ -83,7 +81,6 @@ class Shapes:
     trained_experts: int  # of those
     product_entries: int  # of the largest matrix of a linear layer
     product_width: int  # what that takes and gives of a token, together
-    expert_product: int  # entries of the largest matrices of all experts of a layer, where FP8 takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,6 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         trained_experts=sum(one.numel() for one in experts if one.requires_grad),
         product_entries=largest[0],
         product_width=largest[1],
-        expert_product=max((one.numel() for low in experts_of(model) for one in low.parameters()), default=0),
     )
 
 
@@ -256,8 +252,6 @@ def _micro_batch(
     at_head += (1 + parts) * tokens * given
     copied = (COMPILED_COPY_BYTES if way.compile else COPY_BYTES)[linear]
     copies = copied * (tokens * shapes.product_width + shapes.product_entries)
-    if linear == "fp8":
-        copies = max(copies, EXPERT_COPY_BYTES * shapes.expert_product)
     heads = 1 if parts == 1 else parts + 1  # the head's gradients: of this part, and of all where the graph is kept
     in_layer = tokens * (again + BACKWARD_SHARE * layer) + copies + heads * shapes.width_bytes * table
     # At the end no activations are left, but of a graph that is kept. Gradients of a table that is tied meet there: the

@@ -35,20 +35,6 @@ class LinearConfig(Section):
         default="plain",
         description="in train.precision; in FP8, on GPUs that have it; or as NVFP4, backward as MXFP8, emulated",
     )
-    scale: Literal["token", "tensor"] = Field(
-        default="token", description="nvfp4 only: what of the activations shares a float32 scale"
-    )
-    division: Literal["ieee", "approximate"] = Field(
-        default="ieee", description="nvfp4 only: by scales, rounded once, or through their reciprocals"
-    )
-
-    @model_validator(mode="after")
-    def _refuse_idle(self) -> Self:
-        if self.kind != "nvfp4" and (self.scale, self.division) != ("token", "ieee"):
-            raise ValueError(
-                f"train.linear.kind is {self.kind}, so train.linear.scale and division are never used; leave them out"
-            )
-        return self
 
 
 class RanksConfig(Section):

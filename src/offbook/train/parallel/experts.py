@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from offbook.core.adapters import FIRST, NAME, SECOND, adapters_on
-from offbook.train.precision.experts import WEIGHTS
 from offbook.types import OffbookError
 
+WEIGHTS = ("gate_up_proj", "down_proj")
 SUMMED = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of many ranks vanish in bfloat16
 
 

@@ -1,0 +1,220 @@
+"""Low precision by torchao: each format forward and backward, what stays plain, and that engine and trainer agree."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import TEACHERS, in_bfloat16, random_ids, tiny_model
+from test_branches import sample_with_branches
+from test_moe import make as make_moe
+from torch import Tensor, nn
+
+from offbook.core.config import LinearConfig, LoraConfig, TrainConfig, load_config
+from offbook.core.routers import routers_of
+from offbook.engine import LocalEngine
+from offbook.rl.plan import Device, make_plan
+from offbook.train.attention import Packed
+from offbook.train.lora import make_trainable
+from offbook.train.precision import LowLinear, compute_linears, mxfp8, nvfp4, plainly, refuse_lacking
+from offbook.train.teachers import sharing_copy
+from offbook.train.trainer import Trainer, weights_of
+from offbook.types import Distill, OffbookError, Prompt, Sample
+
+pytest.importorskip("torchao")
+FP8, NVFP4, PLAIN = LinearConfig(kind="fp8"), LinearConfig(kind="nvfp4"), LinearConfig()
+LOW = {"fp8": FP8, "nvfp4": NVFP4}
+
+
+def samples() -> list[Sample]:
+    rng = random.Random(0)
+    return [sample_with_branches(rng) for _ in range(2)]
+
+
+def layers(settings: LinearConfig) -> tuple[nn.Linear, nn.Linear]:
+    """A layer in this format and the same plain one, out of a model."""
+    model, plain = tiny_model(), tiny_model()
+    compute_linears(model, settings)
+    name = "layers.0.mlp.up_proj"
+    low = model.base_model.get_submodule(name)
+    assert isinstance(low, LowLinear)
+    return low, plain.base_model.get_submodule(name)
+
+
+def test_nvfp4_by_hand() -> None:
+    """The largest is 2688 = 6 * 448, so that the scale above is 1. In the second block, of largest 10, the scale is
+    E4M3(10 / 6) = 1.625; 10 is clipped to 6 of it, 4 becomes 2 of it, and 0.3 nothing."""
+    row = torch.zeros(1, 32)
+    row[0, 0], row[0, 16], row[0, 17], row[0, 18] = 2688.0, 10.0, 4.0, 0.3
+    assert nvfp4(row, row.amax(1, keepdim=True))[0, [0, 16, 17, 18]].tolist() == [2688.0, 9.75, 3.25, 0.0]
+
+
+def test_mxfp8_by_hand() -> None:
+    """Of largest 500 the scale is 2, so that nothing is clipped: 250 lies between 240 and 256."""
+    assert mxfp8(torch.tensor([[500.0, 17.0, 1.0]])).tolist() == [[512.0, 16.0, 1.0]]
+
+
+def test_zeros_stay_zeros_and_nan_is_seen() -> None:
+    zeros = torch.zeros(2, 40)
+    assert not nvfp4(zeros, zeros.amax(1, keepdim=True)).any()
+    assert not mxfp8(zeros).any()
+    for broken in (math.nan, math.inf):
+        x = torch.ones(2, 20)
+        x[0, 3] = broken
+        assert nvfp4(x, x.abs().amax(1, keepdim=True)).isfinite().all(1).tolist() == [False, True]
+        assert mxfp8(x).isfinite().all(1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_gradients_are_near_those_of_the_plain_layer(kind: str) -> None:
+    low, plain = layers(LOW[kind])
+    found = []
+    for layer in (plain, low):
+        torch.manual_seed(1)
+        x = torch.randn(2, 9, layer.in_features, requires_grad=True)
+        out = layer(x)
+        out.mul(torch.randn(out.shape)).sum().backward()
+        found.append([out.detach(), x.grad, layer.weight.grad])
+    for one, other in zip(*found, strict=True):
+        assert 0 < float((one - other).norm() / one.norm()) < (0.06 if kind == "fp8" else 0.2)
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_a_row_does_not_depend_on_the_other_rows(kind: str) -> None:
+    """Sampling and training see a token in different batches."""
+    layer, _ = layers(LOW[kind])
+    row, others = torch.randn(1, layer.in_features), 50 * torch.randn(7, layer.in_features)
+    assert torch.allclose(layer(row)[0], layer(torch.cat([row, others]))[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LOW)
+@pytest.mark.parametrize(("rank", "recompute"), [(0, "none"), (0, "layers"), (4, "all")])
+def test_an_rl_step_with_hints(kind: str, rank: int, recompute: str) -> None:
+    model = tiny_model()
+    make_trainable(model, LoraConfig(rank=rank), "", seed=0)
+    settings = TrainConfig(linear=LOW[kind], recompute=recompute, lora=LoraConfig(rank=rank), learning_rate=1e-3)
+    trainer = Trainer(model, settings, TEACHERS["frozen"])
+    assert trainer.student.plain
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    metrics = trainer.step(samples()).metrics
+    assert metrics[f"{Distill().part}/kl"] > 0
+    assert math.isfinite(metrics["gradient_norm"])
+    moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert moved
+    assert all(("lora_" in name) == bool(rank) for name in moved)
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_a_model_in_bfloat16_has_masters(kind: str) -> None:
+    settings = TrainConfig(precision="bfloat16", linear=LOW[kind])
+    trainer = Trainer(in_bfloat16(tiny_model()), settings, TEACHERS["frozen"])
+    assert math.isfinite(trainer.step(samples()).metrics["gradient_norm"])
+    assert all(master.dtype == torch.float32 for master in trainer.masters.named.values())
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_compiled_layers_give_the_same(kind: str) -> None:
+    """Without making kernels of them, which takes minutes on a CPU."""
+    layer, _ = layers(LOW[kind])
+    found = []
+    for run in (layer, torch.compile(layer, backend="aot_eager")):
+        x = torch.randn(3, 5, layer.in_features, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        run(x).square().sum().backward()
+        found.append([x.grad, layer.weight.grad])
+        layer.weight.grad = None
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(*found, strict=True))
+
+
+def test_what_is_not_a_plain_linear_layer_stays_as_it_is() -> None:
+    model = make_moe("qwen3")
+    make_trainable(model, LoraConfig(rank=2, targets=["q_proj"]), "", seed=0)
+    names = set(model.state_dict())
+    compute_linears(model, NVFP4)
+    low = {name for name, layer in model.named_modules() if isinstance(layer, LowLinear)}
+    assert low
+    assert not any("lora_" in name or "lm_head" in name or "embed" in name for name in low)
+    assert any(name.endswith("q_proj.base_layer") for name in low)
+    assert not any(isinstance(part, LowLinear) for router in routers_of(model) for part in router.modules())
+    assert set(model.state_dict()) == names
+    assert {name for name, layer in sharing_copy(model).named_modules() if isinstance(layer, LowLinear)} == low
+    with plainly(model):
+        assert not any(isinstance(layer, LowLinear) for layer in model.modules())
+    compute_linears(model, PLAIN)
+    assert not any(isinstance(layer, LowLinear) for layer in model.modules())
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_the_engine_agrees_with_the_trainer(kind: str) -> None:
+    """A prompt is read and its answer written in another batch than that of the training forward."""
+    network = tiny_model()
+    compute_linears(network, LOW[kind])
+    engine = LocalEngine(network, frozenset(), mode="continuous")
+    rng, trainer = random.Random(0), Trainer(tiny_model(), TrainConfig(linear=LOW[kind]))
+
+    async def answer(key: str) -> tuple[list[int], list[float]]:
+        ids, session = random_ids(rng, 20), engine.open(key)
+        completion = await session.complete(Prompt(ids), 12)
+        session.close()
+        return [*ids, *completion.ids], completion.logprobs
+
+    async def answers() -> list[tuple[list[int], list[float]]]:
+        return await asyncio.gather(*(answer(str(number)) for number in range(4)))
+
+    found = asyncio.run(answers())
+    ids_BT = torch.tensor([ids for ids, _ in found])
+    difference = logprobs(trainer, ids_BT)[:, -12:] - torch.tensor([sampled for _, sampled in found])
+    assert float(difference.abs().median()) < 1e-3
+
+
+@torch.no_grad()
+def logprobs(trainer: Trainer, ids_BT: Tensor) -> Tensor:
+    hidden, _ = trainer.student.hidden(Packed.of(ids_BT.tolist(), ids_BT.device))
+    logits = trainer.student.head(hidden[0].unflatten(0, ids_BT.shape)[:, :-1])
+    return logits.log_softmax(-1).gather(2, ids_BT[:, 1:, None])[..., 0]
+
+
+def test_weights_travel_between_an_engine_and_a_trainer_of_different_kinds() -> None:
+    network = tiny_model(seed=1)
+    compute_linears(network, NVFP4)
+    engine, trainer = LocalEngine(network, frozenset()), Trainer(tiny_model(), TrainConfig(linear=FP8))
+    engine.apply(weights_of(trainer.model, 3))
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), trainer.model.parameters(), strict=True))
+
+
+def test_a_chip_that_lacks_fp8_is_refused_and_told_what_to_do() -> None:
+    refuse_lacking(FP8, "NVIDIA H200", (9, 0))
+    refuse_lacking(NVFP4, "NVIDIA A100", (8, 0))
+    refuse_lacking(FP8, "a CPU", None)
+    config = load_config(["pocket"], {"train.linear.kind": "fp8"})
+    with pytest.raises(OffbookError, match=r"NVIDIA A100 has no FP8 .* leave train.linear.kind plain"):
+        make_plan(config, Device("NVIDIA A100", 80e9, is_gpu=True, capability=(8, 0)))
+
+
+def test_layers_that_get_no_gradient_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FP8 once was on a GPU: finite losses, and a gradient of the head alone."""
+
+    def lost(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight.t()).detach() * 0
+
+    monkeypatch.setattr("offbook.train.precision._fp8_product", lambda: lost)
+    trainer, other = (Trainer(tiny_model(), TrainConfig(linear=FP8), TEACHERS["live"]) for _ in range(2))
+    with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
+        trainer.step(samples())
+    equal = [replace(one, advantage=[0.0] * len(one.ids), ce_weight=[], branches=[]) for one in samples()]
+    assert other.step(equal).metrics["gradient_norm"] == 0  # nothing to learn here, and the next one has
+    with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
+        other.step(samples())
+
+
+def test_the_plan_counts_quantized_copies() -> None:
+    device, plans = Device("", 80e9, is_gpu=True, capability=(9, 0)), {}
+    for kind in ("plain", "fp8", "nvfp4"):
+        options = {"train.linear.kind": kind, "train.compile": "true", "train.recompute": "all"}
+        plans[kind] = make_plan(load_config(["pocket"], options), device)
+    part = "head, or a layer's backward"
+    assert plans["plain"].parts[part] <= plans["fp8"].parts[part] <= plans["nvfp4"].parts[part]
+    assert "linear layers in nvfp4" in str(plans["nvfp4"])
