@@ -41,7 +41,6 @@ from offbook.train.forward import reencoded as naive
 from offbook.train.host import BLOCK
 from offbook.train.losses import divergence, log_mix
 from offbook.train.scoring import Counts, Ledger
-from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, OffbookError, Sample
 
@@ -517,16 +516,6 @@ def test_an_ema_of_both_precisions_rounds_only_what_has_to_be() -> None:
     trainer.teachers["live"].own.follow(trainer.model)
     slow = teacher_model(trainer).base_model.norm.weight
     assert torch.allclose(slow - 1, torch.full_like(slow, 1e-5), atol=1e-7)
-
-
-def test_a_refreshed_teacher_takes_the_students_weights_every_so_many_steps() -> None:
-    trainer = Trainer(tiny_model(), TrainConfig(), {"live": Frozen(refresh_steps=2)})
-    equal = []
-    for seed in range(4):
-        trainer.step([sample_with_branches(random.Random(seed))])
-        pairs = zip(teacher_model(trainer).parameters(), trainer.model.parameters(), strict=True)
-        equal.append(all((mine == its).all() for mine, its in pairs))
-    assert equal == [False, True, False, True]
 
 
 def test_a_sample_does_not_change_its_neighbour() -> None:

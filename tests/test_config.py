@@ -14,15 +14,12 @@ from typer.testing import CliRunner
 
 from offbook.cli import app
 from offbook.core.config import (
-    AuditorConfig,
     Config,
     ConfigError,
-    JudgeConfig,
     load_config,
     recipe_for,
     recipes,
     shipped_models,
-    with_new_keys,
 )
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -87,12 +84,6 @@ def test_a_bad_value_is_one_sentence(overrides: dict[str, str], sentence: str) -
         ("gate = nan", "feedback.gate = nan: input should be a finite number"),
         ("rule_weights = {unknown_tool = -3}", "feedback.rule_weights.unknown_tool = -3"),
         ("rule_weights = {unknown_tool = nan}", "feedback.rule_weights.unknown_tool = nan"),
-        (
-            "weight = 0\nanneal_steps = 9\nanneal_to = 5",
-            "feedback.weight is 0, so hints are off and feedback.anneal_to",
-        ),
-        ("anneal_to = 5", "feedback.anneal_steps is 0, so the weight never gets to feedback.anneal_to"),
-        ("max_candidates = 2", "feedback.max_candidates is 2, so feedback.max_targets = 3 cannot be reached"),
         ('judge = {url = "http://h/v1", rate = 0.5}', "feedback.judge.name is empty"),
         ('judge = {url = "http://h/v1", name = "m"}', "feedback.judge.rate is 0"),
         ('judge = {url = "local"}', "feedback.judge.rate is 0"),
@@ -115,7 +106,6 @@ def test_feedback_that_would_do_nothing_or_harm_is_refused(given: str, sentence:
         "weight = 0\njudge = {url = 'http://h/v1'}",  # a recipe with a judge, run as RL alone
         "max_targets = 9\ngate = 0",
         "max_targets = 9\ncontrol = 'donor'",
-        "anneal_steps = 9",
         "rule_weights = {unknown_tool = 0}",
         "judge = {url = 'local', rate = 0.5}",
     ],
@@ -129,21 +119,6 @@ def test_a_judge_of_monitors_that_would_read_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^monitors\.judge\.rate is 0"):
         load_config([], {"monitors.judge.url": "http://h/v1", "monitors.judge.name": "m"})
     load_config([], {"monitors.judge.url": "http://h/v1", "monitors.on": "false"})
-
-
-def test_keys_of_before_are_read_as_those_of_today(tmp_path: Path) -> None:
-    """Runs that were written before go on, and what they were configured with is the same."""
-    old = '[feedback]\nmodel_url = "local"\nmodel_name = ""\nmodel_rate = 0.5\n'
-    (tmp_path / "old.toml").write_text(old + '[monitors]\nmodel_url = ""\nmodel_name = "m"\nmodel_rate = 0.0\n')
-    config = load_config([tmp_path / "old.toml"], {"monitors.model_url": "http://h/v1", "monitors.judge.rate": "0.25"})
-    assert config.feedback.judge == JudgeConfig(url="local", rate=0.5)
-    assert config.monitors.judge == AuditorConfig(url="http://h/v1", name="m", rate=0.25)
-    assert with_new_keys(tomllib.loads(config.to_toml())) == tomllib.loads(config.to_toml())
-
-
-def test_a_key_that_did_nothing_to_what_came_out_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "old.toml").write_text("[engine]\nmax_rows = 16\ntemperature = 0.5\n")
-    assert load_config([tmp_path / "old.toml"], {}) == load_config([], {"engine.temperature": "0.5"})
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -225,20 +200,6 @@ def test_a_verb_s_defaults_lose_against_files(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('model = "some/model"\n')
     config = load_config([tmp_path / "a.toml"], {}, {"model": "pocket", "out": "runs/x"})
     assert (config.model, config.out, config.harness.profile) == ("some/model", "runs/x", "standard")
-
-
-def test_the_old_name_of_an_order_still_loads(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('[tasks]\norder = "walk"\n')
-    assert load_config([tmp_path / "config.toml"], {}).tasks.order == "shuffle"
-
-
-def test_a_retired_key_is_dropped_where_it_did_nothing_and_refused_where_it_did(tmp_path: Path) -> None:
-    """Configurations that runs kept from before still open."""
-    old = tmp_path / "config.toml"
-    old.write_text("[feedback]\nentry_cap = 0.0\nweight = 2.0\n")
-    assert load_config([old], {}).feedback.weight == 2.0
-    with pytest.raises(ConfigError, match=r"feedback.entry_cap is gone: .*; cap tokens instead"):
-        load_config([old], {"feedback.entry_cap": "0.06"})
 
 
 def test_the_reference_is_that_of_the_tree() -> None:

@@ -52,14 +52,14 @@ def faulty(tmp_path: Path, chat: ChatFormat) -> Rollout:
 
 def annotated(rollout: Rollout, chat: ChatFormat, **feedback: object) -> tuple[list[Sample], list[Feedback]]:
     settings = FeedbackConfig(rules=FOUR, **feedback)  # type: ignore[arg-type]
-    return annotate([[rollout]], settings, chat, step=1)
+    return annotate([[rollout]], settings, chat)
 
 
 def counted(rollout: Rollout, chat: ChatFormat, written: Pairs = (), **feedback: object) -> dict[str, int]:  # type: ignore[assignment]
     """What was counted and is not 0."""
     counts: Counter[str] = Counter()
     settings = FeedbackConfig(**{"rules": FOUR, **feedback})  # type: ignore[arg-type]
-    annotate([[rollout]], settings, chat, step=1, written={"r": list(written)}, counts=counts)
+    annotate([[rollout]], settings, chat, written={"r": list(written)}, counts=counts)
     return dict(+counts)
 
 
@@ -125,7 +125,7 @@ def test_a_donor_hint_says_something_else(faulty: Rollout) -> None:
 
 def test_a_single_rule_has_donors_too(faulty: Rollout, chat: ChatFormat) -> None:
     settings = FeedbackConfig(rules=["unknown_tool"], control="donor")
-    (sample,), (item,) = annotate([[faulty]], settings, chat, step=1)
+    (sample,), (item,) = annotate([[faulty]], settings, chat)
     assert item.hint.rule != "unknown_tool"
     assert item.hint.text in chat.decode(sample.branches[0].inserted)
 
@@ -175,18 +175,6 @@ def test_a_constant_negative_needs_no_teacher(faulty: Rollout, chat: ChatFormat)
     assert punished == {p for branch in plain.branches for span in branch.spans for p in range(*span)}
 
 
-def test_anchors_come_beside_their_targets(faulty: Rollout, chat: ChatFormat) -> None:
-    samples, _ = annotated(faulty, chat, anchor_share=1.0, anchor_weight=3.0, anchor_tokens=100_000)
-    assert len(samples) == 4
-    lengths = [len(anchor.ids) for anchor in samples[1:]]
-    short, _ = annotated(faulty, chat, anchor_share=1.0, anchor_tokens=lengths[0])
-    assert [len(anchor.ids) for anchor in short[1:]] == lengths[:1], "long contexts are not held"
-    for branch, anchor in zip(samples[0].branches, samples[1:], strict=True):
-        assert chat.decode(branch.inserted) in chat.decode(anchor.ids)
-        assert [held.weight for held in anchor.branches] == [3.0]
-        assert not any(anchor.rl_weight)
-
-
 def test_what_a_model_wrote_comes_after_the_rules_and_not_on_the_same_message(
     faulty: Rollout, chat: ChatFormat
 ) -> None:
@@ -198,7 +186,7 @@ def test_what_a_model_wrote_comes_after_the_rules_and_not_on_the_same_message(
         (Target("r", *last, "edited_tests", "it stopped"), write_hint("edited_tests", TOOLS)),
     ]
     settings = FeedbackConfig(rules=FOUR)
-    (sample,), feedback = annotate([[faulty]], settings, chat, 1, written={"r": written})
+    (sample,), feedback = annotate([[faulty]], settings, chat, written={"r": written})
     assert [item.target.rule for item in feedback] == [
         "unknown_tool",
         "repeated_call",
@@ -211,7 +199,7 @@ def test_what_a_model_wrote_comes_after_the_rules_and_not_on_the_same_message(
 def test_a_message_is_a_target_once_whoever_found_it(faulty: Rollout, chat: ChatFormat) -> None:
     last = own_messages(faulty)[-1]
     written = [(Target("r", *last, rule, "it stopped"), write_hint(rule, TOOLS)) for rule in FOUR[:2]]
-    (sample,), feedback = annotate([[faulty]], FeedbackConfig(rules=FOUR), chat, 1, written={"r": written})
+    (sample,), feedback = annotate([[faulty]], FeedbackConfig(rules=FOUR), chat, written={"r": written})
     assert len({branch.key for branch in sample.branches}) == len(sample.branches) == len(feedback) == 4
     assert counted(faulty, chat, written) == {"candidates": 4, "left_out/same_message": 1}
 
@@ -227,11 +215,9 @@ def test_a_rule_of_weight_0_takes_no_place(faulty: Rollout, chat: ChatFormat) ->
 
 def test_what_is_left_out_is_counted(faulty: Rollout, chat: ChatFormat) -> None:
     assert counted(faulty, chat) == {"candidates": 3}
-    assert counted(faulty, chat, max_candidates=2, max_targets=1) == {"candidates": 2, "left_out/max_candidates": 1}
+    assert counted(faulty, chat, max_targets=1) == {"candidates": 2, "left_out/max_candidates": 1}
     assert counted(faulty, chat, max_targets=1, gate=0.0) == {"candidates": 1, "left_out/max_targets": 2}
     assert counted(faulty, chat, weight=0.0) == {}
-    assert counted(faulty, chat, anchor_share=1.0, anchor_tokens=1) == {"candidates": 3, "left_out/anchor_tokens": 3}
-    assert counted(faulty, chat, anchor_tokens=1) == {"candidates": 3}, "none was to be held"
 
 
 def test_random_targets_that_find_no_place_are_counted(faulty: Rollout, chat: ChatFormat) -> None:

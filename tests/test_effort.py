@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from offbook.core.config import EffortConfig, HarnessConfig, RewardsConfig, load_config
+from offbook.core.config import ConfigError, EffortConfig, HarnessConfig, RewardsConfig, load_config
 from offbook.signals.rewards import compose
 from offbook.signals.rewards.behaviour import PARTS
 from offbook.signals.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort, penalty
@@ -117,12 +117,12 @@ def test_effort_is_off_by_default_and_costs_at_most_a_fifth() -> None:
     assert part.function(TASK, rollout(1.0, Usage(call_tokens=10**6, calls=10**3, turns=10**3))) == -1
 
 
-@given(usages, usages, ks, qs, st.floats(0.01, 0.99), st.floats(0, 0.999))
+@given(usages, usages, ks, st.floats(0.01, 0.99), st.floats(0, 0.999))
 def test_solving_with_any_effort_beats_failing_with_any_effort(
-    long: Usage, short: Usage, k: float, q: float, bound: float, credit: float
+    long: Usage, short: Usage, k: float, bound: float, credit: float
 ) -> None:
     """Also with partial credit for the failure, also where every call was broken."""
-    config = RewardsConfig(effort=EffortConfig(on=True, bound=bound, k=k, q=q))
+    config = RewardsConfig(effort=EffortConfig(on=True, bound=bound, k=k))
     rewards = compose(config, HarnessConfig())
     solved, failed = rollout(1.0, long), rollout(credit, short)
     for one in (solved, failed):
@@ -150,13 +150,14 @@ def test_failing_faster_earns_nothing(one: Usage, other: Usage) -> None:
 def test_configuration_reaches_the_part() -> None:
     overrides = {
         "rewards.effort.on": "true",
-        "rewards.effort.q": "2",
         "rewards.effort.k": "1",
         "rewards.effort.full_tokens": "100",
-        "rewards.effort.calls": "0",
-        "rewards.effort.turns": "0",
+        "rewards.effort.weights.calls": "0",
+        "rewards.effort.weights.turns": "0",
     }
     config = load_config([], overrides)
     (part,) = compose(config.rewards, config.harness).parts
-    assert part.function(TASK, rollout(1.0, Usage(thinking_tokens=50))) == pytest.approx(-(1 / 3) / (1 / 2))
+    assert part.function(TASK, rollout(1.0, Usage(thinking_tokens=50))) == pytest.approx(-math.log(1.5) / math.log(2))
     assert load_config([], {**overrides, "harness.tokens": "777"}).rewards == config.rewards
+    with pytest.raises(ConfigError, match=r"rewards\.effort\.weights has no call; there are thinking_tokens"):
+        load_config([], {"rewards.effort.weights.call": "1"})

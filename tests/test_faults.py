@@ -263,7 +263,7 @@ def test_a_machine_fault_among_successes_teaches_nothing() -> None:
 
 def test_a_group_that_the_machine_ended_is_counted_and_skipped() -> None:
     lost = [of_reward(0.0, "machine_fault") for _ in range(2)]
-    samples, feedback = annotate([lost], FeedbackConfig(weight=1.0), byte_chat(), 1)
+    samples, feedback = annotate([lost], FeedbackConfig(weight=1.0), byte_chat())
     assert (samples, feedback) == ([], [])
     numbers = summarize([lost, [of_reward(1.0), of_reward(0.0, "machine_fault")]])
     assert (numbers["groups_lost"], numbers["machine_faults"]) == (1, 0.75)

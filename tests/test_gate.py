@@ -17,16 +17,14 @@ from hypothesis import strategies as st
 from test_branches import gradients, places_of, reencoded, sample_with_branches
 from torch import Tensor
 
-from offbook.core.config import FeedbackConfig, TrainConfig
-from offbook.rl.train_step import teachers_of
+from offbook.core.config import TrainConfig
 from offbook.train import gate
-from offbook.train.algorithms import anchor_sample
 from offbook.train.batches import _chunks
 from offbook.train.gate import VERDICTS, Shift, TargetScores, within_places
 from offbook.train.losses import divergence, log_mix
-from offbook.train.teachers import Ema, Frozen, Live
+from offbook.train.teachers import Frozen, Live
 from offbook.train.trainer import StepResult, Trainer
-from offbook.types import Branch, Distill, Sample
+from offbook.types import Branch, Sample
 
 
 def verdicts(shift: list[float], gain: list[float], samples: list[int], limits: list[int], nats: float) -> list[str]:
@@ -348,54 +346,3 @@ def test_only_the_tokens_that_differ_most_are_told(monkeypatch: pytest.MonkeyPat
     measured = result.measured["one"]
     told = [place for place, likely in enumerate(measured.teacher_top) if likely]
     assert told == sorted(sorted(range(8), key=lambda place: -measured.divergence[place])[:2])
-
-
-HELD = Distill("start", "anchor")
-
-
-def anchored(rng: random.Random) -> tuple[Sample, Sample]:
-    sample = sample_of(rng, [Branch(10, random_ids(rng, 6), ((12, 20),), 1.0, Distill(part="hint"), "one")])
-    return sample, anchor_sample(sample, sample.branches[0], 2.0, HELD)
-
-
-def test_an_anchor_is_the_hinted_context() -> None:
-    sample, anchor = anchored(random.Random(7))
-    branch, held = sample.branches[0], anchor.branches[0]
-    assert anchor.ids == [*sample.ids[:10], *branch.inserted, *sample.ids[10:20]]
-    assert anchor.ids[slice(*held.spans[0])] == sample.ids[12:20]
-    assert held.distill == HELD
-    assert not held.inserted
-    assert sample.branches == [branch], "the sample itself is as it was"
-
-
-def test_an_anchor_holds_hinted_readings_where_they_were() -> None:
-    """A live teacher drifts with its student. Held by anchors, the hinted reading stays near the start's."""
-    drift = {}
-    for share in (0.0, 1.0):
-        trainer = Trainer(tiny_model(), TrainConfig(learning_rate=3e-3), {"live": Live(), "start": Frozen()})
-        sample, anchor = anchored(random.Random(8))
-        pushed = replace(sample, advantage=[1.0] * 40, rl_weight=[1.0] * 40, logprobs=[-5.0] * 40)
-        for _ in range(12):
-            result = trainer.step([pushed, *([anchor] if share else [])])
-        if share:
-            assert result.metrics["anchor/kl"] >= 0.0
-        start = Trainer(tiny_model(), TrainConfig(), {"live": Live()}).step([sample])
-        hinted = trainer.step([sample]).measured["one"].teacher
-        drift[share] = sum(abs(a - b) for a, b in zip(hinted, start.measured["one"].teacher, strict=True))
-    assert drift[1.0] < 0.5 * drift[0.0]
-
-
-def test_an_anchor_holds_to_the_start_whoever_teaches() -> None:
-    """Beside a teacher that moves, too: a moving average would be held to where the student has gone."""
-    settings = FeedbackConfig(teacher="ema", anchor_share=1.0, weight=1.0)
-    assert teachers_of(settings) == {"ema": Ema(settings.ema_decay), "start": Frozen()}
-    assert teachers_of(FeedbackConfig(weight=0.0)) == {}, "RL alone keeps no second model"
-
-
-def test_anchors_do_not_dilute_hints() -> None:
-    """Each component is a mean over its own tokens."""
-    sample, anchor = anchored(random.Random(9))
-    with_anchor, _ = step_of([sample, anchor])
-    alone, _ = step_of([sample])
-    assert with_anchor.metrics["hint/kl"] == pytest.approx(alone.metrics["hint/kl"], abs=1e-5)
-    assert set(with_anchor.measured) == {"one"}

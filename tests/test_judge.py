@@ -203,7 +203,7 @@ def test_a_worked_example_is_not_the_agents_message(chat: ChatFormat) -> None:
     assert messages(judgement) == [3]
     assert judgement.refused == {"not the agent's message": 1}
     alone = read_reply(json.dumps([mistake(message=1)]), rollout)
-    samples, feedback = annotate([[rollout]], FeedbackConfig(), chat, 1, written=hints_in(alone))
+    samples, feedback = annotate([[rollout]], FeedbackConfig(), chat, written=hints_in(alone))
     model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
     result = Trainer(model, TrainConfig()).step(samples)
     assert (feedback, result.measured) == ([], {})

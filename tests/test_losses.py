@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offbook.core.config import TrainConfig
 from offbook.train import head
-from offbook.train.algorithms import group_advantage, hint_weight
+from offbook.train.algorithms import group_advantage
 from offbook.train.batches import micro_batches
 from offbook.train.losses import cap_values, divergence, importance, log_mix, policy_gradient
 from offbook.train.trainer import Trainer
@@ -81,13 +81,6 @@ def test_a_mix_in_logits_by_hand() -> None:
     teachers = [logp(0.8, 0.2), logp(0.2, 0.8)]
     assert log_mix(teachers, (0.5, 0.5)).exp()[0].tolist() == pytest.approx([0.5, 0.5])
     assert torch.allclose(log_mix(teachers, (1.0, 0.0)), teachers[0], atol=1e-6)
-
-
-def test_lambda_anneals_in_a_line_and_a_rule_has_its_own_weight() -> None:
-    line = [hint_weight(0.30, step, anneal_steps=4, anneal_to=0.10) for step in (1, 2, 3, 5, 9)]
-    assert line == pytest.approx([0.30, 0.25, 0.20, 0.10, 0.10])
-    assert hint_weight(5.0, step=100) == 5.0
-    assert hint_weight(5.0, step=100, rule_weight=0.5) == 2.5
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 7, 50])

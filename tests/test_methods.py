@@ -204,7 +204,7 @@ def test_all_methods_mix_with_rl_and_with_hints(chat: ChatFormat, student: PreTr
     three = {"opd": {"weight": 1.0, "model": "x"}, "opsd": {"weight": 1.0}, "sdft": {"weight": 1.0}}
     teachers = whole(chat, **three)
     counts: Counter[str] = Counter()
-    samples, _ = annotate([group], settings, chat, 1, counts=counts, whole=teachers)
+    samples, _ = annotate([group], settings, chat, counts=counts, whole=teachers)
     assert [[branch.distill.part for branch in sample.branches] for sample in samples] == [
         ["opd", "opsd", "sdft", "hint"], ["opd", "opsd"]
     ]  # fmt: skip

@@ -103,7 +103,7 @@ def test_all_that_reads_groups_finds_it(tree: Path, chat: ChatFormat, lean: list
     stored = Stored("run", None, [*lean, much])
     (found,) = [one for one in by_rules(stored, {}) if one.feedback.target.rule in RULE]
     assert (found.rollout.id, found.feedback.target.message) == ("much", 4)
-    _, feedback = annotate([[*lean, much]], FeedbackConfig(weight=1.0, rules=RULE), chat, 1)
+    _, feedback = annotate([[*lean, much]], FeedbackConfig(weight=1.0, rules=RULE), chat)
     assert [(one.target.rollout, one.target.message) for one in feedback] == [("much", 4)]
     kept = read(much, (), {name: RULES[name] for name in RULE}, lean)
     assert kept.broken == {(0, 4): "more_than_needed"}

@@ -38,7 +38,7 @@ def test_the_documented_example_hints_its_message(tmp_path: Path, chat: ChatForm
     assert list(rules)[:-1] == list(RULES), "after the built-in ones, which are more specific"
     rollout = rollout_of(chat, "r", EDIT, AGAIN, "It is done.")
     settings = FeedbackConfig(rules=["no_prints"], rule_weights={"no_prints": 0.5})
-    (sample,), (item,) = annotate([[rollout]], settings, chat, step=1, rules=rules)
+    (sample,), (item,) = annotate([[rollout]], settings, chat, rules=rules)
     assert (item.target.rule, item.target.message, item.target.evidence) == ("no_prints", 2, "print( in a.py")
     (branch,) = sample.branches
     assert HINT in chat.decode(branch.inserted)
@@ -51,7 +51,7 @@ def test_own_rules_are_counted_and_stand_in_for_others(tmp_path: Path, chat: Cha
     rollout = rollout_of(chat, "r", EDIT, "It is done.")
     counts: Counter[str] = Counter()
     settings = FeedbackConfig(rules=["no_prints"], control="donor")
-    (sample,), (item,) = annotate([[rollout]], settings, chat, step=1, counts=counts, rules=rules)
+    (sample,), (item,) = annotate([[rollout]], settings, chat, counts=counts, rules=rules)
     assert counts["candidates"] == 1
     assert item.hint.rule in RULES
     assert item.hint.text in chat.decode(sample.branches[0].inserted)

@@ -79,12 +79,12 @@ def config_for(tiny: Path, out: Path, data: list[Path], **more: Any) -> Config:
 
 
 def test_what_is_not_taken_is_counted_by_its_reason() -> None:
-    corpus = Corpus(PretrainConfig(max_file_kb=1, hold_out=["kept-apart"]))
+    corpus = Corpus(PretrainConfig(hold_out=["kept-apart"]))
     files = {
         "LICENSE": MIT,
         "a.py": module(1).encode(),
         "copy_of_a.py": module(1).replace("function_1_0", "renamed_it").encode(),
-        "huge.py": b"x = 1\n" * 1000,
+        "huge.py": b"x = 1\n" * 50_000,
         "binary.py": b"\0\1\2",
         "latin.py": "caf\u00e9 = 1\n".encode("latin-1"),
         "empty.py": b"\n",

@@ -128,11 +128,12 @@ def test_the_loss_is_that_of_each_conversation_alone(tiny: Path, tmp_path: Path)
     assert rows[0]["ce/loss"] == pytest.approx(naive_loss(tiny, lines), abs=1e-6)
 
 
-def test_the_validation_loss_is_exact(tiny: Path, tmp_path: Path) -> None:
+def test_the_validation_loss_is_exact(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all tokens of what was kept apart, with the weights that the run ends with; seen every so many steps."""
     lines = [chat_line(number, turns=1 + number % 4) for number in range(12)]
     data = written(tmp_path / "a.jsonl", lines)
-    more = {"validation_share": 0.3, "batch_tokens": 500, "validation_every": 2, "learning_rate": 1e-3}
+    monkeypatch.setattr("offbook.stages.run.VALIDATION_EVERY", 2)
+    more = {"validation_share": 0.3, "batch_tokens": 500, "learning_rate": 1e-3}
     config = settings(tiny, data, tmp_path / "run", **more)
     rows: list[dict[str, Any]] = []
     folder = sft(config, rows.append)
@@ -147,18 +148,6 @@ def test_the_validation_loss_is_exact(tiny: Path, tmp_path: Path) -> None:
     assert "validation/loss" in curves(run)["series"]
     assert {row["steps"] for row in rows} == {3}
     assert "steps" not in folder.metrics()[0][0]
-
-
-def test_the_loss_is_on_the_roles_that_are_asked_for(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
-    (conversation,) = lessons_of(settings(tiny, written(tmp_path / "a.jsonl", [chat_line(1)]))).learned
-
-    def learned(*roles: Any) -> str:
-        sample = sft_sample(conversation.segment, loss_on=roles)
-        return chat.decode([id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight])
-
-    assert learned("assistant") == "It is 1.<|im_end|>"
-    assert learned("user") == "What is 1 + 0?" * 2 + "<|im_end|>"
-    assert learned("system", "assistant") == "Be brief.<|im_end|>It is 1.<|im_end|>"
 
 
 def test_a_message_of_weight_0_is_read_and_not_learned(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
@@ -326,16 +315,14 @@ def test_scripted_episodes_that_outgrow_a_window_teach_summaries(tiny: Path, cha
     assert sum("this is your last summary:\n\nDone: " in text for text in opened) == len(asked)
 
 
-def test_what_is_longer_than_the_context_is_cut_after_a_message_or_dropped(tiny: Path, tmp_path: Path) -> None:
+def test_what_is_longer_than_the_context_is_cut_after_a_message(tiny: Path, tmp_path: Path) -> None:
     data = written(tmp_path / "a.jsonl", [chat_line(0, turns=20), chat_line(1)])
-    told: dict[str, list[str]] = {"cut": [], "drop": []}
-    for too_long, lines in told.items():
-        config = settings(tiny, data, harness={"context": 300}, too_long=too_long, validation_share=0.0)
-        found = make_lessons(config, tiny, quiet, lines.append).learned
-        assert [len(one.segment.ids) <= 300 for one in found] == ([True, True] if too_long == "cut" else [True])
-        assert all(one.segment.messages[-1].role == "assistant" for one in found)
-    assert any("1 cut" in line for line in told["cut"])
-    assert any("1 dropped: too long" in line for line in told["drop"])
+    lines: list[str] = []
+    config = settings(tiny, data, harness={"context": 300}, validation_share=0.0)
+    found = make_lessons(config, tiny, quiet, lines.append).learned
+    assert [len(one.segment.ids) <= 300 for one in found] == [True, True]
+    assert all(one.segment.messages[-1].role == "assistant" for one in found)
+    assert any("1 cut" in line for line in lines)
     with pytest.raises(OffbookError, match="no conversation is left to learn from"):
         lessons_of(settings(tiny, data, harness={"context": 20}))
 
@@ -469,9 +456,6 @@ def test_a_reminder_before_a_faulty_message_states_a_rule_that_it_keeps(tiny: Pa
     branches = [hint_branch(one.segment, Target("", 0, index, "", ""), hint, chat) for hint in hints]
     stated = [len(b.inserted) for b in branches if sample.ids == [*ids[: b.insert], *b.inserted, *ids[b.insert :]]]
     assert stated, "a reminder of a rule that the message does not break, where a hint of it would stand"
-    plain = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0, pairs=0.0, contrast=False))
-    (sample,) = plain.reminders.samples(one, 1, Counter())
-    assert sample.ids == ids
 
 
 def test_heeding_is_what_reminders_do_to_faults(tiny: Path, demonstrated: Path) -> None:
@@ -558,7 +542,7 @@ def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 def test_a_killed_run_ends_at_the_same_bits(tiny: Path, tmp_path: Path, demonstrated: Path) -> None:
     (tmp_path / "few.jsonl").write_bytes(dump_lines(RunFolder(demonstrated).rollouts(1)[0][:4]))
-    more = {"epochs": 2, "batch_tokens": 1500, "learning_rate": 1e-3, "validation_every": 2}
+    more = {"epochs": 2, "batch_tokens": 1500, "learning_rate": 1e-3}
     checkpoint = {"checkpoint": {"every": 2}}
     straight = sft(settings(tiny, tmp_path / "few.jsonl", tmp_path / "straight", **more, **checkpoint))
     killed = settings(tiny, tmp_path / "few.jsonl", tmp_path / "killed", **more, **checkpoint)

@@ -148,7 +148,7 @@ def test_hints_after_a_summary_equal_reencoding(tree: Path, chat: ChatFormat, te
     """Segments of different length in one batch, targets in several of them."""
     rollout = long_rollout(tree, chat)
     settings = FeedbackConfig(max_targets=9, gate=0.0, teacher=teacher)  # type: ignore[arg-type]
-    samples, feedback = annotate([[rollout]], settings, chat, step=1)
+    samples, feedback = annotate([[rollout]], settings, chat)
     assert {item.target.segment for item in feedback} > {0}
     vocabulary = chat.tokenizer.get_vocab_size()
     trainer = Trainer(tiny_model(vocabulary=vocabulary), TrainConfig(), teachers_of(settings))

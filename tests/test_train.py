@@ -33,7 +33,6 @@ from offbook.types import Sample
     ("precision", "teacher"),
     [
         *[("float32", one) for one in (Live(), Ema(), Frozen(), Mix(Frozen(), 0.1))],
-        *[("float32", Frozen(refresh_steps=steps)) for steps in (2, 3)],
         ("bfloat16", Ema()),
     ],
 )

@@ -40,12 +40,7 @@ HINTS: dict[str, dict[str, str]] = {
     "trust_region": {"teacher": "trust_region"},
     "tokens": {"token_gate": "0.02"},
     "live": {"teacher": "live"},
-    "live_anchored": {"teacher": "live", "anchor_share": "0.25", "anchor_weight": "5"},
-    "live_annealed": {"teacher": "live", "anneal_steps": "20", "anneal_to": "0.5"},
-    "refreshed": {"refresh_steps": "10"},
-    "annealed": {"anneal_steps": "20", "anneal_to": "0.1"},
     "reverse": {"direction": "reverse"},
-    "reverse_annealed": {"direction": "reverse", "anneal_steps": "20", "anneal_to": "0.1"},
     "jsd": {"direction": "jsd"},
     "weight_0.1": {"weight": "0.1"},
     "weight_0.3": {"weight": "0.3"},
@@ -70,12 +65,7 @@ LABELS = {
     "trust_region": "teacher trust_region",
     "tokens": "tokens that the hint moves by 0.02 nats alone",
     "live": "teacher live",
-    "live_anchored": "teacher live, a quarter of the targets anchored",
-    "live_annealed": "teacher live, weight to 0.5 over 20 steps",
-    "refreshed": "teacher frozen, refreshed every 10 steps",
-    "annealed": "weight to 0.1 over 20 steps",
     "reverse": "reverse KL",
-    "reverse_annealed": "reverse KL, weight to 0.1 over 20 steps",
     "jsd": "JSD",
     "weight_0.1": "weight 0.1",
     "weight_0.3": "weight 0.3",
@@ -93,10 +83,7 @@ LABELS = {
     "constant_negative": "control: advantage -1, no teacher",
 }
 BALANCE = ("own_5", "rl_1", "rl_2", "rl_5", "bounded_0.3", "bounded_1")  # beside RL alone, with --balance
-LONG = (
-    *("rl", "hints", "annealed", "reverse", "reverse_annealed", "ema"),
-    *("live", "live_anchored", "live_annealed", "refreshed", "tokens"),
-)
+LONG = ("rl", "hints", "reverse", "ema", "live", "tokens")
 TIMES = 4
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
 COLUMNS = {

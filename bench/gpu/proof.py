@@ -137,7 +137,7 @@ class Experiment:
             "train.groups": "4", "train.group_size": "8", "train.learning_rate": "1e-4", "train.log_parts": "4",
             "train.lora.rank": str(options.lora_rank),
             "feedback.balance": "rl", "feedback.token_gate": "0", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
-            "feedback.max_targets": "6", "feedback.max_candidates": "12",  # a rollout of 25 turns has about 8 faults
+            "feedback.max_targets": "6",  # a rollout of 25 turns has about 8 faults
             "checkpoint.every": "2", "checkpoint.keep": "1",
             "eval.samples": str(options.samples),
         }  # fmt: skip
@@ -319,7 +319,7 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
         # So long that a reminder is heeded for what it says: docs/results/real-model.md.
         "sft.reminders": "0.5", "sft.pairs": "1", "sft.epochs": "3", "sft.batch_tokens": "8192",
         "sft.hold_out_rules": json.dumps([HELD_OUT]),
-        "sft.learning_rate": str(options.sft_learning_rate), "sft.validation_every": "100",
+        "sft.learning_rate": str(options.sft_learning_rate),
         "checkpoint.every": "400",
         **dict(option.split("=", 1) for option in options.set if option.startswith("sft.")),
     }  # fmt: skip

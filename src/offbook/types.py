@@ -442,7 +442,6 @@ class Distill:
     bound: float = 0.0  # the most that the norm of the part's gradient may be, by RL's; 0 is no bound
     direction: Direction = "forward"
     cap: float = math.inf  # nats that a token may count for
-    importance_cap: float = 0.0  # weight by min(pi / mu, cap); 0 is no weighting
     gate: float = 0.0  # nats per token by which a branch has to move its target, away from what was sampled; 0 is none
     token_gate: float = 0.0  # nats by which it has to move a token for that token to teach; 0 is all of them
     places: int = 0  # in a contest; 0 is no limit

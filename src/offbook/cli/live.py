@@ -163,6 +163,7 @@ def _messages(session: Any) -> list[str]:
 
 
 def _report(cycle: Cycle, versions: str) -> dict[str, Any]:
+    from offbook.live.cycle import ALPHA
     from offbook.live.reactions import score
     from offbook.live.trial import compare_versions, concurrent
     from offbook.types import OffbookError
@@ -184,9 +185,7 @@ def _report(cycle: Cycle, versions: str) -> dict[str, Any]:
         raise OffbookError(
             f"a report compares two versions, as in --versions 3,4; there are sessions of {there}"
         ) from None
-    found = compare_versions(
-        concurrent(sessions, base, other), base, other, cycle.settings.weights, cycle.settings.alpha
-    )
+    found = compare_versions(concurrent(sessions, base, other), base, other, cycle.settings.weights, ALPHA)
     rows = {str(one): cycle.numbers([s for s in sessions if s.version == one]) for one in (base, other)}
     return {"folder": str(cycle.folder.path), "base": base, "other": other, **asdict(found), "versions": rows}
 

@@ -53,7 +53,7 @@ def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int =
     if level_named(name):
         return tasks_at(name, config, progress)
     if any((Path(name) / split).is_dir() for split in ("train", "heldout")):
-        if tasks := held_out(Path(name), config.tasks.wording):
+        if tasks := held_out(Path(name)):
             return tasks
         if name == config.tasks.source and config.tasks.heldout_share:
             return task_sets(config).heldout

@@ -40,6 +40,7 @@ from offbook.train.algorithms import Carried
 
 Tell = Callable[[str], None]
 DAY_S = 86_400.0
+ALPHA = 0.05  # chance that a gate, or a trial, refuses a version that is no worse
 UNSEEN_PARTS = ("latency", "broken_calls", "dodged")  # that need no user
 REMEASURE = 4  # times that lines are looked for: when a session settles, and after two, four and eight times as long
 
@@ -159,11 +160,11 @@ class Cycle:
             return None
         began = next(one.at for one in reversed(decisions) if one.kind == "trial")
         during = [one for one in self._settled(sessions) if one.at > began]
-        weights, alpha = settings.weights, settings.alpha
+        weights = settings.weights
         if settings.first == "shadow":
-            verdict = compare_shadow(during, candidate, weights, alpha, UNSEEN_PARTS)
+            verdict = compare_shadow(during, candidate, weights, ALPHA, UNSEEN_PARTS)
         else:
-            verdict = compare_versions(during, last.deployed, candidate, weights, alpha)
+            verdict = compare_versions(during, last.deployed, candidate, weights, ALPHA)
         numbers = {"trial": asdict(verdict), "first": settings.first}
         difference = f"{verdict.difference or 0.0:+.3f} a session over {verdict.pairs} pairs of users"
         if verdict.verdict == "worse":
@@ -204,7 +205,7 @@ class Cycle:
             measured(self.config, number, path, suites, self.folder.gate(number))
             for number, path in ((deployed, self.folder.weights(deployed)), (version, weights))
         )
-        compared = compare_rows(base, other, self.settings.alpha, main)
+        compared = compare_rows(base, other, ALPHA, main)
         numbers = {"gate": told(compared), "tasks": len(suites.tasks)}
         if worse := [one for one in compared if one.is_worse]:
             one = worse[0]
@@ -265,7 +266,7 @@ class Cycle:
             "parts": parts,
             "edit_rate": len(edited) / len(sessions),
             "kept_of_edits": fmean(one.rollout.reward.parts.get("kept", 0.0) for one in edited) if edited else None,
-            "detectable": detectable(spread, self.settings.alpha),
+            "detectable": detectable(spread, ALPHA),
         }
 
     def is_expired(self, session: Session) -> bool:

@@ -24,6 +24,7 @@ from offbook.types import Event, Reward, Rollout, is_test_file
 GONE = 0.1  # a share of kept lines up to which an edit counts as reverted
 FOLLOW_UP = "feedback"  # the event by which a message is taught; `offbook serve` writes the same
 HINT_WORDS = 40
+LATENCY_S = 600.0  # seconds that cost all of the part `latency`
 DODGES = ("asked_instead", "finished_without_edit")
 ABOUT_WORDS = re.compile(r"(?i)\b(long|verbose|words?|short\w*|essay|talk\w*|explanation|summary|point)\b")
 ABOUT_TESTS = re.compile(r"(?i)\btests?\b")
@@ -80,7 +81,7 @@ def _own_parts(rollout: Rollout, settings: LiveConfig) -> dict[str, float]:
     usage = rollout.usage
     seconds = usage.model_seconds if rollout.foreign else usage.seconds  # an endpoint cannot tell tools from pauses
     return {
-        "latency": -min(1.0, seconds / settings.latency_s),
+        "latency": -min(1.0, seconds / LATENCY_S),
         "broken_calls": broken_calls(usage.invalid_calls),
         "dodged": dodged(rollout),
     }

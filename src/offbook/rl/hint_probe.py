@@ -51,6 +51,7 @@ from offbook.types import (
 )
 
 MICRO_TOKENS = 8192  # in one forward
+CORRECTION_SAMPLES = 2  # messages written for a faulty one; the first to pass is learned
 
 Reasons = dict[str, set[tuple[int, int, int]]]  # targets by the reason: rollout, segment, message
 
@@ -207,10 +208,7 @@ class Corrections:
     async def _wave(self, pairs: Sequence[tuple[Found, Completion]], name: str, counts: Counter[str]) -> list[Sample]:
         """All sessions are opened before the first asks: they decode together."""
         engine = self.look.collector.engine
-        sessions = [
-            engine.open(f"{name}/{target_key(one.feedback.target)}/on") if self.settings.solve else None
-            for one, _ in pairs
-        ]
+        sessions = [engine.open(f"{name}/{target_key(one.feedback.target)}/on") for one, _ in pairs]
         both = zip(pairs, sessions, strict=True)
         rollouts = await asyncio.gather(
             *(self._gone_on(one, message, session, counts) for (one, message), session in both)
@@ -222,14 +220,10 @@ class Corrections:
             if rollout is not None and (target := one.feedback.target)
         ]
 
-    async def _gone_on(
-        self, one: Found, message: Completion, session: Session | None, counts: Counter[str]
-    ) -> Rollout | None:
+    async def _gone_on(self, one: Found, message: Completion, session: Session, counts: Counter[str]) -> Rollout | None:
         """The rollout with this message in it, if that is learned."""
         place, collector = self._place(one), self.look.collector
         try:
-            if session is None:
-                return await place.with_message(message, None)
             async with place.sandbox(collector.sandbox) as sandbox:
                 again = copy.deepcopy(await place.with_message(message, sandbox))
                 turns = sum(at <= place.at for at, _ in spoken(again))
@@ -246,8 +240,7 @@ class Corrections:
         except (NotRestored, OSError):
             return None
         finally:
-            if session is not None:
-                session.close()
+            session.close()
 
 
 async def correct(
@@ -259,7 +252,7 @@ async def correct(
         if one.feedback.target.rule not in by.unhelpful and taken[one.rollout.id] < settings.max_targets:
             taken[one.rollout.id] += 1
             chosen.append(one)
-    look = HintProbe(collector, by.tasks, by.rules, settings.corrections.samples)
+    look = HintProbe(collector, by.tasks, by.rules, CORRECTION_SAMPLES)
     return await Corrections(look, settings.corrections).samples(chosen, f"correct{step}", counts)
 
 

@@ -226,9 +226,8 @@ class Needs:
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
         feedback, teachers = config.feedback, config.teachers
         is_bounded = feedback.weight > 0 and feedback.balance == "bounded"
-        anchors = feedback.weight * feedback.anchor_share
         whole = (teachers.opd.weight, teachers.opsd.weight, teachers.sdft.weight)
-        beside = (feedback.weight, anchors, feedback.corrections.weight, *whole)
+        beside = (feedback.weight, feedback.corrections.weight, *whole)
         parts = 1 + sum(map(bool, beside)) if is_bounded or config.train.log_parts else 1
         if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
             targets = context

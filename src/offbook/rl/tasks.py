@@ -63,7 +63,7 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     if _is_whole(config.tasks.source):
         sets = _cut(tasks_at(config.tasks.source, config), HELD_OUT)
     else:
-        sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+        sets = TaskSets(load_tasks(root / "train"), held_out(root))
     if not sets.heldout and config.tasks.heldout_share:
         sets = _cut(sets.train, config.tasks.heldout_share, least=1)
         log.warning(
@@ -139,10 +139,10 @@ def _taskset(source: str, spec: SandboxSpec) -> list[Task]:
     return sorted(map(load_task, folders), key=lambda task: task.id)
 
 
-def held_out(root: Path, wording: str = "") -> list[Task]:
+def held_out(root: Path) -> list[Task]:
     """The held-out tasks of a folder; there are none where all of its tasks are of one repository."""
     folder = root / "heldout"
-    return load_tasks(folder, wording) if any(folder.glob("[!.]*")) else []
+    return load_tasks(folder) if any(folder.glob("[!.]*")) else []
 
 
 def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Task]:
@@ -154,8 +154,7 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
     folder = Path(source)
     if not folder.is_dir():
         raise OffbookError(f"there is no task folder {source}; give one, `pocket` or `pocket-long`")
-    wording = config.tasks.wording
-    found = [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+    found = [load_task(folder)] if (folder / "task.toml").is_file() else load_tasks(folder)
     refuse_leaking_pages(config, found)
     return found
 

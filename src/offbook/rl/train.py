@@ -74,6 +74,7 @@ from offbook.train.trainer import NotFinite, Trainer, WeightsLost, weights_of
 from offbook.types import Hung, OffbookError, Rollout, Sample
 
 log = logging.getLogger(__name__)
+LOOK_SAMPLES = 8  # messages sampled at each place, without and with the hint
 
 
 def publisher_of(config: Config) -> Publisher | None:
@@ -334,7 +335,7 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         read = [(rollout, context.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else await run.judge.read(f"step {step}", read)
         began = time.monotonic()
-        if is_look := context.config.feedback.is_look_due(step):
+        if is_look := step == 1 and context.config.feedback.is_look_due:
             async with run.scheduler.quiet():
                 await _look(run, step, groups)
         looked_s, counts = time.monotonic() - began, Counter[str]()
@@ -419,7 +420,7 @@ def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
 async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     """Whether hints help on the faults of this step, before any of them teaches."""
     context, settings, found = run.context, run.context.config.feedback, faults_in(groups, run.context)
-    look = HintProbe(run.collector, context.tasks, context.rules, settings.look_samples)
+    look = HintProbe(run.collector, context.tasks, context.rules, LOOK_SAMPLES)
     sampled = await look.sampled(found, f"look{step}")
     run.collector.rest()  # the trainer reads next
     own = context.trainer.teachers[settings.teacher].own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +22,7 @@ from offbook.signals.trajectory import with_siblings
 from offbook.tasks.check import gold_changes
 from offbook.train.algorithms import (
     OTHER,
-    anchor_sample,
     hint_branch,
-    hint_weight,
     opd_branches,
     opsd_branches,
     rl_samples,
@@ -40,6 +37,9 @@ from offbook.train.trainer import REFERENCE, NotFinite, StepResult, Trainer, Wei
 from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError, Rollout, Sample, Target, Task
 
 log = logging.getLogger(__name__)
+TRUST_MIX = 0.1  # share of the live model in the teacher `trust_region`
+TOP_TOKENS = 5  # likeliest tokens recorded where student and teacher differ
+WHOLE_CAP = 2.0  # nats that one token may count for under a teacher of whole responses
 
 
 def teachers_of(
@@ -49,15 +49,17 @@ def teachers_of(
     which has to be loaded."""
     kinds: dict[str, Kind] = {
         "live": Live(),
-        "frozen": Frozen(settings.refresh_steps),
-        "ema": Ema(settings.ema_decay),
-        "trust_region": Mix(Frozen(), settings.trust_mix),
+        "frozen": Frozen(),
+        "ema": Ema(),
+        "trust_region": Mix(Frozen(), TRUST_MIX),
     }
     named = [settings.teacher] if settings.weight else []
-    named += [one.teacher for one in (others.opsd, others.sdft) if one.weight] if others else []
+    if others and others.opsd.weight:
+        named.append("frozen")
+    if others and others.sdft.weight:
+        named.append("ema")
     start: dict[str, Kind] = {REFERENCE: Frozen()}
-    is_held = reference or (settings.weight and settings.anchor_share)
-    return {**{name: kinds[name] for name in named}, **(start if is_held else {})}
+    return {**{name: kinds[name] for name in named}, **(start if reference else {})}
 
 
 def distill_of(settings: FeedbackConfig) -> Distill:
@@ -68,11 +70,10 @@ def distill_of(settings: FeedbackConfig) -> Distill:
         bound=settings.bound if settings.balance == "bounded" else 0.0,
         direction=settings.direction,
         cap=settings.token_cap,
-        importance_cap=settings.importance_cap,
         gate=settings.threshold,
         token_gate=settings.token_threshold,
         places=0 if settings.control == "every_turn" else settings.max_targets,
-        top=settings.top,
+        top=TOP_TOKENS,
     )
 
 
@@ -80,7 +81,6 @@ def annotate(
     groups: list[list[Rollout]],
     settings: FeedbackConfig,
     chat: Chat,
-    step: int,
     tasks: Mapping[str, Task] | None = None,
     written: Mapping[str, Pairs] | None = None,
     counts: Counter[str] | None = None,
@@ -109,9 +109,13 @@ def annotate(
             if settings.weight and of_segments:  # the machine's faults are nobody's targets
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
                 pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful, siblings)
-                for target, hint, branch in _branches(rollout, pairs, settings, chat, step):
+                for target, hint, branch in _branches(rollout, pairs, settings, chat):
                     sample = of_segments[target.segment]
-                    samples += _hang(sample, branch, settings, counts)
+                    if settings.control == "constant_negative":
+                        for start, end in branch.spans:
+                            sample.advantage[start:end] = [NEGATIVE] * (end - start)
+                    else:
+                        sample.branches.append(branch)
                     pieces = chat.pieces([token for span in branch.spans for token in sample.ids[slice(*span)]])
                     feedback.append(Feedback(target, hint, pieces))
     return samples, feedback
@@ -138,10 +142,8 @@ def candidates(
     once: dict[tuple[int, int], tuple[Target, Hint]] = {}
     for target, hint in weighed:
         once.setdefault((target.segment, target.message), (target, hint))
-    limit, most = (
-        ("max_candidates", settings.max_candidates) if settings.threshold else ("max_targets", settings.max_targets)
-    )
-    pairs = list(once.values())[:most]
+    limit = "max_candidates" if settings.threshold else "max_targets"
+    pairs = list(once.values())[: settings.max_candidates]
     # Not of rules that the run teaches: the hint that one fault needs would come by way of another's.
     donors = [rule for name, rule in rules.items() if name not in settings.rules] or list(rules.values())
     chosen = stand_in(pairs, rollout, settings.control, donors)
@@ -156,14 +158,13 @@ def candidates(
 
 
 def _branches(
-    rollout: Rollout, pairs: Pairs, settings: FeedbackConfig, chat: Chat, step: int
+    rollout: Rollout, pairs: Pairs, settings: FeedbackConfig, chat: Chat
 ) -> list[tuple[Target, Hint, Branch]]:
     """A hinted reading of each faulty message, or of the whole response under all that was said of it."""
     distill = distill_of(settings)
 
     def weight(rule: str) -> float:
-        of_rule = settings.rule_weights.get(rule, 1.0)
-        return hint_weight(settings.weight, step, settings.anneal_steps, settings.anneal_to, of_rule)
+        return settings.weight * settings.rule_weights.get(rule, 1.0)
 
     if settings.method == "sdpo":
         texts = dict.fromkeys(hint.text for _, hint in pairs)
@@ -174,25 +175,6 @@ def _branches(
         (target, hint, hint_branch(rollout.segments[target.segment], target, hint, chat, weight(target.rule), distill))
         for target, hint in pairs
     ]
-
-
-def _hang(sample: Sample, branch: Branch, settings: FeedbackConfig, counts: Counter[str]) -> list[Sample]:
-    """Put the branch, or what a control has in its place, on its sample. Returns the anchor it is given, if any."""
-    if settings.control == "constant_negative":
-        for start, end in branch.spans:
-            sample.advantage[start:end] = [NEGATIVE] * (end - start)
-        return []
-    sample.branches.append(branch)
-    if random.Random(f"anchor {branch.key}").random() >= settings.anchor_share:
-        return []
-    if branch.end + len(branch.inserted) > settings.anchor_tokens:
-        counts["left_out/anchor_tokens"] += 1
-        return []
-    distill = branch.distill
-    held = Distill(
-        REFERENCE, "anchor", direction=distill.direction, cap=distill.cap, importance_cap=distill.importance_cap
-    )
-    return [anchor_sample(sample, branch, settings.anchor_weight, held)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,19 +197,19 @@ class WholeResponse:
             yield from opd_branches(rollout, settings.opd.weight, self._distill("opd", OTHER)).items()
         if settings.opsd.weight:
             if solution := self._solution(rollout.task):
-                how = settings.opsd.weight, self._distill("opsd", settings.opsd.teacher)
+                how = settings.opsd.weight, self._distill("opsd", "frozen")
                 yield from self._fitting(rollout.task, opsd_branches(rollout, solution, self.chat, *how), counts)
             else:
                 counts["left_out/no_solution"] += 1
         if settings.sdft.weight:
             if demonstration := self._demonstration(rollout, siblings):
-                how = settings.sdft.weight, self._distill("sdft", settings.sdft.teacher)
+                how = settings.sdft.weight, self._distill("sdft", "ema")
                 yield from self._fitting(rollout.task, sdft_branches(rollout, demonstration, self.chat, *how), counts)
             else:
                 counts["left_out/no_demonstration"] += 1
 
     def _distill(self, part: str, teacher: str) -> Distill:
-        return Distill(teacher=teacher, part=part, direction=self.settings.direction, cap=self.settings.token_cap)
+        return Distill(teacher=teacher, part=part, direction="reverse", cap=WHOLE_CAP)
 
     def _fitting(self, id: str, branches: Mapping[int, Branch], counts: Counter[str]) -> Iterator[tuple[int, Branch]]:
         """A teacher whose context was cut would have lost the task and kept its answer. Those that see what only the
@@ -319,7 +301,7 @@ def train_step(
     counts: Counter[str] = Counter()
     temperature, written = config.engine.temperature, hints_in(judgement)
     told = written, counts, temperature, by.rules, by.unhelpful, by.baselines, config.train.rl_weight, by.whole
-    samples, feedback = annotate(groups, config.feedback, chat, step, by.tasks, *told)
+    samples, feedback = annotate(groups, config.feedback, chat, by.tasks, *told)
     samples += corrected
     try:
         result = by.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))

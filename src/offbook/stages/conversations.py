@@ -108,18 +108,13 @@ class Writing:
 
     def _fit(self, conversation: Conversation, config: Config, counts: Counter[str]) -> bool:
         """Cut behind the last message to learn that the context holds."""
-        segment, roles = conversation.segment, config.sft.loss_on
-        learned = [
-            number
-            for number, message in enumerate(segment.messages)
-            if message.role in roles and (message.role != "assistant" or segment.is_own(message))
-        ]
+        segment = conversation.segment
+        learned = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]
         fitting = [number for number in learned if segment.messages[number].end <= self.context]
-        is_cut = len(segment.ids) > self.context
-        if not fitting or (is_cut and config.sft.too_long == "drop"):
+        if not fitting:
             counts["dropped: too long" if learned else "dropped: nothing to learn"] += 1
             return False
-        if is_cut:
+        if len(segment.ids) > self.context:
             counts["cut"] += 1
             conversation.segment = segment.up_to(fitting[-1] + 1)
             for by_message in (conversation.kept, conversation.broken, conversation.spared):

@@ -33,6 +33,7 @@ from offbook.types import OffbookError, is_test_file
 
 POCKET_CODE = re.compile(r"pocket-code:([1-9]\d*)(?:x([1-9]\d*))?")
 ANY = "any"
+MAX_FILE_BYTES = 256 * 1024
 LANGUAGES = {
     ".py": "python", ".pyi": "python", ".js": "javascript", ".ts": "typescript", ".go": "go", ".rs": "rust",
     ".java": "java", ".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".rb": "ruby", ".sh": "shell",
@@ -160,7 +161,7 @@ class Corpus:
                     continue
                 try:
                     with path.open("rb") as file:
-                        found[path.relative_to(folder).as_posix()] = file.read(self.settings.max_file_kb * 1024 + 1)
+                        found[path.relative_to(folder).as_posix()] = file.read(MAX_FILE_BYTES + 1)
                 except OSError:
                     self.left_out["files that cannot be opened"] += 1
         return found
@@ -227,7 +228,7 @@ class Corpus:
 
     def _readable(self, content: bytes) -> tuple[str, str]:
         """The text, or why it is not taken."""
-        if len(content) > self.settings.max_file_kb * 1024:
+        if len(content) > MAX_FILE_BYTES:
             return "", "huge files"
         if b"\0" in content:
             return "", "binary files"

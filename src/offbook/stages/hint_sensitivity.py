@@ -55,5 +55,5 @@ def told(own: float, other: float) -> str:
     if own > LITTLE:
         return f"{said}: hints would teach this model little; imitate longer, or with a higher sft.reminders"
     if own > other + LITTLE:
-        return f"{said}: it heeds that there is a reminder, and not what it says; imitate longer, with sft.contrast"
+        return f"{said}: it heeds that there is a reminder, and not what it says; imitate longer"
     return f"{said}: it heeds what hints say"

@@ -145,10 +145,8 @@ class Reminders:
     _blocks: dict[str, list[int]] = field(default_factory=dict)
 
     def samples(self, conversation: Conversation, epoch: int, counts: Counter[str]) -> list[Sample]:
-        """The conversation with some reminders, and the right half of at most one pair. There are none where the
-        assistant is not learned; what the context has no room for is counted."""
-        if "assistant" not in self.settings.loss_on:
-            return [sft_sample(conversation.segment, loss_on=self.settings.loss_on)]
+        """The conversation with some reminders, and the right half of at most one pair. What the context has no room
+        for is counted."""
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
         segment, hints = conversation.segment, dict[int, list[int]]()
         room = self.context - len(segment.ids)
@@ -159,15 +157,14 @@ class Reminders:
                 hints[first_sampled(segment)] = block
                 room -= len(block)
         is_shown, reminded = len(hints), 0
-        stated = conversation.kept | (conversation.spared if self.settings.contrast else {})
-        for index, rules in sorted(stated.items()):
+        for index, rules in sorted((conversation.kept | conversation.spared).items()):
             block = self._block(rng, rules, conversation.tools) if rng.random() < self.settings.reminders else []
             counts["without_room"] += len(block) > room
             if block and len(block) <= room:
                 hints[index] = [*hints.get(index, ()), *block]
                 room -= len(block)
                 reminded += 1
-        samples = [sft_sample(segment, hints, loss_on=self.settings.loss_on)]
+        samples = [sft_sample(segment, hints)]
         drawn = [pair for pair in conversation.pairs if rng.random() < self.settings.pairs]
         for pair in rng.sample(drawn, min(1, len(drawn))):  # all that stands before it is read once more
             block = self._block(rng, (pair.rule,), conversation.tools)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from offbook.core.config import CheckpointConfig, Config, StageConfig, TeachersConfig, TrainConfig
+from offbook.core.config import CheckpointConfig, Config, PretrainConfig, StageConfig, TeachersConfig, TrainConfig
 from offbook.core.lock import only_writer
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.rl.models import Progress, chat_folder, model_folder, model_to_train
@@ -35,6 +35,9 @@ from offbook.types import OffbookError, Sample
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
+WARMUP_SHARE = 0.03  # of the steps, in which the learning rate rises
+FINAL_SHARE = 0.1  # of the learning rate, one step after the schedule has ended
+VALIDATION_EVERY = 50  # steps; one more validation is at the end
 MINUTES = 2.0  # between checkpoints that are small; steps are too short to keep every one
 log = logging.getLogger(__name__)
 
@@ -192,9 +195,9 @@ def _settings(train: TrainConfig, stage: StageConfig, steps: int) -> TrainConfig
     update = {
         "steps": steps,
         "learning_rate": stage.learning_rate,
-        "schedule": stage.schedule,
-        "warmup_steps": math.ceil(stage.warmup_share * steps),
-        "final_share": stage.final_share,
+        "schedule": "wsd" if isinstance(stage, PretrainConfig) else "cosine",
+        "warmup_steps": math.ceil(WARMUP_SHARE * steps),
+        "final_share": FINAL_SHARE,
         "reference_kl": 0.0,
     }
     return train.model_copy(update=update)
@@ -225,6 +228,6 @@ def _step(run: _Run, step: int) -> dict[str, Any]:
     row = {"step": step, **lessons.told(step), **result.metrics, **counts}
     row |= {"learning_rate": settings.learning_rate * share, "skipped_steps": step - trainer.steps}
     row["train_s"] = time.monotonic() - started
-    if step % settings.validation_every == 0 or step == lessons.num_steps:
+    if step % VALIDATION_EVERY == 0 or step == lessons.num_steps:
         row |= lessons.validated(trainer)
     return row

@@ -96,8 +96,6 @@ def chunk_terms(logits_NV: Tensor, teacher: TeacherLogits, rows: Rows, targets: 
     distill_M = _weight(targets, scores) * losses.cap_values(nats_M, distill.cap)
     if distill.token_gate:
         distill_M = distill_M * (scores.moved_M >= distill.token_gate)
-    if distill.importance_cap:
-        distill_M = distill_M * losses.importance(scores.student_M, rows.behaviour_N[first], distill.importance_cap)
     return Terms(rl_N.sum(), ce_N.sum(), distill_M.sum(), logp_N.detach(), entropy_N, scores)
 
 

@@ -1,7 +1,7 @@
 """Who scores branches as their teacher. Every kind is the same branch pass; they differ in the weights that run it.
 
 Live     the student as it is now: its branches go along with the training forward and cost only their own tokens
-Frozen   the model the run started from, or was `refresh_steps` ago, on a base of its own without gradients
+Frozen   the model the run started from, on a base of its own without gradients
 Ema      a slow average of the student, likewise
 Other    another model with the same vocabulary, which stays as it is
 Mix      between one of those and the live one, in logits: own ** (1 - share) * live ** share (SDPO, section 3)
@@ -34,14 +34,10 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    refresh_steps: int = 0  # until it takes the student's weights; 0 is never
+    moves = False
 
     def share(self, step: int) -> float:
-        return float(bool(self.refresh_steps) and step % self.refresh_steps == 0)
-
-    @property
-    def moves(self) -> bool:
-        return self.refresh_steps > 0
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

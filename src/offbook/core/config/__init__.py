@@ -1,15 +1,14 @@
 """The configuration: what can be set, and how files and options become it."""
 
 from offbook.core.config.files import (
-    RETIRED,
     ConfigError,
     load_config,
     recipe_for,
     recipes,
     shipped_models,
-    with_new_keys,
 )
 from offbook.core.config.judging import (
+    EFFORT_KINDS,
     AuditorConfig,
     EffortConfig,
     FeedbackConfig,

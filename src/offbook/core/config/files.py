@@ -26,14 +26,6 @@ class ConfigError(OffbookError):
     exit_code = 2
 
 
-# Keys that are gone, with the value at which they did nothing, None if no value did anything to what came out:
-# configurations from before may still have them.
-RETIRED: dict[str, tuple[Any, str]] = {
-    "feedback.entry_cap": (0.0, "capping vocabulary entries one by one turned gradients round; cap tokens instead"),
-    "engine.max_rows": (None, "engine.kv_tokens is the measure of what is decoded side by side"),
-}
-
-
 def recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
@@ -136,7 +128,7 @@ def load_config(
     asked = _asked_of_adapters(theirs), _asked_of_adapters(options)
     given: dict[str, Any] = {}
     for branch in (*_branches(defaults or {}), *read, *options):
-        _merge(given, with_new_keys(branch))
+        _merge(given, branch)
     tree: dict[str, Any] = {}
     if not any(are_ours):
         _merge(tree, _read_toml(RECIPES / f"{recipe_for(str(given.get('model', '')))}.toml"))
@@ -152,19 +144,6 @@ def load_config(
         where = ".".join(str(part) for part in first["loc"])
         problem = f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
         raise ConfigError(problem + _example(where)) from None
-
-
-def with_new_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    """What files that were written before have under other keys, or had no use for."""
-    for key, (idle, reason) in RETIRED.items():
-        section, name = key.split(".")
-        if tree.get(section, {}).pop(name, idle) != idle and idle is not None:
-            raise ConfigError(f"{key} is gone: {reason}")
-    for of in (tree.get("feedback"), tree.get("monitors")):
-        for name in ("url", "name", "rate"):
-            if isinstance(of, dict) and f"model_{name}" in of:
-                of.setdefault("judge", {})[name] = of.pop(f"model_{name}")
-    return tree
 
 
 def _recipe_or_file(name: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from offbook.core.config.methods import CorrectionsConfig
 from offbook.core.config.section import LOCAL, Section, TeacherName
@@ -36,8 +36,6 @@ class AgentConfig(Section):
 
     url: str = Field(default="", description="of a server that speaks chat completions with tools; empty is none")
     name: str = Field(default="", description="of the model there")
-    turns: int = Field(default=12, ge=1, description="replies that it may take for a rollout")
-    tokens: int = Field(default=60_000, ge=1000, description="and tokens, prompts included, about")
 
 
 class AuditorConfig(AgentConfig):
@@ -65,15 +63,12 @@ class FeedbackConfig(Section):
         "most `bound` times RL's",
     )
     bound: float = Field(default=0.3, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
-    anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
-    anneal_to: float = Field(default=0.0, ge=0, description="what `weight` is after `anneal_steps`")
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={}, description="by rule, on top of `weight`; 1 where not named, 0 turns a rule off"
     )
     rules: list[str] = Field(default=[], description="those of docs/feedback.md that are looked for; empty: all")
     files: list[str] = Field(default=[], description="Python files with your own rules; they run with your rights")
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
-    max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
     gate: float = Field(
         default=0.002,
         ge=0,
@@ -91,54 +86,33 @@ class FeedbackConfig(Section):
         description="before step 1: sample messages with and without each hint where a rule was broken; what does not "
         "help is not taught, and a run in which nothing helps ends there",
     )
-    look_every: int = Field(default=0, ge=0, description="steps after which that is done again; 0 is never")
-    look_samples: int = Field(default=8, ge=1, description="messages sampled at each place, without and with the hint")
     control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
         default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"
     )
-    anchor_share: float = Field(
-        default=0.0, ge=0, le=1, description="of the targets, whose hinted reading is held where it was at the start"
-    )
-    anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
-    anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
-    top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
     teacher: TeacherName = Field(default="frozen", description="whose weights the hinted model has: docs/feedback.md")
-    ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
-    refresh_steps: int = Field(
-        default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"
-    )
-    trust_mix: float = Field(default=0.1, gt=0, lt=1, description="teacher `trust_region` only: share of the live one")
     direction: Literal["forward", "reverse", "jsd"] = Field(
         default="forward", description="forward is KL(teacher || student), reverse the other way round"
     )
     token_cap: float = Field(default=2.0, gt=0, description="the most nats that one token may count for")
-    importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
     judge: JudgeConfig = JudgeConfig()
     corrections: CorrectionsConfig = CorrectionsConfig()
 
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:
-        """Settings that look as if they did something."""
-        if problem := self._idle():
+        """Refuse settings that look as if they did something."""
+        if problem := self.judge.idle("feedback", bool(self.weight)):
             raise ValueError(problem)
         return self
 
-    def _idle(self) -> str:
-        if self.anneal_to and not self.weight:
-            return "feedback.weight is 0, so hints are off and feedback.anneal_to is never used; give a weight above 0"
-        if self.anneal_to and not self.anneal_steps:
-            return "feedback.anneal_steps is 0, so the weight never gets to feedback.anneal_to; give a number of steps"
-        if self.threshold and self.max_candidates < self.max_targets:
-            reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
-            return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
-        if self.look_every and not self.look:
-            return "feedback.look is false, so feedback.look_every is never used; give --feedback.look true"
-        return self.judge.idle("feedback", bool(self.weight))
+    @property
+    def is_look_due(self) -> bool:
+        """Before step 1. Not under a control, which shows what another hint does, nor where hints stand elsewhere."""
+        return bool(self.look and self.weight and not self.control and self.method == "targeted")
 
-    def is_look_due(self, step: int) -> bool:
-        """Not under a control, which is there to show what another hint does, nor where hints stand elsewhere."""
-        is_on = self.look and self.weight and not self.control and self.method == "targeted"
-        return bool(is_on) and (step == 1 or bool(self.look_every and (step - 1) % self.look_every == 0))
+    @property
+    def max_candidates(self) -> int:
+        """Faulty messages of a rollout that are given a hint: twice as many as teach, since the gate refuses some."""
+        return 2 * self.max_targets if self.threshold else self.max_targets
 
     @property
     def threshold(self) -> float:
@@ -151,22 +125,36 @@ class FeedbackConfig(Section):
         return 0.0 if self.control or self.method == "sdpo" else self.token_gate
 
 
+EFFORT_KINDS = {  # what a share of all tokens, or of all turns, counts for; the agent does not write output itself
+    "thinking_tokens": 1.0,
+    "call_tokens": 1.0,
+    "output_tokens": 0.25,
+    "final_tokens": 1.0,
+    "summary_tokens": 1.0,
+    "calls": 0.25,
+    "turns": 0.25,
+}
+
+
 class EffortConfig(Section):
     """What solving costs: C(x) of docs/rewards.md, where x is the weighted share of what the limits allow."""
 
     on: bool = Field(default=False, description="whether solving costs anything")
     bound: float = Field(default=0.2, gt=0, lt=1, description="the most it can cost; solving is worth 1")
     k: float = Field(default=4.0, gt=0, description="of C(x): how early the cost levels off")
-    q: float = Field(default=1.0, description="of C(x): how much it levels off; 1 is the logarithm")
     full_tokens: int = Field(default=0, ge=0, description="what counts as all tokens; 0 is harness.tokens")
     full_turns: int = Field(default=0, ge=0, description="what counts as all turns; 0 is harness.turns")
-    thinking_tokens: float = Field(default=1.0, ge=0, description="weight of a share of all tokens, as the next four")
-    call_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in calls")
-    output_tokens: float = Field(default=0.25, ge=0, description="the agent asked for them and did not write them")
-    final_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in messages without a call")
-    summary_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in self-summaries")
-    calls: float = Field(default=0.25, ge=0, description="weight of a share of all turns, as the next")
-    turns: float = Field(default=0.25, ge=0, description="weight of a share of all turns")
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        description="by kind, of a share of all tokens or turns, over the defaults of docs/rewards.md",
+    )
+
+    @field_validator("weights")
+    @classmethod
+    def _known(cls, weights: dict[str, float]) -> dict[str, float]:
+        if unknown := sorted(weights.keys() - EFFORT_KINDS.keys()):
+            raise ValueError(f"rewards.effort.weights has no {unknown[0]}; there are {', '.join(EFFORT_KINDS)}")
+        return weights
 
 
 class RewardsConfig(Section):

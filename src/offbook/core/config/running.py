@@ -85,7 +85,6 @@ class LiveConfig(Section):
         },
         description="of the parts of a session's reward, each between -1 and 1: docs/live.md",
     )
-    latency_s: float = Field(default=600.0, gt=0, description="that cost all of the part `latency`")
     hints: bool = Field(
         default=True,
         description="teach what dissatisfied users said, as hints at the messages that it is about; rules teach anyway",
@@ -96,9 +95,6 @@ class LiveConfig(Section):
     )
     share: float = Field(default=0.2, gt=0, le=0.5, description="of the users, by hash, or of the requests in shadow")
     trial: int = Field(default=50, ge=1, description="users of each of the two versions after which it gets the rest")
-    alpha: float = Field(
-        default=0.05, gt=0, lt=1, description="the chance that a gate, or a trial, refuses a version that is no worse"
-    )
     suites: list[str] = Field(default=[], description="of the gate, beside the held-out tasks, as in `sides`")
     populations: list[str] = Field(
         default=[], description="keys of users who get an adapter of their own each; needs train.lora.rank"

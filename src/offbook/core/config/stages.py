@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from offbook.core.config.section import Schedule, Section
+from offbook.core.config.section import Section
 
 
 class StageConfig(Section):
@@ -15,19 +15,15 @@ class StageConfig(Section):
     data: list[str] = Field(default=[], description="what is learned from")
     epochs: int = Field(default=1, ge=1, description="times through the data, each in a new order")
     batch_tokens: int = Field(default=16_384, ge=1, description="of the rows of one step, about")
-    learning_rate: float = Field(default=2e-5, gt=0, description="the highest; `schedule` says what becomes of it")
-    schedule: Schedule = Field(
-        default="cosine",
-        description="after the warm-up; cosine and linear fall over all epochs, wsd over the last fifth of the steps",
-    )
-    warmup_share: float = Field(default=0.03, ge=0, lt=1, description="of the steps, in which the learning rate rises")
-    final_share: float = Field(
-        default=0.1, ge=0, le=1, description="of the learning rate, one step after a schedule that falls has ended"
+    learning_rate: float = Field(
+        default=2e-5,
+        gt=0,
+        description="the highest, after a warm-up of 3% of the steps; then it falls to a tenth: of `sft` in a cosine, "
+        "of `pretrain` over the last fifth of the steps",
     )
     validation_share: float = Field(
         default=0.02, ge=0, lt=1, description="of the tasks, conversations or repositories, to measure the loss on"
     )
-    validation_every: int = Field(default=50, ge=1, description="steps between validations; one more is at the end")
 
 
 class PretrainConfig(StageConfig):
@@ -40,10 +36,6 @@ class PretrainConfig(StageConfig):
         "(`pocket-code:50x4`: of four packages each)",
     )
     batch_tokens: int = Field(default=65_536, ge=1, description="of the windows of one step, about")
-    schedule: Schedule = Field(
-        default="wsd",
-        description="after the warm-up; cosine and linear fall over all epochs, wsd over the last fifth of the steps",
-    )
     context: int = Field(default=32_768, ge=16, description="tokens of a window, which has files of one repository")
     rope: Literal["", "abf", "yarn"] = Field(
         default="",
@@ -55,7 +47,6 @@ class PretrainConfig(StageConfig):
         default=["Apache-2.0", "BSD", "CC0-1.0", "ISC", "MIT", "PSF-2.0", "Unlicense", "Zlib"],
         description="of repositories that are taken; `any` takes all, those without one too",
     )
-    max_file_kb: int = Field(default=256, ge=1, description="larger files are left out")
     guard: list[str] = Field(
         default=[],
         description="suites, as in `offbook eval`: files with their solutions are left out, and their repositories",
@@ -74,9 +65,6 @@ class SftConfig(StageConfig):
     min_reward: Literal["any"] | float = Field(
         default="any", description="rollouts of runs that earned less are left out; of 1, those that solved nothing"
     )
-    loss_on: list[Literal["system", "user", "assistant", "tool"]] = Field(
-        default=["assistant"], min_length=1, description="roles whose messages are learned"
-    )
     loss: Literal["nll", "dft"] = Field(
         default="nll", description="of a token: cross-entropy, or the same times its probability (DFT)"
     )
@@ -92,15 +80,8 @@ class SftConfig(StageConfig):
         le=1,
         description="of the conversations, shown first what they say, as SDFT's teacher is",
     )
-    too_long: Literal["cut", "drop"] = Field(
-        default="cut", description="what is done with conversations longer than the context: cut after a message"
-    )
     reminders: float = Field(
         default=0.4, ge=0, le=1, description="of the messages that keep a rule, which a reminder of it is put before"
-    )
-    contrast: bool = Field(
-        default=True,
-        description="as many faulty messages stand behind a reminder of a rule that they keep: each speaks of its own",
     )
     pairs: float = Field(
         default=0.2,

@@ -14,21 +14,16 @@ LIVE = (*ROLLOUTS, *TRAINING, "feedback", "eval", "live")
 RL = (*ROLLOUTS, *TRAINING, "feedback", "teachers", "loop", "eval", "mtp.along", "mtp.loss", "mtp.depth",
       "mtp.learning_rate")  # fmt: skip
 NO_RL = ("!train.rl_weight", "!train.ratio_cap", "!train.reference_kl")
-NO_SAMPLES = (
-    "!feedback.judge",
-    "!feedback.corrections",
-    "!feedback.look",
-    "!feedback.look_every",
-    "!feedback.look_samples",
-)
+OWN_SCHEDULE = ("!train.schedule", "!train.final_share", "!train.warmup_steps")
+NO_SAMPLES = ("!feedback.judge", "!feedback.corrections", "!feedback.look")
 READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section out
     "quickstart": RL,
     "rollout": ROLLOUTS,
     "serve": ENGINE,
     "agent": LIVE,
     "live": LIVE,
-    "pretrain": (*TRAINING, *NO_RL, "pretrain", "harness", "tasks"),
-    "sft": (*TRAINING, *NO_RL, "sft", "harness", "feedback.rules", "feedback.files"),
+    "pretrain": (*TRAINING, *NO_RL, *OWN_SCHEDULE, "pretrain", "harness", "tasks"),
+    "sft": (*TRAINING, *NO_RL, *OWN_SCHEDULE, "sft", "harness", "feedback.rules", "feedback.files"),
     "mtp": ("mtp", "sft.data", "sft.min_reward", "harness", "engine", "train.precision", "train.micro_tokens"),
     "distill": (*TRAINING, *NO_SAMPLES, "feedback", "harness", "engine.temperature", "sft.min_reward"),
     "stages": (*RL, "pretrain", "sft", "stages"),
@@ -40,8 +35,12 @@ READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section ou
 
 def _stage(section: str) -> dict[str, str]:
     """The keys of `train` that a stage has its own of."""
-    own = {"learning_rate": "learning_rate", "schedule": "schedule", "final_share": "final_share"}
-    own |= {"steps": "epochs", "groups": "batch_tokens", "group_size": "batch_tokens", "warmup_steps": "warmup_share"}
+    own = {
+        "learning_rate": "learning_rate",
+        "steps": "epochs",
+        "groups": "batch_tokens",
+        "group_size": "batch_tokens",
+    }
     return {f"train.{key}": f"--{section}.{name}" for key, name in own.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from offbook.core.config.section import Precision, Section
 from offbook.types import Limits
@@ -29,9 +29,6 @@ class TasksConfig(Section):
         description="of the tasks of a folder without `heldout/`, as of one repository, that are not trained on; they "
         "share its code with the others; 0 is none",
     )
-    wording: Literal["", "terse", "normal", "detailed"] = Field(
-        default="", description="which of a task's instructions the agent gets; empty: the one it was made with"
-    )
     order: Literal["shuffle", "select"] = Field(
         default="shuffle",
         description="shuffle: epochs, each in a new order; select: by what was solved, and none twice",
@@ -53,12 +50,6 @@ class TasksConfig(Section):
         if self.harden and self.order != "select":
             raise ValueError("tasks.order is shuffle, so no harder task would be drawn; give --tasks.order select")
         return self
-
-    @field_validator("order", mode="before")
-    @classmethod
-    def _renamed(cls, order: object) -> object:
-        """Run folders from before have the old word."""
-        return "shuffle" if order == "walk" else order
 
 
 class HarnessConfig(Section):

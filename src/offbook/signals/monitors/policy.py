@@ -142,6 +142,6 @@ def monitors_of(config: MonitorsConfig) -> Monitors | None:
         if kind.partition("/")[0] not in (*KINDS, "model"):
             raise OffbookError(f"monitors.policy.{kind}: there is no such finding; there are {', '.join(KINDS)}, model")
     judge = config.judge
-    agent = Agent(Client(judge.url, judge.name), judge.turns, judge.tokens) if judge.url and judge.rate else None
+    agent = Agent(Client(judge.url, judge.name)) if judge.url and judge.rate else None
     model = Auditor(agent, CHEATING, judge.rate) if agent else None
     return Monitors(dict(config.policy), config.penalty, config.watch, model)

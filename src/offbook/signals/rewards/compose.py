@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbook.core.client import Client
-from offbook.core.config import HarnessConfig, RewardsConfig
+from offbook.core.config import EFFORT_KINDS, HarnessConfig, RewardsConfig
 from offbook.core.plugins import functions_in, said
 from offbook.signals.judge import Agent, Assessor
 from offbook.signals.rewards.behaviour import PARTS
-from offbook.signals.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort
+from offbook.signals.rewards.effort import Effort
 from offbook.types import Event, OffbookError, Rollout, Task
 
 RewardFunction = Callable[[Task, Rollout], float]
@@ -99,7 +99,7 @@ def _assessor(rewards: RewardsConfig, judged: dict[str, float]) -> Assessor | No
         raise OffbookError(f"{min(judged)} is said by a model; give rewards.judge.url and rewards.judge.name")
     if judge.url and not judged:
         raise OffbookError(f"the model at rewards.judge.url has nothing to say; give a weight to {' or '.join(JUDGED)}")
-    return Assessor(Agent(Client(judge.url, judge.name), judge.turns, judge.tokens), PROMPTS) if judged else None
+    return Assessor(Agent(Client(judge.url, judge.name)), PROMPTS) if judged else None
 
 
 def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:
@@ -107,9 +107,8 @@ def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:
     effort = Effort(
         full_tokens=settings.full_tokens or harness.tokens,
         full_turns=settings.full_turns or harness.turns,
-        weights=settings.model_dump(include={*TOKEN_KINDS, *ACT_KINDS}),
+        weights={**EFFORT_KINDS, **settings.weights},
         k=settings.k,
-        q=settings.q,
     )
     return Part("effort", settings.bound, effort)
 

@@ -31,7 +31,7 @@ class Effort:
     full_turns: int
     weights: dict[str, float]
     k: float
-    q: float
+    q: float = 1.0  # the logarithm
 
     def __call__(self, task: Task, rollout: Rollout) -> float:
         if not rollout.solved:

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
-from offbook.types import Role, Sample, Segment
-
-ASSISTANT: tuple[Role, ...] = ("assistant",)
+from offbook.types import Sample, Segment
 
 
 def sft_sample(
     segment: Segment,
     hints: dict[int, list[int]] | None = None,
     context_weight: float = 0.0,
-    loss_on: Collection[Role] = ASSISTANT,
 ) -> Sample:
     """`hints` maps a message's index to the hint block that stands before it, at the place where a hint teaches.
 
-    The loss is on messages of the roles in `loss_on`, of the assistant's on those that it wrote itself: what it
-    sampled, and of others the words with their end. `context_weight` is for a model that starts from nothing:
-    predicting what others wrote teaches it to read.
+    The loss is on the assistant's own messages. `context_weight` is for a model that starts from nothing: predicting
+    what others wrote teaches it to read.
     """
-    weights = [context_weight] * len(segment.ids)
-    if "assistant" in loss_on:
-        weights = [1.0 if sampled else context_weight for sampled in segment.sampled]
-    for message in segment.messages:
-        if message.role != "assistant" and message.role in loss_on:
-            end = min(message.body_end + 1, message.end)
-            weights[message.body : end] = [1.0] * (end - message.body)
+    weights = [1.0 if sampled else context_weight for sampled in segment.sampled]
     ids: list[int] = []
     weight: list[float] = []
     done = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offbook.agent.chat import Chat
-from offbook.types import Branch, Distill, Hint, Sample, Segment, Target
+from offbook.types import Branch, Distill, Hint, Segment, Target
 
 
 def hint_block(chat: Chat, hint: Hint) -> list[int]:
@@ -13,14 +13,6 @@ def hint_block(chat: Chat, hint: Hint) -> list[int]:
 
 def target_key(target: Target) -> str:
     return f"{target.rollout}/{target.segment}/{target.message}"
-
-
-def hint_weight(
-    weight: float, step: int, anneal_steps: int = 0, anneal_to: float = 0.0, rule_weight: float = 1.0
-) -> float:
-    """Lambda of a branch at a step, the first being 1: a straight line from `weight` to `anneal_to`, then level."""
-    share = min(1.0, (step - 1) / anneal_steps) if anneal_steps else 0.0
-    return rule_weight * (weight + share * (anneal_to - weight))
 
 
 def hint_branch(
@@ -37,13 +29,3 @@ def hint_branch(
     span = message.body, message.body + sum(segment.sampled[message.body : message.end])
     block = hint_block(chat, hint)
     return Branch(message.start, block, (span,), weight, distill, target_key(target), contest=target.rollout)
-
-
-def anchor_sample(sample: Sample, branch: Branch, weight: float, distill: Distill) -> Sample:
-    """The hinted context as a sample of its own, to be read as the teacher of `distill` reads it, who is the run's
-    start: a teacher that is the student can only teach as long as the student heeds hints."""
-    ids = [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : branch.end]]
-    by = len(branch.inserted)
-    spans = tuple((start + by, end + by) for start, end in branch.spans)
-    held = Branch(branch.insert + by, [], spans, weight, distill)
-    return Sample(ids, branches=[held], temperature=sample.temperature)
