@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import tarfile
 import textwrap
 from collections.abc import Callable, Collection, Sequence
@@ -23,14 +24,12 @@ from offbook.cli.task_tables import medians
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
-from offbook.tasks.factory import pipeline
 from offbook.tasks.factory.audit.corpus import audit_all
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.instruction.context import context_of, lint
 from offbook.tasks.factory.instruction.sufficient import missing_in
-from offbook.tasks.factory.make import MakeSettings, Outcome
+from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, folder_name, make_tasks
-from offbook.tasks.factory.releases.changelog import entries_between, entries_for
 from offbook.tasks.factory.releases.cut import (
     MORE_THAN_SOURCE,
     TOO_MANY,
@@ -38,16 +37,20 @@ from offbook.tasks.factory.releases.cut import (
     Cutter,
     Piece,
     cut_release,
+    hunks_between,
     minimal,
-    pieces_for,
 )
-from offbook.tasks.factory.releases.hunks import hunks_between
-from offbook.tasks.factory.releases.jumps import chosen_jumps, jump_of
-from offbook.tasks.factory.releases.pieces import identity
-from offbook.tasks.factory.releases.release import Release
-from offbook.tasks.factory.releases.runnable import Product, TestImports
+from offbook.tasks.factory.releases.piece import identity
+from offbook.tasks.factory.releases.release import (
+    Release,
+    chosen_pairs,
+    entries_between,
+    entries_for,
+    pair_of,
+    runnable,
+)
 from offbook.tasks.factory.types import Feature, FunctionKey, Unprepared
-from offbook.tasks.factory.workshop import Workshop, open_workshop
+from offbook.tasks.factory.workshop import open_workshop
 from offbook.tasks.folder import instructions_of
 from offbook.tasks.git import changed_lines, gold_patch
 from offbook.tasks.shared import CHANGES
@@ -296,11 +299,35 @@ def test_a_deletion_gets_a_context_of_its_own_and_always_the_same(made: tuple[Pa
     assert len({context(name) for name in "abcdef"}) > 1
 
 
+def test_a_commit_and_its_parent_make_tasks(deps: Path, tmp_path: Path) -> None:
+    """The message of the commit is what its tasks ask for."""
+    place = tmp_path / "little"
+
+    def git(*arguments: str) -> None:
+        own = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *own, *arguments], cwd=place, check=True, capture_output=True)
+
+    write(place, FILES)
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-q", "-m", "First")
+    write(place, {**NEW, "CHANGES.md": ""})
+    git("add", "-A")
+    git("commit", "-q", "-m", "Colours can be mixed (#7)\n\n- `mixed` gives the colour halfway between two\n")
+    source, out = f"commit:file://{place}", tmp_path / "out"
+    installed(deps, out / ".factory" / folder_name(source) / "new")
+    (result,) = asyncio.run(make_tasks([source], out, BOX, MakeSettings(jobs=2, heldout=0.0, max_tasks=9)))
+    assert not result.unprepared, result
+    [mixed] = [one for one in result.verified if "colours" in one.id]
+    terse = instructions_of(out / "train" / mixed.id)["terse"]
+    assert terse.startswith("`mixed` gives the colour halfway between two.")
+
+
 def test_what_is_no_pair_of_releases_is_told(tmp_path: Path) -> None:
     for source in ("release:little==2.1", "release:nothing.tar.gz..here.tar.gz", "release:"):
         with pytest.raises(Unprepared, match="is neither release:NAME"):
-            jump_of(source)
-    assert jump_of("release:More_Itertools==9.1.0..10.7.0").new == "pypi:more-itertools==10.7.0"
+            pair_of(source)
+    assert pair_of("release:More_Itertools==9.1.0..10.7.0")[1] == "pypi:more-itertools==10.7.0"
     (tmp_path / "a").mkdir()
     (result,) = asyncio.run(
         make_tasks([f"release:{tmp_path / 'a'}..{tmp_path}"], tmp_path / "out", BOX, MakeSettings())
@@ -309,14 +336,14 @@ def test_what_is_no_pair_of_releases_is_told(tmp_path: Path) -> None:
     assert "\n" not in result.unprepared
 
 
-def test_jumps_go_over_series_from_the_newest_back() -> None:
+def test_pairs_go_over_series_from_the_newest_back() -> None:
     numbers = ("2.1.1", "2.1.0", "2.0.3", "1.9.0", "1.8.2", "1.7.0", "1.7.1", "1.6", "1.5")
-    assert [tuple(map(str, jump)) for jump in chosen_jumps([*map(Version, numbers)])] == [
+    assert [tuple(map(str, jump)) for jump in chosen_pairs([*map(Version, numbers)])] == [
         ("1.8.2", "2.1.1"),
         ("1.5", "1.8.2"),
     ]
-    assert [tuple(map(str, jump)) for jump in chosen_jumps([Version("1.1"), Version("1.0")])] == [("1.0", "1.1")]
-    assert chosen_jumps([Version("1.0.1"), Version("1.0.0")]) == []
+    assert [tuple(map(str, jump)) for jump in chosen_pairs([Version("1.1"), Version("1.0")])] == [("1.0", "1.1")]
+    assert chosen_pairs([Version("1.0.1"), Version("1.0.0")]) == []
 
 
 @given(st.sets(st.integers(0, 9)))
@@ -359,12 +386,13 @@ class Cutting(Cutter):
 
     passes: dict[str, Callable[[Collection[int]], bool]]
 
-    async def _run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
+    async def run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
+        self.rounds += len(sets)
         passed = [{test for test in tests if self.passes[test](hunks)} for hunks in sets]
         return [cast(SuiteRun, SimpleNamespace(passed=one)) for one in passed]
 
 
-def cutting(count: int, limit: int = 0, folder: Path = Path()) -> Cutting:
+def cutting(count: int, folder: Path = Path()) -> Cutting:
     """Functions that came, each with a test that takes it alone and enters all before it; the first breaks OLD."""
     functions = [f"def f{number}():\n    return {number}\n" for number in range(count)]
     hunks = hunks_between({"a.py": "x = 0\n"}, {"a.py": "\n\n".join(["x = 0\n", *functions])})
@@ -374,92 +402,55 @@ def cutting(count: int, limit: int = 0, folder: Path = Path()) -> Cutting:
     repository = SimpleNamespace(
         name="a", tests=[OLD, *tests], seconds=dict.fromkeys([OLD, *tests], 0.0), folder=folder
     )
-    release = SimpleNamespace(repository=repository, hunks=hunks, map=SimpleNamespace(tests_of=tests_of))
-    found = Cutting(cast(Release, release), BOX, lambda _: None, limit)
+    workshop = SimpleNamespace(map=SimpleNamespace(tests_of=tests_of))
+    release = SimpleNamespace(repository=repository, workshop=workshop, new_version="2.0")
+    found = Cutting(cast(Release, release), hunks, BOX, lambda _: None)
     found.passes = {test: lambda hunks, number=number: number in hunks for number, test in enumerate(tests)}
     found.passes[OLD] = lambda hunks: 0 not in hunks or count - 1 in hunks
     return found
 
 
-def test_pieces_that_are_cut_are_finished_whenever_the_rounds_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbook.tasks.factory.releases.cut.FINISHING", 8)
+def test_what_is_begun_is_finished_where_the_rounds_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = set()
-    for rounds in range(20, 120):
+    for rounds in range(0, 120, 4):
         monkeypatch.setattr("offbook.tasks.factory.releases.cut.MAX_ROUNDS", rounds)
-        found = asyncio.run(cutting(8).cut())
-        assert found.rounds <= rounds
-        cut = {piece.hunks: piece.refused for piece in found.pieces if piece.hunks}
+        _, pieces = asyncio.run(cutting(8).cut())
+        cut = {piece.hunks: piece.refused for piece in pieces if piece.hunks}
         assert {why for hunks, why in cut.items() if 0 not in hunks} <= {""}, rounds
-        assert {test for piece in found.pieces for test in piece.tests} == {*cutting(8).passes} - {OLD}
-        ends |= {*cut.items()}
-    assert {((0,), TOO_MANY), ((0, 7), ""), ((6,), "")} <= ends  # the first breaks OLD and takes the last besides
+        assert {test for piece in pieces for test in piece.tests} == {*cutting(8).passes} - {OLD}
+        ends |= set(cut.items())
+    assert {((0, 7), ""), ((6,), "")} <= ends  # the first breaks OLD and takes the last too
 
 
-def test_no_more_pieces_are_cut_than_the_limit_takes() -> None:
-    whole, few = asyncio.run(cutting(12).cut()), asyncio.run(cutting(12, limit=1).cut())
-    assert (len(whole.pieces), whole.is_whole) == (12, True)
-    assert (len(few.pieces), few.is_whole) == (pieces_for(1), False)
-    assert few.rounds < whole.rounds / 2
-    assert {*few.pieces} <= {*whole.pieces}
-    assert asyncio.run(cutting(2, limit=1).cut()).is_whole
+def test_a_cut_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cutter, cuts, whole = cutting(12, folder=tmp_path), list[int](), Cutter.cut
 
-
-def test_a_cut_is_kept_for_limits_that_it_is_enough_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    release, cuts, whole = cutting(12, folder=tmp_path).release, list[int](), Cutter.cut
-
-    async def cut(cutter: Cutter) -> Cut:
-        cuts.append(cutter.limit)
-        return await whole(cutting(12, cutter.limit))
+    async def cut(cutter: Cutter) -> tuple[frozenset[str], list[Piece]]:
+        cuts.append(1)
+        return await whole(cutting(12))
 
     monkeypatch.setattr(Cutter, "cut", cut)
-    for limit in (2, 2, 1, 3, 0, 5, 0):
-        asyncio.run(cut_release(release, BOX, lambda _: None, limit))
-    assert cuts == [2, 3, 0]
-
-
-@pytest.mark.parametrize(("refused", "cuts", "made_of"), [((), [2], "ab"), (("a",), [2, 0], "bc")])
-def test_the_rest_is_cut_where_the_first_pieces_gave_too_few_tasks(
-    refused: Sequence[str], cuts: list[int], made_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, tried = list[int](), list[str]()
-
-    async def cut(release: object, spec: object, progress: object, limit: int) -> Cut:
-        asked.append(limit)
-        return Cut(3, (), tuple(Piece((), (name,)) for name in ("ab" if limit else "abc")), 9, is_whole=not limit)
-
-    async def make(release: object, piece: Piece, *rest: object) -> Outcome:
-        tried.append(*piece.tests)
-        return Outcome(piece.tests[0], "a", "release", "release", TOO_MANY if piece.tests[0] in refused else "")
-
-    release = SimpleNamespace(old_files={}, new_files={}, repository=SimpleNamespace(version="1"))
-    replaced = {"open_release": lambda _: release, "cut_release": cut, "make_piece": make}
-    for name, function in {**replaced, "identity": lambda _, piece: piece.tests[0]}.items():
-        monkeypatch.setattr(pipeline, name, function)
-    made = Made("release:a==1..2", name="a", split="train")
-    work = pipeline._Run(tmp_path, BOX, MakeSettings(max_tasks=2), lambda _: None, lambda _: None)
-    work.folder(made).mkdir(parents=True)
-    asyncio.run(work.releases(made, cast(Workshop, None)))
-    assert asked == cuts
-    assert sorted(one.id for one in made.verified) == [*made_of]
-    assert (sorted(tried), made.candidates) == (sorted({*refused, *made_of}), len({*refused, *made_of}))
+    first, again = (asyncio.run(cut_release(cutter.release, cutter.hunks, BOX, lambda _: None)) for _ in range(2))
+    assert isinstance(first, Cut)
+    assert first == again
+    assert (len(cuts), len(first.pieces)) == (1, 12)
 
 
 def test_pieces_without_hunks_are_named_by_their_tests() -> None:
-    release = cast(Release, SimpleNamespace(**vars(cutting(1).release), new_version="2.0"))
+    found = cutting(1)
     first, second = (Piece((), (f"test_a.py::Of::test_{name}[1-a]",), TOO_MANY) for name in ("one", "two"))
-    assert identity(release, first).startswith("a-2-0-one-")
-    assert identity(release, first) != identity(release, second)
-    assert identity(release, first) == identity(release, replace(first, refused=MORE_THAN_SOURCE))
+    assert identity(found.release, found.hunks, first).startswith("a-2-0-one-")
+    assert identity(found.release, found.hunks, first) != identity(found.release, found.hunks, second)
 
 
 def test_missing_names_do_not_keep_a_test_file_from_being_collected() -> None:
     text = "from little.words import (\n acronym, plural as many\n)\nimport little.colours\nfrom json import loads\n"
-    imports = TestImports({"tests/test_a.py": text}, (".",))
-    changed = imports.on(Product({"little/__init__.py": "", "little/words.py": WORDS}, (".",)))["tests/test_a.py"]
+    tests = {"tests/test_a.py": text}
+    changed = runnable(tests, {"little/__init__.py": "", "little/words.py": WORDS}, (".",))["tests/test_a.py"]
     assert "from little.words import plural as many; acronym = type('acronym', (Exception,), {" in changed
     assert "import little.colours" not in changed
     assert "from json import loads" in changed
-    assert imports.on(Product({"little/words.py": NEW_WORDS, "little/colours.py": COLOURS}, (".",))) == {}
+    assert runnable(tests, {"little/words.py": NEW_WORDS, "little/colours.py": COLOURS}, (".",)) == {}
 
 
 def test_entries_of_a_changelog_without_credits_and_links() -> None:
@@ -477,12 +468,6 @@ def test_entries_of_a_changelog_without_credits_and_links() -> None:
 def test_a_changelog_that_the_older_release_has_not_ends_at_its_version() -> None:
     log = {"docs/history.md": NEW_LOG.replace("First", "The very first")}
     assert [len(entries_between({}, log, version)) for version in ("2.1", "2.0")] == [3, 4]
-
-
-def test_a_readme_counts_from_its_history_on() -> None:
-    old = "# little\n\nWords.\n\nHistory\n-------\n\n- 2.1 The first one.\n"
-    new = old.replace("Words.", "Words and more than that.").replace("- 2.1", "- 3.0 Added slices of words.\n- 2.1")
-    assert entries_between({"README.md": old}, {"README.md": new}) == ["Added slices of words."]
 
 
 def test_linter_lines_are_true() -> None:

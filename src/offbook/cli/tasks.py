@@ -40,7 +40,9 @@ Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of 
 def make(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(help="A folder, git URL, archive, pypi:NAME[==VERSION], release:NAME[==OLD..NEW]."),
+        typer.Argument(
+            help="A folder, git URL, archive, pypi:NAME[==VERSION], release:NAME[==OLD..NEW], commit:URL@REF."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the tasks go.")] = Path("tasks"),
     level: Annotated[str, typer.Option(help="stub, hybrid, gone, or mix.")] = "hybrid",

@@ -17,7 +17,7 @@ from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, OnOutcome, make_tasks, prepare_all
 from offbook.tasks.factory.prepare.prepare import Told
 from offbook.tasks.factory.prepare.source import one_spelling
-from offbook.tasks.factory.releases.jumps import jumps
+from offbook.tasks.factory.releases.release import pairs
 from offbook.types import OffbookError
 
 RETRIES = 3  # of a task whose machine went away
@@ -44,7 +44,7 @@ def make_on_ray(
     try:
         cpus = min(CPUS, int(ray.cluster_resources().get("CPU", 1)))  # more than there are would wait for ever
         settings = replace(settings, jobs=cpus + 1)
-        known = asyncio.run(jumps(map(one_spelling, sources), settings.prepare))
+        known = asyncio.run(pairs(map(one_spelling, sources), settings.prepare))
 
         def every(work: Callable[[str], Made], what: str) -> dict[str, Made]:
             remote = ray.remote(num_cpus=cpus, max_retries=RETRIES)(work)

@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +36,9 @@ from offbook.tasks.factory.prepare.prepare import Told, clear, prepare
 from offbook.tasks.factory.prepare.source import one_spelling
 from offbook.tasks.factory.prepare.tests import map_tests
 from offbook.tasks.factory.proposals import Proposal, Refused, apply_proposal, deletion_of
-from offbook.tasks.factory.releases.changelog import entries_between
-from offbook.tasks.factory.releases.cut import Piece, cut_release
-from offbook.tasks.factory.releases.jumps import is_release, jumps
-from offbook.tasks.factory.releases.make import make_piece
-from offbook.tasks.factory.releases.pieces import identity
-from offbook.tasks.factory.releases.release import open_release, prepare_release
+from offbook.tasks.factory.releases.cut import Piece, cut_release, hunks_between
+from offbook.tasks.factory.releases.piece import identity, make_piece
+from offbook.tasks.factory.releases.release import is_release, open_release, pairs, prepare_release
 from offbook.tasks.factory.repeated import Taken
 from offbook.tasks.factory.types import LEVELS, Feature, Level, Unprepared
 from offbook.tasks.factory.verification.verify import ENDLESS
@@ -109,7 +106,7 @@ async def make_tasks(
     if settings.level not in (*LEVELS, "mix"):
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
     run = _Run(out, spec, settings, progress, on_outcome)
-    known = await jumps(map(one_spelling, sources), settings.prepare)
+    known = await pairs(map(one_spelling, sources), settings.prepare)
     whole = {source: list[Proposal]() for source in known}
     wanted = dict(whole)
     for proposal in proposals:
@@ -287,23 +284,17 @@ class _Run:
 
     async def releases(self, made: Made, workshop: Workshop) -> None:
         release = open_release(workshop)
-        entries = entries_between(release.old_files, release.new_files, release.repository.version)
+        newer = {path: release.new_files[path] for path in release.repository.source_files}
+        hunks = hunks_between(release.product, newer)
+        cut = await cut_release(release, hunks, self.spec, self.progress)
 
-        def candidate(piece: Piece, stable: Collection[str]) -> _Candidate:
+        def candidate(piece: Piece) -> _Candidate:
             async def make(folder: Path) -> Outcome:
-                return await make_piece(release, piece, stable, entries, folder, self.spec, self.settings, self.taken)
+                return await make_piece(release, hunks, piece, cut.stable, folder, self.spec, self.settings, self.taken)
 
-            return _Candidate(identity(release, piece), "release", "release", make)
+            return _Candidate(identity(release, hunks, piece), "release", "release", make)
 
-        tried: set[str] = set()
-        for limit in (self.settings.max_tasks, 0):  # the rest is cut where the first pieces gave too few
-            cut = await cut_release(release, self.spec, self.progress, limit)
-            candidates = [candidate(piece, cut.stable) for piece in cut.pieces]
-            await self._all(made, [one for one in candidates if one.id not in tried])
-            tried |= {one.id for one in candidates}
-            if cut.is_whole or len(made.verified) >= limit:
-                break
-        made.candidates = len(tried)
+        await self._all(made, [candidate(piece) for piece in cut.pieces])
 
     async def _all(self, made: Made, candidates: Sequence[_Candidate]) -> None:
         made.candidates = len(candidates)

@@ -178,7 +178,8 @@ async def fetch_project(
     fetched.tree.rename(tree)
     (folder / "fetched").rmdir()
     write_atomic(saved, _PROJECT.dump_json(project))
-    write_atomic(marker, json.dumps({"spec": spec, "name": project.name, "version": project.version}))
+    said = {"spec": spec, "name": project.name, "version": project.version, "message": fetched.message}
+    write_atomic(marker, json.dumps(said))
     return project
 
 

@@ -23,7 +23,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -57,6 +57,7 @@ class Fetched:
     name: str
     version: str  # empty where only the metadata in the tree can tell
     tree: Path
+    message: str = ""  # of the commit
 
 
 async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, python: str = PYTHON_VERSION) -> Fetched:
@@ -64,7 +65,7 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, pytho
     Where the index has several versions, it is one that runs on the version `python`.
 
     A spec is a folder, a git URL (https, ssh or file, `@REF` behind it for another branch, tag or commit than the
-    default), an archive (path or URL), or `pypi:NAME` or `pypi:NAME==VERSION`.
+    default, `@REF^` for its first parent), an archive (path or URL), or `pypi:NAME` or `pypi:NAME==VERSION`.
     """
     limits = limits or SourceLimits()
     with tempfile.TemporaryDirectory(prefix="offbook-fetch-") as place:
@@ -78,12 +79,12 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, pytho
             raise Unprepared(f"{spec} is empty")
         into.mkdir(parents=True, exist_ok=True)
         shutil.move(part, into / fetched.name)
-        return Fetched(fetched.name, fetched.version, into / fetched.name)
+        return replace(fetched, tree=into / fetched.name)
 
 
 async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fetched:
     """The source as it came, in `work` or where it was."""
-    what = spec
+    what, message = spec, ""
     if spec.startswith("pypi:"):
         name, wanted = _requirement(spec.removeprefix("pypi:"))
         archive, version = await source_distribution(name, wanted, work, limits, python)
@@ -96,7 +97,7 @@ async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fe
         what = without_secrets(url)
         name = re.split(r"[/:]", url.rstrip("/").removesuffix(".git"))[-1]
         version = ref.removeprefix("v") if re.fullmatch(r"v?\d[\w.]*", ref) else ""
-        archive = await _clone(url, ref, work, limits)
+        archive, message = await _clone(url, ref, work, limits)
     elif Path(spec).is_dir():
         return Fetched(Path(spec).resolve().name, "", Path(spec))
     else:
@@ -109,7 +110,7 @@ async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fe
         raise Unprepared(f"{what} is empty")
     # Most archives hold one folder with all the rest.
     whole = len(entries) > 1 or entries[0].is_symlink() or not entries[0].is_dir()
-    return Fetched(name, version, unpacked if whole else entries[0])
+    return Fetched(name, version, unpacked if whole else entries[0], message)
 
 
 def one_spelling(spec: str) -> str:
@@ -139,18 +140,23 @@ def _git_url(spec: str) -> tuple[str, str] | None:
     return f"{start}{slash}{last}", ref or "HEAD"
 
 
-async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> Path:
-    """The files of one commit as a tar. There is no checkout, so no hook, no filter and no submodule has a say."""
+async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> tuple[Path, str]:
+    """The files of one commit as a tar, and the commit's message.
+
+    There is no checkout, so no hook, no filter and no submodule has a say.
+    """
     git, archive = work / "git", work / "tree.tar"
     quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes", "LC_ALL": "C"}
     quiet = {name: value for name, value in quiet.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
     here = ["git", "--git-dir", str(git), "-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never"]
     shown = without_secrets(url)
     deadline = asyncio.get_running_loop().time() + limits.seconds
+    output = ""
     for arguments in (
         ["init", "--quiet", "--bare", "--template=", str(git)],
-        ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, ref],
-        ["archive", "--format=tar", f"--output={archive}", "FETCH_HEAD"],
+        ["fetch", "--quiet", "--depth=2", "--no-tags", "--no-recurse-submodules", "--", url, ref.removesuffix("^")],
+        ["archive", "--format=tar", f"--output={archive}", "FETCH_HEAD" + "^" * ref.endswith("^")],
+        ["log", "-1", "--format=%B", "FETCH_HEAD"],
     ):
         # The limit is on one file: everything that is fetched lies in one pack, everything archived in one tar.
         limit_mb = limits.tree_mb if arguments[0] == "archive" else limits.archive_mb
@@ -168,7 +174,7 @@ async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> Path:
             # `export-ignore` would leave the tests out of many repositories.
             (git / "info").mkdir(exist_ok=True)
             (git / "info" / "attributes").write_text("* -export-ignore -export-subst -filter\n")
-    return archive
+    return archive, output.strip()
 
 
 async def _archive(spec: str, work: Path, limits: SourceLimits) -> Path:

@@ -1,1 +1,1 @@
-"""Tasks from two releases of a package: the newer one's tests, and the hunks of its source that they need."""
+"""Tasks from two trees and a message: two releases of a package, or a commit and its parent."""

@@ -1,33 +1,38 @@
-"""A release cut into pieces: sets of failing tests, each with the hunks that it takes to make them pass.
+"""A change cut into pieces by trial: sets of failing tests, each with the hunks that make them pass.
 
-Tests that enter the same changed functions are tried together. Their hunks are guessed from what they enter and from
-the names that those hunks bring, and hunks are then left out as long as the tests pass without them (delta debugging,
-as in Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). Every other failing test that
-passes with the same hunks joins the piece. Pieces that mostly share their lines are one.
+A hunk is a function, method or class that came, went or changed, one other statement, one line of a list of names (an
+import over several lines, `__all__`), or a whole new file. Deleted files stay: tests seldom need their absence.
+
+Tests that enter the same changed functions are tried together. Their hunks are guessed, then left out as long as the
+tests pass (delta debugging: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). Every
+other failing test that passes with the same hunks joins the piece. Pieces that share most of their lines are one.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 
 from pydantic import TypeAdapter
 
+from offbook.core import pycode
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.releases.hunks import Hunk
 from offbook.tasks.factory.releases.release import Release
-from offbook.tasks.factory.types import FunctionKey, files_of
+from offbook.tasks.factory.types import files_of
 from offbook.tasks.grade import put
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 
 START_S, SLOWER = 20.0, 4.0
 MAX_PIECES = 40
-MAX_ROUNDS = 800  # of tests, for one jump
-FINISHING = 200  # of these, for pieces that are cut: one each, and many where one breaks tests
+MAX_ROUNDS = 600  # of tests; what is begun is finished
 PROBED = 12  # tests that speak for those with the same changed functions
 SHARED = 0.5  # of the lines of two pieces, from which on they are one
 AT_A_TIME = 12  # rounds in one sandbox
@@ -35,7 +40,191 @@ NOTICING_S = 20.0  # how long the tests may take, together, that a piece must no
 MORE_THAN_SOURCE = "needs more than the product's Python files"
 TOO_MANY = "the cutting was stopped before it"
 BREAKS = "its hunks alone break other tests"
+WORD = re.compile(r"[A-Za-z_]\w*")
+VERSION = re.compile(r"\s*(__version__|__version_info__|__version_tuple__|VERSION|version(_info|_tuple)?|__date__)\b")
+TOP_NAME = re.compile(r"^(?:(?:async )?def |class )?([A-Za-z_]\w*)(?=\s*[(:=])", re.M)
+LISTS = (ast.ImportFrom, ast.Import, ast.Assign, ast.AnnAssign, ast.AugAssign)
 Passing = Callable[[Sequence[frozenset[int]]], Awaitable[list[bool]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    number: int
+    path: str
+    name: str  # the qualified name of a function or class; empty for other statements
+    old: str
+    new: str
+    is_file: bool = False  # the whole of a new file
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Names that it adds."""
+        return frozenset(WORD.findall(self.new)) - frozenset(WORD.findall(self.old))
+
+    @property
+    def defines(self) -> frozenset[str]:
+        """Names that other hunks may need it for."""
+        if self.name:
+            return frozenset() if self.old else frozenset({self.name.rpartition(".")[2]})
+        if self.is_file:
+            path = PurePosixPath(self.path)
+            return frozenset({*TOP_NAME.findall(self.new), path.stem if path.stem != "__init__" else path.parent.name})
+        return self.words
+
+    @property
+    def changed_lines(self) -> int:
+        matcher = difflib.SequenceMatcher(None, self.old.split("\n"), self.new.split("\n"), autojunk=False)
+        return sum(j2 - j1 + i2 - i1 for how, i1, i2, j1, j2 in matcher.get_opcodes() if how != "equal")
+
+    def lists(self, other: Hunk) -> bool:
+        """Whether it is a list that names the function or class which the other hunk adds."""
+        return not self.name and not self.is_file and bool(other.name and not other.old) and other.name in self.words
+
+
+@dataclass(slots=True)
+class Hunks:
+    """All hunks between two versions of a product's Python files."""
+
+    hunks: list[Hunk] = field(default_factory=list)
+    # path -> stretches of the file: the hunk that decides which text is there (None: always the old), old, new
+    stretches: dict[str, list[tuple[int | None, str, str]]] = field(default_factory=dict)
+
+    def add(self, path: str, name: str, old: str, new: str, is_file: bool = False) -> int:
+        self.hunks.append(Hunk(len(self.hunks), path, name, old, new, is_file))
+        return len(self.hunks) - 1
+
+    def applied(self, chosen: Collection[int]) -> dict[str, str]:
+        """The files that these hunks change, with them and no others."""
+        return {
+            path: "".join(new if hunk in chosen else old for hunk, old, new in self.stretches[path])
+            for path in sorted({self.hunks[number].path for number in chosen})
+        }
+
+
+def hunks_between(old: Mapping[str, str], new: Mapping[str, str]) -> Hunks:
+    """What only states the version is no hunk: it stays as it was."""
+    found = Hunks()
+    for path in sorted(new):
+        if path not in old:
+            found.stretches[path] = [(found.add(path, "", "", new[path], is_file=True), "", new[path])]
+        elif old[path] != new[path]:
+            _compare(found, path, _statements(old[path]), _statements(new[path]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A statement with the comments above it. `parts` are a class's head and members, or the lines of a list."""
+
+    key: str
+    text: str
+    name: str = ""
+    parts: tuple[_Statement, ...] = ()
+
+
+def _statements(source: str) -> list[_Statement]:
+    lines = source.splitlines(keepends=True)
+    try:
+        body = pycode.parse(source).body
+    except (SyntaxError, ValueError):
+        body = []
+    if not body or "\f" in source or len(source.split("\n")) - source.endswith("\n") != len(lines):
+        return [_Statement("file", source)]  # no Python, or line breaks that Python does not count
+    return _of_body(body, lines, start=0, end=len(lines), prefix="")
+
+
+def _of_body(body: Sequence[ast.stmt], lines: Sequence[str], start: int, end: int, prefix: str) -> list[_Statement]:
+    """The statements of lines[start:end]. Those that share a line are one."""
+    groups: list[list[ast.stmt]] = []
+    for node in body:
+        if groups and _first(node) < (groups[-1][-1].end_lineno or 0):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    found = []
+    for group in groups:
+        node = group[0]
+        last = group[-1].end_lineno or start
+        key, name = _key(node, prefix)
+        parts: list[_Statement] = []
+        if isinstance(node, ast.ClassDef) and _first(node.body[0]) > node.lineno - 1 and len(group) == 1:
+            first = _first(node.body[0])
+            parts = [_Statement(f"head {name}", "".join(lines[start:first]))]
+            parts += _of_body(node.body, lines, start=first, end=last, prefix=f"{name}.")
+        elif isinstance(node, LISTS) and last - start > 2:
+            parts = [_Statement(f"{key} {line.strip().rstrip(',')}", line) for line in lines[start:last]]
+        found.append(_Statement(key, "".join(lines[start:last]), name, tuple(parts)))
+        start = last
+    if start < end:
+        found.append(_Statement(f"rest {prefix}", "".join(lines[start:end])))
+    return found
+
+
+def _first(node: ast.stmt) -> int:
+    """The number of lines before it."""
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]) - 1
+
+
+def _key(node: ast.stmt, prefix: str) -> tuple[str, str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return f"def {prefix}{node.name}", f"{prefix}{node.name}"
+        case ast.ImportFrom():
+            return f"from {'.' * node.level}{node.module or ''}", ""
+        case ast.Assign(targets=[ast.Name(id=name), *_]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return f"= {prefix}{name}", ""
+        case ast.Expr(value=ast.Constant()):
+            return f"doc {prefix}", ""
+    return f"{type(node).__name__} {ast.unparse(node)[:60]}", ""
+
+
+def _compare(found: Hunks, path: str, old: Sequence[_Statement], new: Sequence[_Statement]) -> None:
+    both = {*_divisible(old)} & {*_divisible(new)}
+    before, after = _numbered(_divided(old, both)), _numbered(_divided(new, both))
+    moved: dict[str, int | None] = {}  # what moved is one hunk in two places
+    stretches: list[tuple[int | None, str, str]] = []
+    matcher = difflib.SequenceMatcher(None, list(before), list(after), autojunk=False)
+    for how, i1, i2, j1, j2 in matcher.get_opcodes():
+        gone, came = list(before)[i1:i2], list(after)[j1:j2]
+        for key in (*gone, *came):
+            one = after.get(key) or before[key]
+            was, now = (side[key].text if key in side else "" for side in (before, after))
+            if key not in moved:
+                same = was == now and how == "equal"
+                fixed = same or VERSION.match(one.text.lstrip("\n"))
+                moved[key] = None if fixed else found.add(path, one.name, was, now)
+        if how == "equal":
+            stretches += [(moved[key], before[key].text, after[key].text) for key in gone]
+        else:
+            stretches += [(moved[key], before[key].text, "") for key in gone]
+            stretches += [(moved[key], "", after[key].text) for key in came]
+    if any(hunk is not None for hunk, _, _ in stretches):
+        found.stretches[path] = stretches
+
+
+def _divisible(statements: Iterable[_Statement]) -> Iterator[str]:
+    for one in statements:
+        if one.parts:
+            yield one.key
+            yield from _divisible(one.parts)
+
+
+def _divided(statements: Iterable[_Statement], both: Collection[str]) -> Iterator[_Statement]:
+    """Statements that are there on both sides in their parts."""
+    for one in statements:
+        if one.key in both:
+            yield from _divided(one.parts, both)
+        else:
+            yield one
+
+
+def _numbered(statements: Iterable[_Statement]) -> dict[str, _Statement]:
+    seen: Counter[str] = Counter()
+    found = {}
+    for one in statements:
+        seen[one.key] += 1
+        found[f"{one.key}#{seen[one.key]}"] = one
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,146 +237,114 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    failing: int  # tests of the newer release that the older one fails
-    stable: tuple[str, ...]  # that pass on both
+    stable: tuple[str, ...]  # tests that pass on both trees
     pieces: tuple[Piece, ...]
-    rounds: int
-    is_whole: bool = True  # no test was left because of a limit
+    digest: str = ""  # of the hunks: pieces name them by their numbers
 
 
 _CUT = TypeAdapter(Cut)
 
 
-def pieces_for(limit: int) -> int:
-    """How many to cut for so many tasks: about half of them become one."""
-    return 2 * limit + 2
-
-
-async def cut_release(release: Release, spec: SandboxSpec, progress: Callable[[str], None], limit: int = 0) -> Cut:
-    """Kept in folder/cut.json and made again only for a higher limit. Of a whole one no limit takes anything away."""
+async def cut_release(release: Release, hunks: Hunks, spec: SandboxSpec, progress: Callable[[str], None]) -> Cut:
+    """Kept in folder/cut.json."""
     path = release.repository.folder / "cut.json"
-    texts = "\0".join(f"{hunk.path}\0{hunk.old}\0{hunk.new}" for hunk in release.hunks.hunks)
-    digest = hashlib.sha256(texts.encode()).hexdigest()  # pieces name hunks by their numbers
-    data = json.loads(path.read_bytes()) if path.is_file() else {}
-    if data.get("digest") == digest and (data.get("is_whole") or 0 < limit <= data.get("limit", 0)):
-        return _CUT.validate_python({key: data[key] for key in data if key not in ("digest", "limit")})
-    found = await Cutter(release, spec, progress, limit).cut()
-    write_atomic(path, json.dumps({**asdict(found), "digest": digest, "limit": limit}))
+    texts = "\0".join(f"{hunk.path}\0{hunk.old}\0{hunk.new}" for hunk in hunks.hunks)
+    digest = hashlib.sha256(texts.encode()).hexdigest()
+    if path.is_file() and (known := _CUT.validate_json(path.read_bytes())).digest == digest:
+        return known
+    stable, pieces = await Cutter(release, hunks, spec, progress).cut()
+    found = Cut(tuple(sorted(stable)), tuple(pieces), digest)
+    write_atomic(path, json.dumps(asdict(found)))
     return found
-
-
-class OutOfRounds(Exception):
-    pass
 
 
 @dataclass
 class Cutter:
     release: Release
+    hunks: Hunks
     spec: SandboxSpec
     progress: Callable[[str], None]
-    limit: int = 0  # of tasks; 0 is none
     rounds: int = 0
-    reserved: int = 0  # rounds that others will need
-    is_whole: bool = True
-    stable: set[str] = field(default_factory=set)
+    stable: frozenset[str] = frozenset()
 
-    async def cut(self) -> Cut:
-        name, every = self.release.repository.name, frozenset(range(len(self.release.hunks.hunks)))
-        tests = self.release.repository.tests
-        self.progress(f"{name}: the newer release's tests on the older one, {len(every)} hunks apart")
-        without, whole = await self.run([frozenset(), every], tests)
-        self.stable = without.passed & whole.passed
+    @property
+    def every(self) -> frozenset[int]:
+        return frozenset(range(len(self.hunks.hunks)))
+
+    async def cut(self) -> tuple[frozenset[str], list[Piece]]:
+        """The tests that pass on both trees, and the pieces: those that are refused first."""
+        name, tests = self.release.repository.name, self.release.repository.tests
+        self.progress(f"{name}: the newer tests on the older tree, {len(self.every)} hunks apart")
+        without, whole = await self.run([frozenset(), self.every], tests)
+        self.stable = frozenset(without.passed & whole.passed)
         failing = [test for test in tests if test not in without.passed]
         waiting = [test for test in failing if test in whole.passed]
-        pieces = []
+        refused = []
         if beyond := [test for test in failing if test not in whole.passed]:
-            pieces.append(Piece((), tuple(beyond), MORE_THAN_SOURCE, f"{len(beyond)} tests, as {beyond[0]}"))
-        self.reserved = FINISHING
-        found = self._merged(await self._pieces(waiting, every, pieces))
-        for place, piece in enumerate(found, 1):
-            self.reserved = len(found) - place
-            pieces.append(await self._whole_piece(piece, every, waiting))
-        return Cut(len(failing), tuple(sorted(self.stable)), tuple(pieces), self.rounds, self.is_whole)
-
-    async def _pieces(self, waiting: Sequence[str], every: frozenset[int], refused: list[Piece]) -> list[Piece]:
+            refused.append(Piece((), tuple(beyond), MORE_THAN_SOURCE, f"{len(beyond)} tests, as {beyond[0]}"))
         found: list[Piece] = []
         left = set(waiting)
-        for entered, alike in sorted(self._alike(waiting).items(), key=lambda one: (len(one[0]), sorted(one[0]))):
-            tests = [test for test in alike if test in left]
-            if not tests:
+        for entered, group in sorted(self._entered(waiting).items(), key=lambda one: (len(one[0]), sorted(one[0]))):
+            mine = [test for test in group if test in left]
+            if not mine:
                 continue
-            if self.limit and len(self._merged(found)) >= pieces_for(self.limit):
-                self.is_whole = False
-                break
-            if len(found) >= MAX_PIECES:
-                refused.append(Piece((), tuple(tests), TOO_MANY, tests[0]))
+            left -= {*mine}
+            if len(found) >= MAX_PIECES or self.rounds > MAX_ROUNDS:
+                refused.append(Piece((), tuple(mine), TOO_MANY, mine[0]))
                 continue
-            try:
-                hunks = await self._needed(self.closure(entered), tests[:PROBED], every)
-                (run,) = await self.run([hunks], sorted(left))
-            except OutOfRounds:
-                refused.append(Piece((), tuple(tests), TOO_MANY, tests[0]))
-                continue
-            joined = left & run.passed
-            left -= joined
-            self.progress(
-                f"{self.release.repository.name}: {len(left)} of {len(waiting)} failing tests left, "
-                f"{len(found) + 1} pieces, {self.rounds} rounds"
-            )
-            found.append(Piece(tuple(sorted(hunks)), tuple(sorted(joined))))
-        return found
+            chosen = await self._needed(self._with_names(entered), mine[:PROBED])
+            (run,) = await self.run([chosen], sorted({*left, *mine}))
+            left -= run.passed
+            if run.passed:
+                found.append(Piece(tuple(sorted(chosen)), tuple(sorted(run.passed))))
+            done = f"{len(left)} of {len(waiting)} failing tests left"
+            self.progress(f"{name}: {done}, {len(found)} pieces, {self.rounds} rounds")
+        return self.stable, [*refused, *[await self._finished(one, waiting) for one in self._merged(found)]]
 
-    def _alike(self, tests: Iterable[str]) -> dict[frozenset[int], list[str]]:
-        """Tests by the changed functions that they enter in the newer release."""
+    def _entered(self, tests: Iterable[str]) -> dict[frozenset[int], list[str]]:
+        """The tests by the hunks that they enter in the newer tree."""
         of_file: dict[str, list[Hunk]] = defaultdict(list)
-        for hunk in self.release.hunks.hunks:
+        for hunk in self.hunks.hunks:
             of_file[hunk.path].append(hunk)
         entered: dict[str, set[int]] = {test: set() for test in tests}
-        for key, entering in self.release.map.tests_of.items():
-            numbers = [hunk.number for hunk in of_file.get(key.path, ()) if _holds(hunk, key)]
-            for test in entering if numbers else ():
-                if test in entered:
-                    entered[test].update(numbers)
-        alike: dict[frozenset[int], list[str]] = defaultdict(list)
+        for key, entering in self.release.workshop.map.tests_of.items():
+            for hunk in of_file.get(key.path, ()):
+                if hunk.is_file or (hunk.name and f"{key.name}.".startswith(f"{hunk.name}.")):
+                    for test in entered.keys() & entering:
+                        entered[test].add(hunk.number)
+        groups: dict[frozenset[int], list[str]] = defaultdict(list)
         for test, hunks in entered.items():
-            alike[frozenset(hunks)].append(test)
-        return alike
+            groups[frozenset(hunks)].append(test)
+        return groups
 
-    def closure(self, hunks: Iterable[int]) -> frozenset[int]:
-        """With the hunks that bring a name which those use for the first time, and that list a name which came."""
-        every = self.release.hunks.hunks
-        found, waiting = set(hunks), list(hunks)
+    def _with_names(self, hunks: Iterable[int]) -> frozenset[int]:
+        """With the hunks that add a name which those use for the first time, or list one which they add."""
+        found = {*hunks}
+        waiting = [*found]
         while waiting:
-            hunk = every[waiting.pop()]
-            for other in every:
-                if other.number not in found and (other.defines & hunk.words or lists(other, hunk)):
-                    found.add(other.number)
-                    waiting.append(other.number)
+            hunk = self.hunks.hunks[waiting.pop()]
+            more = {one.number for one in self.hunks.hunks if one.defines & hunk.words or one.lists(hunk)} - found
+            found |= more
+            waiting += more
         return frozenset(found)
 
-    async def _needed(self, start: frozenset[int], tests: Sequence[str], every: frozenset[int]) -> frozenset[int]:
-        """The fewest of them with which the tests pass, and lists that name what came with these."""
+    async def _needed(self, start: frozenset[int], tests: Sequence[str]) -> frozenset[int]:
+        """The fewest hunks with which the tests pass, and the lists that name what these add."""
 
         async def passing(sets: Sequence[frozenset[int]]) -> list[bool]:
             return [run.passed >= {*tests} for run in await self.run(sets, tests)]
 
-        first = [start, self._of_files(start), every]
-        begin = next(
-            chosen for chosen, good in zip(first, await passing(first), strict=True) if good or chosen is every
-        )
-        kept = await minimal(begin, passing)
-        hunks = self.release.hunks.hunks
-        listing = {one.number for one in hunks for other in kept if lists(one, hunks[other])}
-        complete = kept | listing
+        hunks = self.hunks.hunks
+        paths = {hunks[number].path for number in start}
+        starts = [start, frozenset(one.number for one in hunks if one.path in paths), self.every]
+        good = await passing(starts)
+        kept = await minimal(starts[good.index(True)] if any(good) else self.every, passing)
+        complete = kept | {one.number for one in hunks for other in kept if one.lists(hunks[other])}
         return complete if complete == kept or (await passing([complete]))[0] else kept
 
-    def _of_files(self, hunks: frozenset[int]) -> frozenset[int]:
-        paths = {self.release.hunks.hunks[number].path for number in hunks}
-        return frozenset(hunk.number for hunk in self.release.hunks.hunks if hunk.path in paths)
-
     def _merged(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Pieces of which one has most of the other's lines, as one."""
-        lines = [hunk.changed_lines for hunk in self.release.hunks.hunks]
+        """Pieces that share most of their lines, as one."""
+        lines = [hunk.changed_lines for hunk in self.hunks.hunks]
 
         def weight(hunks: Iterable[int]) -> int:
             return sum(lines[number] for number in hunks) + 1
@@ -195,38 +352,38 @@ class Cutter:
         merged: list[Piece] = []
         for piece in sorted(pieces, key=lambda one: -weight(one.hunks)):
             mine = {*piece.hunks}
-            for place, other in enumerate(merged):
+            for number, other in enumerate(merged):
                 theirs = {*other.hunks}
                 if weight(mine & theirs) >= SHARED * weight(mine | theirs):
-                    merged[place] = Piece(tuple(sorted(mine | theirs)), tuple(sorted({*piece.tests, *other.tests})))
+                    merged[number] = Piece(tuple(sorted(mine | theirs)), tuple(sorted({*piece.tests, *other.tests})))
                     break
             else:
                 merged.append(piece)
         return merged
 
-    async def _whole_piece(self, piece: Piece, every: frozenset[int], waiting: Sequence[str]) -> Piece:
-        """With all tests that it makes pass. If it breaks others, with what these take."""
-        hunks, broken = frozenset(piece.hunks), list[str]()
-        try:
-            for _ in range(2):
-                if broken:
-                    more = frozenset[int]().union(*self._alike(broken))
-                    tests = [*piece.tests[:PROBED], *broken[:PROBED]]
-                    hunks = await self._needed(self.closure(hunks | more), tests, every)
-                noticing = self._noticing(hunks)
-                (run,) = await self.run([hunks], [*noticing, *waiting])
-                broken = [test for test in noticing if test not in run.passed]
-                if not broken:
-                    return Piece(tuple(sorted(hunks)), tuple(test for test in waiting if test in run.passed))
-        except OutOfRounds:
-            return Piece(piece.hunks, piece.tests, TOO_MANY, "".join(piece.tests[:1]))
+    async def _finished(self, piece: Piece, waiting: Sequence[str]) -> Piece:
+        """The piece with all tests that it makes pass. If it breaks others, once more with what these take."""
+        hunks = frozenset(piece.hunks)
+        for is_last in (False, True):
+            noticing = self._noticing(hunks)
+            (run,) = await self.run([hunks], [*noticing, *waiting])
+            broken = [test for test in noticing if test not in run.passed]
+            if not broken:
+                return Piece(tuple(sorted(hunks)), tuple(test for test in waiting if test in run.passed))
+            if is_last or self.rounds > MAX_ROUNDS:
+                break
+            more = hunks.union(*self._entered(broken))
+            hunks = await self._needed(self._with_names(more), [*piece.tests[:PROBED], *broken[:PROBED]])
         return Piece(piece.hunks, piece.tests, BREAKS, broken[0])
 
     def _noticing(self, hunks: Iterable[int]) -> list[str]:
-        """Tests of both releases that enter a file which the hunks change, the quick ones first, up to a limit."""
-        paths = {self.release.hunks.hunks[number].path for number in hunks}
-        entering = {test for key, tests in self.release.map.tests_of.items() if key.path in paths for test in tests}
-        seconds, found, spent_s = self.release.repository.seconds, list[str](), 0.0
+        """Stable tests that enter a file which the hunks change, the quick ones first, up to a limit."""
+        paths = {self.hunks.hunks[number].path for number in hunks}
+        tests_of = self.release.workshop.map.tests_of
+        entering = {test for key, tests in tests_of.items() if key.path in paths for test in tests}
+        seconds = self.release.repository.seconds
+        found: list[str] = []
+        spent_s = 0.0
         for test in sorted(entering & self.stable, key=lambda test: (seconds[test], test)):
             spent_s += seconds[test]
             if spent_s > NOTICING_S:
@@ -235,65 +392,42 @@ class Cutter:
         return found
 
     async def run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
-        """The tests with each set of hunks on the older release."""
-        if self.rounds + len(sets) > MAX_ROUNDS - self.reserved:
-            raise OutOfRounds
+        """The tests with each set of hunks on the older tree."""
         self.rounds += len(sets)
-        parts = [sets[start : start + AT_A_TIME] for start in range(0, len(sets), AT_A_TIME)]
-        return [run for part in parts for run in await self._run(part, tests)]
-
-    async def _run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         release, repository = self.release, self.release.repository
         limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
         rounds = []
         for chosen in sets:
-            files = release.hunks.applied(chosen)
-            changes: Mapping[str, str | None] = {**files, **release.tests_on(files)}
+            files = self.hunks.applied(chosen)
+            changes: dict[str, str | None] = {**files, **release.tests_on(files)}
             rounds.append(Round(files_of(tests), tests, changes, timeout_s=limit_s))
-        async with await suite_sandbox(repository.tree, repository.suite, self.spec) as sandbox:
-            await put(
-                sandbox, {path: text for path, text in release.tests.items() if release.old_files.get(path) != text}
-            )
-            return await run_rounds(sandbox, repository.suite, rounds, limit_s * len(rounds))
-
-
-def _holds(hunk: Hunk, key: FunctionKey) -> bool:
-    """Whether the function is in the hunk: it, what it is nested in, or its class."""
-    return hunk.is_file or (bool(hunk.name) and f"{key.name}.".startswith(f"{hunk.name}."))
-
-
-def lists(hunk: Hunk, came: Hunk) -> bool:
-    """Whether it is no code of its own and names a function or class that came."""
-    return not hunk.name and not hunk.is_file and bool(came.name and not came.old) and came.name in hunk.words
+        newer = {path: text for path, text in release.tests.items() if release.old_files.get(path) != text}
+        found = []
+        for start in range(0, len(rounds), AT_A_TIME):
+            part = rounds[start : start + AT_A_TIME]
+            async with await suite_sandbox(repository.tree, repository.suite, self.spec) as sandbox:
+                await put(sandbox, newer)
+                found += await run_rounds(sandbox, repository.suite, part, limit_s * len(part))
+        return found
 
 
 async def minimal(start: frozenset[int], passing: Passing) -> frozenset[int]:
-    """No part of it can be left out alone. Hunks are left out in ever smaller groups."""
+    """No hunk of it can be left out alone. Hunks are left out in ever smaller groups."""
     kept, size = start, max(1, len(start) // 2)
     while kept:
         order = sorted(kept)
-        groups = [frozenset(order[place : place + size]) for place in range(0, len(order), size)]
+        groups = [frozenset(order[first : first + size]) for first in range(0, len(order), size)]
         good = await passing([kept - group for group in groups])
         spare = [group for group, fine in zip(groups, good, strict=True) if fine]
-        kept, all_at_once = await _without(kept, spare, passing)
-        if size == 1 and (all_at_once or not spare):
+        together = kept.difference(*spare)
+        one_by_one = len(spare) > 1 and not (await passing([together]))[0]
+        if one_by_one:
+            together = kept - spare[0]
+            for group in spare[1:]:
+                if (await passing([together - group]))[0]:
+                    together -= group
+        kept = together
+        if size == 1 and not one_by_one:
             break
         size = max(1, min(size, len(kept)) // 2)
     return kept
-
-
-async def _without(
-    kept: frozenset[int], spare: Sequence[frozenset[int]], passing: Passing
-) -> tuple[frozenset[int], bool]:
-    """Each group can go by itself; as many of them as can go together. Whether all could."""
-    if not spare:
-        return kept, True
-    if len(spare) > 1:
-        together = kept.difference(*spare)
-        if (await passing([together]))[0]:
-            return together, True
-    left = kept - spare[0]
-    for group in spare[1:]:
-        if (await passing([left - group]))[0]:
-            left -= group
-    return left, len(spare) == 1

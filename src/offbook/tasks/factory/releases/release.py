@@ -1,23 +1,37 @@
-"""Two releases made ready: the older one's tree, with the packages and the reliable tests of the newer one.
+"""Two trees and a message, made ready: two releases of a package with its changelog, or a commit with its parent.
 
-folder/new/         the newer release, prepared like any repository, with its map
-folder/old/         the older one's source, until it is folder/tree
-folder/tree/        the older one's source: what agents see
+    release:NAME==OLD..NEW      two source distributions
+    release:OLD..NEW            two archives or folders
+    release:NAME                up to three pairs, from the newest release back
+    commit:URL@REF              a commit of a git repository and its first parent
+
+folder/new/         the newer tree, prepared like any repository, with its map
+folder/old/         the older source, until it is folder/tree
+folder/tree/        the older source: what agents see
 folder/repository.json, map.json    written last; deps/, python/ and modules/ are the newer one's by then
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import json
+import os
 import re
 import shutil
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
+from offbook.core import pycode
 from offbook.sandbox import SandboxSpec
+from offbook.tasks.factory.delete.symbols import Module, absolute, module_name, module_of, package_of
 from offbook.tasks.factory.prepare.interpreter import find_interpreter
 from offbook.tasks.factory.prepare.prepare import (
     PrepareSettings,
@@ -28,12 +42,81 @@ from offbook.tasks.factory.prepare.prepare import (
     prepare,
     save_repository,
 )
+from offbook.tasks.factory.prepare.source import final_versions
 from offbook.tasks.factory.prepare.tests import map_tests
-from offbook.tasks.factory.releases.hunks import Hunks, hunks_between
-from offbook.tasks.factory.releases.jumps import Jump, jump_of
-from offbook.tasks.factory.releases.runnable import Product, TestImports
-from offbook.tasks.factory.types import Map, Repository, Unprepared, is_inside, is_test_code
+from offbook.tasks.factory.types import Repository, Unprepared, is_inside, is_test_code
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, read_texts
+from offbook.types import OffbookError
+
+# Patch releases seldom have tests that fail without them, so a pair spans some series (1.4, 1.5, 2.0).
+SERIES, PAIRS = 3, 3
+MOST_ENTRIES = 3  # that a request names
+COMMON = 4  # entries that share a word from which on it says nothing
+CHANGELOG = re.compile(r"(changes|changelog|history|news|release[-_]?notes|releases|whats[-_ ]?new)", re.I)
+ITEM = re.compile(r"^\s*(?:[*+•-]|\d+[.)]|#\d+:)\s+")
+HEADING = re.compile(r"^\s*(#+ |={3,}|-{3,}|~{3,}|\^{3,}|\.\. |v?\d+\.\d+[\w.]*\b.{0,40}$)")
+# Where it was discussed and who did it: nothing that the agent could look up.
+IN_BRACKETS = re.compile(
+    r"\s*[(\[][^()\[\]]*(?:#\d|\bgh-\d|@\w|https?:|\bthanks\b|\b(?:issue|PR|by)\b)[^()\[\]]*[)\]]", re.I
+)
+CREDITS = re.compile(
+    r":(?:issue|pr|pull|user|gh|bug):`[^`]*`|https?://\S+|(?:\bgh-|#)\d+|(?<![`\w])@[\w-]+|\b\S+-by:.*", re.I
+)
+STAND_IN = "type({0!r}, (Exception,), {{'__class_getitem__': classmethod(lambda cls, _: cls)}})"
+
+
+def is_release(source: str) -> bool:
+    return source.startswith(("release:", "commit:"))
+
+
+def pair_of(source: str) -> tuple[str, str]:
+    """The older and the newer source, as `prepare.source.fetch` takes them."""
+    kind, _, rest = source.partition(":")
+    if kind == "commit":
+        newer = rest if "@" in rest.rpartition("/")[2] else f"{rest}@HEAD"
+        return f"{newer}^", newer
+    if match := re.fullmatch(r"([A-Za-z0-9][\w.-]*)==(\d[\w.!+]*?)\.\.(\d[\w.!+]*)", rest):
+        name = canonicalize_name(match[1])
+        return f"pypi:{name}=={match[2]}", f"pypi:{name}=={match[3]}"
+    for dots in re.finditer(r"(?=\.\.)", rest):  # paths may have dots of their own
+        old, new = rest[: dots.start()], rest[dots.start() + 2 :]
+        if os.path.exists(old) and os.path.exists(new):
+            return os.path.realpath(old), os.path.realpath(new)
+    raise Unprepared(f"{source} is neither release:NAME, nor release:NAME==OLD..NEW, nor two files as release:OLD..NEW")
+
+
+async def pairs(sources: Iterable[str], settings: PrepareSettings) -> dict[str, str]:
+    """The sources, each `release:NAME` as the pairs that are chosen for it, with the reason where there are none."""
+    found: dict[str, str] = {}
+    for source in sources:
+        match = re.fullmatch(r"release:([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", source)
+        if not match:
+            found[source] = ""
+            continue
+        name = canonicalize_name(match[1])
+        try:
+            python = await find_interpreter(settings.python)
+            chosen = chosen_pairs(await final_versions(name, settings.source, python.version))
+        except OffbookError as error:
+            found[source] = str(error)
+            continue
+        found |= {f"release:{name}=={old}..{new}": "" for old, new in chosen}
+        if not chosen:
+            runs = f"that run on Python {python.version}"
+            found[source] = f"the package index has no two series of releases of {name} {runs}"
+    return found
+
+
+def chosen_pairs(versions: Sequence[Version]) -> list[tuple[Version, Version]]:
+    """From the newest release back, each over some series, from the last release of one to the last of another."""
+    series: dict[tuple[int, ...], Version] = {}
+    for version in sorted(versions, reverse=True):
+        series.setdefault(version.release[:2], version)
+    last = [*series.values()]
+    ends = last[::SERIES]
+    if len(ends) == 1:
+        ends += last[1:][-1:]
+    return [(older, newer) for newer, older in pairwise(ends)][:PAIRS]
 
 
 async def prepare_release(
@@ -44,37 +127,32 @@ async def prepare_release(
     if (folder / "repository.json").is_file():
         return load_repository(folder)
     try:
-        return await _prepared(jump_of(source), folder, spec, progress, settings)
+        older, newer = pair_of(source)
+        new = await prepare(newer, folder / "new", spec, progress, settings)
+        progress(f"{new.name}: finding out which test enters which function")
+        await map_tests(new, spec)
+        python = await find_interpreter(settings.python)
+        old = await fetch_project(older, folder / "old", settings, python, progress)
+        if canonicalize_name(old.name) != canonicalize_name(new.name):
+            raise Unprepared(f"{old.name} and {new.name} are not two releases of one package")
+        if not any((folder / "old" / "tree" / path).exists() for path in product_of(new)):
+            raise Unprepared(f"{new.name} {old.version} has its source in another folder than {new.version}")
+        if old.version == new.version and source.startswith("release:"):
+            raise Unprepared(f"both releases of {new.name} are {new.version}")
     except Unprepared:
         if (folder / "new" / "prepare.log").is_file():
             (folder / "new" / "prepare.log").replace(folder / "prepare.log")
         clear(folder)
         raise
-
-
-async def _prepared(
-    jump: Jump, folder: Path, spec: SandboxSpec, progress: Told, settings: PrepareSettings
-) -> Repository:
-    new = await prepare(jump.new, folder / "new", spec, progress, settings)
-    progress(f"{new.name}: finding out which test enters which function")
-    await map_tests(new, spec)
-    python = await find_interpreter(settings.python)
-    old = await fetch_project(jump.old, folder / "old", settings, python, progress)
-    if canonicalize_name(old.name) != canonicalize_name(new.name):
-        raise Unprepared(f"{old.name} and {new.name} are not two releases of one package")
-    if not any((folder / "old" / "tree" / place).exists() for place in product_of(new)):
-        raise Unprepared(f"{new.name} {old.version} has its source in another place than {new.version}")
-    if old.version == new.version:
-        raise Unprepared(f"both releases of {new.name} are {new.version}")
-    await asyncio.to_thread(_settle, folder, new, old.version)
+    await asyncio.to_thread(_put_together, folder, new, old.version)
     repository = replace(new, folder=folder, version=old.version)
     save_repository(repository)
     shutil.rmtree(folder / "old")
     return repository
 
 
-def _settle(folder: Path, new: Repository, version: str) -> None:
-    """The newer release stays in folder/new, which no sandbox sees."""
+def _put_together(folder: Path, new: Repository, version: str) -> None:
+    """The newer tree stays in folder/new, which no sandbox sees."""
     for name in ("deps", "python", "modules"):
         if (new.folder / name).exists() and not (folder / name).exists():
             (new.folder / name).rename(folder / name)
@@ -82,27 +160,24 @@ def _settle(folder: Path, new: Repository, version: str) -> None:
     shutil.copytree(folder / "old" / "tree", folder / "tree", symlinks=True)
     shutil.copyfile(new.folder / "map.json", folder / "map.json")
     own = canonicalize_name(new.name).replace("-", "_")
-    for place in (folder / "deps").glob(f"{own}-*.dist-info"):  # its version is the older one's now
-        text = (place / "METADATA").read_text()
-        (place / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {version}", text))
-        place.rename(place.with_name(f"{own}-{version}.dist-info"))
+    for metadata in (folder / "deps").glob(f"{own}-*.dist-info"):  # its version is the older one's now
+        text = (metadata / "METADATA").read_text()
+        (metadata / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {version}", text))
+        metadata.rename(metadata.with_name(f"{own}-{version}.dist-info"))
 
 
 @dataclass(frozen=True)
 class Release:
-    """What lies between two releases."""
+    """Two trees and the message that goes with the step from one to the other."""
 
     workshop: Workshop  # of the older one, with the newer one's tests and map
     new_version: str
     new_files: dict[str, str]
+    message: str = ""  # of a commit
 
     @property
     def repository(self) -> Repository:
         return self.workshop.repository
-
-    @property
-    def map(self) -> Map:
-        return self.workshop.map
 
     @property
     def old_files(self) -> dict[str, str]:
@@ -110,37 +185,159 @@ class Release:
 
     @cached_property
     def product(self) -> dict[str, str]:
-        """The older one's source."""
-        return {path: text for path, text in self.old_files.items() if self._is_source(path)}
-
-    @cached_property
-    def hunks(self) -> Hunks:
-        return hunks_between(self.product, {path: self.new_files[path] for path in self.repository.source_files})
+        """The older source."""
+        inside = product_of(self.repository)
+        sources = (path for path in self.old_files if path.endswith(".py") and is_inside(path, inside))
+        return {path: self.old_files[path] for path in sources if not is_test_code(path)}
 
     @cached_property
     def tests(self) -> dict[str, str]:
-        """The newer one's tests and what they need, as far as it is text."""
-        new = replace(self.repository, folder=self.repository.folder / "new")
-        found = {}
-        for path, data in hidden_of(new).items():
-            try:
-                found[path] = data if isinstance(data, str) else data.decode()
-            except UnicodeDecodeError:
-                continue
-        return found
+        """The newer tests and what they need, as far as it is text."""
+        hidden = hidden_of(replace(self.repository, folder=self.repository.folder / "new"))
+        return {path: self.new_files[path] for path in hidden if path in self.new_files}
 
     @cached_property
-    def _imports(self) -> TestImports:
-        return TestImports(self.tests, self.repository.import_roots)
+    def entries(self) -> list[str]:
+        """What the changelog has more, or the commit's message says; one text an item."""
+        if self.message:
+            return list(filter(None, map(_plain, _items(self.message))))
+        return entries_between(self.old_files, self.new_files, self.repository.version)
 
-    def tests_on(self, product: dict[str, str]) -> dict[str, str]:
-        """Those test files that have to be changed to run where the product is this."""
-        return self._imports.on(Product({**self.product, **product}, self.repository.import_roots))
+    def tests_on(self, product: Mapping[str, str]) -> dict[str, str]:
+        """The test files that import names which this product lacks, with something in their place.
 
-    def _is_source(self, path: str) -> bool:
-        return is_inside(path, product_of(self.repository)) and path.endswith(".py") and not is_test_code(path)
+        One missing name would keep the whole file from being collected. What stands in can be raised, subclassed,
+        subscripted and listed, and does nothing right.
+        """
+        return runnable(self.tests, {**self.product, **product}, self.repository.import_roots)
 
 
 def open_release(workshop: Workshop) -> Release:
     new = load_repository(workshop.repository.folder / "new")
-    return Release(workshop, new.version, read_texts(new.tree))
+    message = json.loads((new.folder / "source.json").read_bytes()).get("message", "")
+    return Release(workshop, new.version, read_texts(new.tree), message)
+
+
+def runnable(tests: Mapping[str, str], product: Mapping[str, str], roots: tuple[str, ...]) -> dict[str, str]:
+    known = [module for path, text in product.items() if (module := module_of(path, text, roots))]
+    modules = {module.name: module for module in known}
+    changed = {}
+    for path, text in tests.items():
+        try:
+            tree = pycode.parse(text) if path.endswith(".py") else ast.Module([], [])
+        except (SyntaxError, ValueError):
+            continue
+        lines = text.split("\n")
+        package = package_of(path, module_name(path, roots))
+        statements = [node for node in _at_top(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in sorted(statements, key=lambda node: -node.lineno):
+            base = absolute(node.module or "", node.level, package) if isinstance(node, ast.ImportFrom) else ""
+            lost = [alias for alias in node.names if _lacks(modules, base, alias.name)]
+            if lost:
+                node.names = [alias for alias in node.names if alias not in lost]
+                parts = [ast.unparse(node)] if node.names else []
+                bound = [alias.asname or alias.name.partition(".")[0] for alias in lost]
+                parts += [f"{name} = {STAND_IN.format(name)}" for name in bound]
+                lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + "; ".join(parts)]
+        if (new := "\n".join(lines)) != text:
+            changed[path] = new
+    return changed
+
+
+def _at_top(tree: ast.AST) -> Iterable[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _at_top(node)
+
+
+def _lacks(modules: Mapping[str, Module], module: str, name: str) -> bool:
+    whole = f"{module}.{name}" if module else name
+    top = whole.partition(".")[0]
+    if not any(f"{known}.".startswith((f"{whole}.", f"{top}.")) for known in modules):
+        return False  # of another package
+    if any(f"{known}.".startswith(f"{whole}.") for known in modules):
+        return False
+    if module not in modules:
+        return True
+    bound = _bound(modules, module, frozenset())
+    return name != "*" and bound is not None and name not in bound
+
+
+def _bound(modules: Mapping[str, Module], name: str, seen: frozenset[str]) -> set[str] | None:
+    """The names of a module, with those of star imports; None where they cannot be read."""
+    module = modules.get(name)
+    if module is None or "__getattr__" in module.names:
+        return None
+    names = {*module.names}
+    for imported in module.imports:
+        if imported.name == "*" and imported.module not in seen:
+            other = modules.get(imported.module)
+            exports = other.exports if other else None
+            more = {*exports} if exports is not None else _bound(modules, imported.module, seen | {name})
+            if more is None:
+                return None
+            names |= more
+    return names
+
+
+def entries_between(old: Mapping[str, str], new: Mapping[str, str], version: str = "") -> list[str]:
+    """The entries that the newer changelog has more, as sentences without credits and links. `version` is the older."""
+    found: list[str] = []
+    for path in sorted(new, key=lambda path: (path.count("/"), path)):
+        name = PurePosixPath(path)
+        if name.suffix not in ("", ".md", ".rst", ".txt") or not CHANGELOG.fullmatch(name.name.partition(".")[0]):
+            continue
+        text, known = new[path], {*_items(old.get(path, ""))}
+        heading = re.compile(rf"^[^\w\n]*(?:version |release |v)?{re.escape(version)}(?![\w.]*\d)", re.I | re.M)
+        if version and not known and (match := heading.search(text)):  # the older one brings no changelog
+            text = text[: match.start()]
+        entries = (_plain(item) for item in _items(text) if item not in known)
+        found += [entry for entry in dict.fromkeys(entries) if len(entry) > 15 and entry not in found]
+    return found
+
+
+def _items(text: str) -> list[str]:
+    """List items with the lines that go on under them, and paragraphs; no headings and no examples."""
+    found: list[list[str]] = []
+    going = code = False
+    for line in text.split("\n"):
+        code ^= line.lstrip().startswith("```")
+        if code or not line.strip() or HEADING.match(line) or line.lstrip().startswith((">>>", "...", "```")):
+            going = False
+            continue
+        if ITEM.match(line) or not going:
+            found.append([])
+        found[-1].append(ITEM.sub("", line).strip())
+        going = True
+    return [" ".join(item) for item in found]
+
+
+def _plain(item: str) -> str:
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", item)  # Markdown's links, then reStructuredText's
+    text = re.sub(r"`([^`]*?)\s*<[^>]*>`_+", r"\1", text)
+    text = CREDITS.sub("", IN_BRACKETS.sub("", text))
+    text = re.sub(r":\w+(?::\w+)?:`~?([^`<]*?)(?:\s*<[^`]*>)?`", r"`\1`", text).replace("``", "`").replace("**", "")
+    text = re.sub(r"\(\s*\)|\[\s*\]", "", text)
+    text = re.sub(r"\s+([.,;:)])", r"\1", " ".join(text.split())).strip(" -:,|*")
+    return text if not text or text.endswith((".", "!", "?", ")")) else f"{text}."
+
+
+def entries_for(entries: Sequence[str], names: Collection[str], words: Collection[str]) -> list[str]:
+    """The entries that belong to a change: those that name what it touches; else the one with most of its words.
+
+    `names` are functions, classes and parameters that it adds or changes; `words` those of its tests.
+    """
+    parts = [frozenset(re.findall(r"[A-Za-z_]\w+", entry)) for entry in entries]
+    common = Counter(word.lower() for part in parts for word in part)
+    telling = {name for name in names if len(name) > 2 and common[name.lower()] < max(COMMON, len(entries) // 4)}
+    said = {word.lower().removesuffix("s") for word in (*words, *telling)}
+    scored = []
+    for number, (entry, part) in enumerate(zip(entries, parts, strict=True)):
+        marked = {*re.findall(r"[`.](\w+)(?:\(\))?`?", entry)}
+        named = [name for name in telling & part if name in marked or not name.isalpha() or not name.islower()]
+        shared = {word.lower().removesuffix("s") for word in part if common[word.lower()] < COMMON} & said
+        if named or len(shared) >= 2:
+            scored.append((-4 * len(named) - len(shared), number))
+    best = sorted(scored)[:MOST_ENTRIES]
+    return [entries[number] for score, number in sorted(best, key=lambda one: one[1]) if 2 * score <= best[0][0]]
