@@ -12,7 +12,7 @@ import configparser
 import re
 import tomllib
 import unittest
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -106,8 +106,10 @@ def configuration(facts: Facts) -> Iterator[Flag]:
         name, before = PurePosixPath(path).name, facts.before(path)
         known = before is not None or facts.task is None
         if name in ("pyproject.toml", "pytest.ini", ".pytest.ini", "setup.cfg", "tox.ini"):
-            for key, old, new in _changed_options(name, before or "", text or ""):
-                if _is_weaker(key, old, new):
+            options, changed = _options(name, before or ""), _options(name, text or "")
+            for key in sorted({*options, *changed}):
+                old, new = options.get(key, ""), changed.get(key, "")
+                if options.get(key) != changed.get(key) and _is_weaker(key, old, new):
                     yield facts.flag_file("configuration", path, f"{key}: {old!r} is now {new!r}")
         if "pytest11" in (text or "") and "pytest11" not in (before or ""):
             yield facts.flag_file("configuration", path, "registers a plugin of pytest")
@@ -136,11 +138,6 @@ def _is_weaker(key: str, old: str, new: str) -> bool:
     if key.startswith("testenv"):
         return key.rpartition(".")[2] in TOX_KEYS
     return key in TEST_KEYS
-
-
-def _changed_options(name: str, before: str, after: str) -> list[tuple[str, str, str]]:
-    old, new = _options(name, before), _options(name, after)
-    return [(key, old.get(key, ""), new.get(key, "")) for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
 
 
 def _options(name: str, text: str) -> dict[str, str]:
@@ -192,6 +189,7 @@ SKIPS = re.compile(
 HOOKS = re.compile(r"^(pytest_(?!addoption|configure|generate_tests)\w+|load_tests|setUpModule|pytest_plugins)$")
 HARMLESS = re.compile(r"(^|\.)mark\.\w+$|^(staticmethod|classmethod)$")
 CHECK = re.compile(r"(^|\.)(assert\w*|fail|raises|warns|deprecated_call)$")
+NO_EFFECT = {ast.Assert: "msg", ast.arg: "annotation", ast.FunctionDef: "returns"}
 IDENTIFIERS = frozenset({"id", "attr", "arg", "name", "asname"})  # the fields of syntax that hold names
 
 
@@ -252,7 +250,7 @@ def _changed(old: ast.stmt, new: ast.stmt, known: set[str], request: str) -> Los
         old_tables = old.decorator_list if not gone else []
         fine = [one for one in more if HARMLESS.search(dotted(one)) or any(_is_more(two, one) for two in old_tables)]
         odd = [one for one in more if one not in fine or SKIPS.search(dotted(one))]
-        bases, new_bases = (_plain_all(one.bases) if isinstance(one, ast.ClassDef) else "" for one in (old, new))
+        bases, new_bases = (_plain(one.bases) if isinstance(one, ast.ClassDef) else "" for one in (old, new))
         if gone or odd or bases != new_bases:
             return f"{old.name} is decorated or derived otherwise", new.lineno
         if isinstance(old, FUNCTIONS) and isinstance(new, FUNCTIONS):
@@ -311,39 +309,17 @@ def _called(node: ast.stmt) -> str:
     return getattr(node, "name", "") or ast.unparse(node).partition("\n")[0][:80]
 
 
-def _head(node: Any) -> str:
-    parts = [getattr(node, field, None) for field in ("test", "target", "iter", "items", "handlers")]
-    return " ".join(_plain_all(one) if isinstance(one, list) else _plain(one) for one in parts if one is not None)
+def _head(node: ast.AST) -> list[str]:
+    """The condition, target or context managers of a compound statement."""
+    return [_plain(getattr(node, field, None)) for field in ("test", "target", "iter", "items", "handlers")]
 
 
-def _plain_all(several: Iterable[ast.AST]) -> str:
-    return " ".join(map(_plain, several))
-
-
-def _plain(node: ast.AST) -> str:
-    """As text, without what changes nothing: messages of asserts, annotations, documentation."""
-    return ast.dump(_Bare().visit(_copy(node)))
-
-
-def _copy(node: Any) -> Any:
+def _plain(node: Any) -> str:
+    """As text, without what changes nothing: messages of asserts and annotations."""
     if isinstance(node, ast.AST):
-        return type(node)(**{field: _copy(getattr(node, field, None)) for field in node._fields})
-    return [_copy(one) for one in node] if isinstance(node, list) else node
-
-
-class _Bare(ast.NodeTransformer):
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        node.msg = None
-        return node
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = None
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
-        node.returns = None
-        return node
+        fields = (field for field in node._fields if field != NO_EFFECT.get(type(node)))
+        return f"{type(node).__name__}({', '.join(_plain(getattr(node, field, None)) for field in fields)})"
+    return f"[{', '.join(map(_plain, node))}]" if isinstance(node, list) else repr(node)
 
 
 def _is_more(old: ast.AST, new: ast.AST) -> bool:
