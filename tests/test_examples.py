@@ -9,9 +9,8 @@ import pytest
 
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.symbols import read_symbols
-from offbook.tasks.factory.instruction.examples import Example, examples
-from offbook.tasks.factory.instruction.testcode import TestCode
-from offbook.tasks.factory.instruction.tried import Tried, best_of, trying_of
+from offbook.tasks.factory.instruction.examples import Example, examples, reached
+from offbook.tasks.factory.instruction.tried import Tried, best_of, tried_in, trying_of
 from offbook.tasks.factory.types import FunctionKey
 from offbook.tasks.suite import run_rounds, suite_sandbox
 from offbook.types import Suite
@@ -39,9 +38,9 @@ def found(body: str, head: str = "") -> list[Example]:
     """In a test of these lines."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
     text = f"import pytest\nimport bags as b\nfrom bags import Bag\n{head}def test_take(self=0, tmp_path=0):\n{lines}"
-    tests = TestCode({"test_bags.py": text}, (".",))
+    tests = {"test_bags.py": text}
     failing = ["test_bags.py::test_take"]
-    return examples(tests.reached(failing), tests, failing, [KEY])
+    return examples(reached(tests, (".",), failing), tests, (".",), failing, [KEY])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,8 @@ def run(tmp_path: Path, candidates: list[Example]) -> Tried:
         async with await suite_sandbox(tmp_path, suite, SandboxSpec()) as sandbox:
             order = trying_of(suite, read_symbols({"bags.py": CODE}, (".",)), [KEY], candidates, {})
             assert order is not None
-            return order.told(*await run_rounds(sandbox, suite, [order.round], 60.0))
+            (result,) = await run_rounds(sandbox, suite, [order], 60.0)
+            return tried_in(result, candidates)
 
     return asyncio.run(go())
 
@@ -96,11 +96,11 @@ def test_what_is_false_or_about_something_else_is_not_shown(tmp_path: Path) -> N
     assert {example.text for example in candidates} - result.lines.keys() == {false}
     assert result.lines["assert Bag().other() == 1"] == frozenset()
     assert result.lines["assert Bag(a=1).take('a') == 1"] == result.documented != frozenset()
-    chosen = [example.text for example in best_of(candidates, result, most=8, fewest=0)]
+    chosen = [example.text for example in best_of(candidates, result, fewest=0)[0]]
     assert chosen == ["assert Bag(a=1).take(['a', 'b']) == [1, None]"]  # runs all lines that the docstring does not
-    assert len(best_of(candidates, result, most=8, fewest=2)) == 2
-    assert all(result.lines[example.text] for example in best_of(candidates, result, most=8, fewest=20))
-    assert [one.text for one in best_of(candidates, Tried(), most=8, fewest=2)] == []
+    assert len(best_of(candidates, result, fewest=2)[0]) == 2
+    assert all(result.lines[example.text] for example in best_of(candidates, result, fewest=20)[0])
+    assert [one.text for one in best_of(candidates, Tried(), fewest=2)[0]] == []
 
 
 def test_a_check_on_a_file_is_run_in_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_check_on_a_file_is_run_in_a_folder_of_its_own(tmp_path: Path) -> None
 def test_of_two_examples_one_is_not_the_tail_of_the_other() -> None:
     short, long = (Example(text, "test_f", (False, False, 0), ()) for text in ("assert f(x)", "x = 1\nassert f(x)"))
     tried = Tried({short.text: frozenset({1}), long.text: frozenset({2})})
-    assert best_of([short, long], tried, most=2, fewest=0) == [long]
+    assert best_of([short, long], tried, fewest=0)[0] == [long]

@@ -27,7 +27,7 @@ from offbook.tasks.check import check, gold_changes
 from offbook.tasks.factory.audit.corpus import audit_all
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.instruction.context import context_of, lint
-from offbook.tasks.factory.instruction.sufficient import missing_in
+from offbook.tasks.factory.instruction.needs import missing_in
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, folder_name, make_tasks
 from offbook.tasks.factory.releases.cut import (

@@ -38,7 +38,7 @@ from offbook.tasks.factory.factory import differing, funnel, split_of
 from offbook.tasks.factory.features import Finder
 from offbook.tasks.factory.harden import NO_WAY, THERE, feature_of, harden, workshop_of
 from offbook.tasks.factory.instruction.instruct import rewriter, usable
-from offbook.tasks.factory.instruction.sufficient import TEXTS, missing_in
+from offbook.tasks.factory.instruction.needs import TEXTS, missing_in
 from offbook.tasks.factory.make import MakeSettings, Outcome, make_task
 from offbook.tasks.factory.pipeline import (
     Made,

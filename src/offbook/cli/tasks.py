@@ -186,7 +186,7 @@ def part_of(sources: list[str], shard: str) -> list[str]:
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, all that tests check can be known. Exits with 1 if a task does not hold."""
     from offbook.tasks.check import check_all, readable
-    from offbook.tasks.factory.instruction.sufficient import missing_in
+    from offbook.tasks.factory.instruction.needs import missing_in
     from offbook.tasks.folder import tasks_at
 
     bad: dict[str, str] = {}

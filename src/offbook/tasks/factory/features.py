@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from offbook.tasks.factory.delete.names import BUILTIN
 from offbook.tasks.factory.delete.symbols import Function, Symbols
-from offbook.tasks.factory.types import Feature, FunctionKey, Kind, Map, identity_of
+from offbook.tasks.factory.types import BUILTIN, Feature, FunctionKey, Kind, Map, identity_of
 
 
 @dataclass(frozen=True, slots=True)

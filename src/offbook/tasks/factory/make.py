@@ -20,7 +20,6 @@ from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.context import context_of
 from offbook.tasks.factory.instruction.instruct import Rewrite, complete, instructions
 from offbook.tasks.factory.instruction.needs import Evidence, Needs
-from offbook.tasks.factory.instruction.sufficient import missing
 from offbook.tasks.factory.prepare.prepare import PrepareSettings
 from offbook.tasks.factory.proposals import Propose
 from offbook.tasks.factory.repeated import Taken, sketch_of
@@ -165,7 +164,7 @@ class _Told:
         for text in self.words.values():
             if why := shared_code(text, removed):
                 return "the instruction gives it away", why
-        lacking = missing(shown.needs, self.words[self.settings.wording])
+        lacking = shown.needs.missing(self.words[self.settings.wording])
         clock.mark("words")
         return (lacking[0].reason, lacking[0].evidence) if lacking else None
 

@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from offbook.core import pycode
 from offbook.core.client import Client
 from offbook.core.copies import parsed, statements, undocumented
+from offbook.core.pycode import Function as Definition
 from offbook.tasks.factory.delete.delete import level_used
-from offbook.tasks.factory.delete.names import Definition
 from offbook.tasks.factory.delete.symbols import read_symbols
 from offbook.tasks.factory.instruction.instruct import PROMPTS
 from offbook.tasks.factory.types import Deletion, Feature, identity_of, is_test_code

@@ -13,6 +13,13 @@ from offbook.types import OffbookError, Suite, is_test_file
 Level = Literal["stub", "hybrid", "gone"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 Kind = Literal["single", "cluster", "release"]
+# Methods of built-in types, and what files, patterns and parsers have: such a name says little about whose it is.
+BUILTIN = frozenset(
+    name for kind in (str, bytes, list, dict, set, tuple, int, float, type, object, BaseException) for name in dir(kind)
+)
+COMMON = BUILTIN | {
+    "read", "write", "close", "open", "run", "match", "search", "group", "send", "next", "compile", "parse",
+}  # fmt: skip
 
 
 class Unprepared(OffbookError):
@@ -114,6 +121,10 @@ class Deletion:
     def targets(self) -> tuple[str, ...]:
         """What the instruction asks for, as "path::name"."""
         return tuple(map(str, self.feature.targets))
+
+
+def last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def identity_of(*parts: str) -> str:

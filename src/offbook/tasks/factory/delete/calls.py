@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from offbook.tasks.factory.delete.names import Definition, arguments_of, dotted, local_names, plain_dotted
+from offbook.core.pycode import Function as Definition
+from offbook.core.pycode import arguments_of, local_names, plain_dotted, rooted
 from offbook.tasks.factory.types import FunctionKey
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Resolver:
         return self.method(place, name) if place in self.classes else None
 
     def bases(self, owner: FunctionKey) -> list[FunctionKey]:
-        found = (self.place(owner.path, dotted(base)) for base in self.classes[owner].bases if dotted(base))
+        found = (self.place(owner.path, rooted(base)) for base in self.classes[owner].bases if rooted(base))
         return [base for base in found if isinstance(base, FunctionKey) and base in self.classes]
 
     def ancestry(self, owner: FunctionKey) -> list[FunctionKey]:
@@ -127,7 +128,7 @@ class Resolver:
         return frozenset(
             owner
             for owner in self.classes
-            if any(dotted(base).endswith(ends) for one in self.ancestry(owner) for base in self.classes[one].bases)
+            if any(rooted(base).endswith(ends) for one in self.ancestry(owner) for base in self.classes[one].bases)
         )
 
     @cached_property
@@ -190,7 +191,7 @@ class Resolver:
         if not isinstance(node, ast.Attribute):
             return None
         value = node.value
-        if isinstance(value, ast.Call) and dotted(value.func) == "super" and scope.owner:
+        if isinstance(value, ast.Call) and rooted(value.func) == "super" and scope.owner:
             return self.method(scope.owner, node.attr, above=True)
         if owner := self.class_of_expression(value, scope):
             return self.method(owner, node.attr)
@@ -208,7 +209,7 @@ class Resolver:
         for owner, body in self.classes.items():
             for part in body.body:
                 if isinstance(part, ast.AnnAssign) and (kind := self.annotated(owner.path, part.annotation)):
-                    found[owner][dotted(part.target)] = kind
+                    found[owner][rooted(part.target)] = kind
         for key, definitions in self.functions.items():
             for node, owner_name in definitions:
                 if owner_name:
@@ -222,7 +223,7 @@ class Resolver:
             if not isinstance(part, ast.Assign) or len(part.targets) != 1:
                 continue
             target, kind = part.targets[0], self.class_of_expression(part.value, scope)
-            if kind and isinstance(target, ast.Attribute) and dotted(target.value) == "self":
+            if kind and isinstance(target, ast.Attribute) and rooted(target.value) == "self":
                 yield target.attr, kind
 
     def scope(self, key: FunctionKey, node: Definition, owner_name: str) -> Scope:
@@ -275,7 +276,7 @@ class Resolver:
 
     def _overriding(self, node: ast.AST, method: FunctionKey, scope: Scope) -> set[FunctionKey]:
         """On self the method of a subclass may be meant."""
-        if not (isinstance(node, ast.Attribute) and dotted(node.value) in {"self", "cls"} and scope.owner):
+        if not (isinstance(node, ast.Attribute) and rooted(node.value) in {"self", "cls"} and scope.owner):
             return set()
         own = (FunctionKey(heir.path, f"{heir.name}.{node.attr}") for heir in self.heirs.get(scope.owner, ()))
         return {key for key in own if key in self.functions}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from offbook.core import pycode
-from offbook.tasks.factory.delete.names import Definition, arguments_of, dotted, local_names, plain_dotted
+from offbook.core.pycode import Function as Definition
+from offbook.core.pycode import arguments_of, local_names, plain_dotted, rooted
 from offbook.tasks.factory.delete.symbols import Module, Symbols
 from offbook.tasks.factory.types import FunctionKey
 
@@ -22,7 +23,7 @@ REFLECTION = ("attr", "caller", "import", "resolve", "lookup", "patch")
 class Uses:
     """What a file reads. Names that are local where they are read are left out."""
 
-    names: frozenset[str]  # dotted, with all beginnings: a, a.b, a.b.c
+    names: frozenset[str]  # rooted, with all beginnings: a, a.b, a.b.c
     attributes: frozenset[tuple[str, str]]  # (class around it if on self, cls or super(), else empty; attribute)
     strings: frozenset[str]
     looked_up: frozenset[str]  # those among them that getattr and its like are given, or that are read at import
@@ -90,11 +91,11 @@ class _Reader(ast.NodeVisitor):
         self.visit(node.value)
 
     def _receiver(self, value: ast.AST) -> str:
-        own = dotted(value) in {"self", "cls", "super", "type"} and isinstance(value, ast.Name | ast.Call)
+        own = rooted(value) in {"self", "cls", "super", "type"} and isinstance(value, ast.Name | ast.Call)
         return ".".join(self._classes) if own else ""
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = dotted(node.func).rpartition(".")[2].lower()
+        name = rooted(node.func).rpartition(".")[2].lower()
         if any(word in name for word in REFLECTION):
             self.looked_up |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
         self.generic_visit(node)

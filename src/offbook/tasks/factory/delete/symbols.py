@@ -12,9 +12,10 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from offbook.core import pycode
+from offbook.core.pycode import Function as Definition
+from offbook.core.pycode import rooted
 from offbook.tasks.factory.delete.calls import Calls, Resolver
-from offbook.tasks.factory.delete.names import Definition, dotted, last
-from offbook.tasks.factory.types import FunctionKey
+from offbook.tasks.factory.types import FunctionKey, last
 
 PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abstractproperty"}
 
@@ -120,7 +121,7 @@ def definitions(source: str) -> frozenset[str]:
 def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> Module:
     name = module_name(path, import_roots)
     bases = {
-        node.name: tuple(last(dotted(base)) for base in node.bases)
+        node.name: tuple(last(rooted(base)) for base in node.bases)
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
@@ -228,7 +229,7 @@ def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> 
 
 
 def _function(key: FunctionKey, node: Definition, owner: str, exports: tuple[str, ...] | None) -> Function:
-    decorators = tuple(filter(None, map(dotted, node.decorator_list)))
+    decorators = tuple(filter(None, map(rooted, node.decorator_list)))
     body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
     overload = any(last(name) == "overload" for name in decorators)
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

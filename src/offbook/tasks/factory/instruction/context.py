@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from offbook.core import pycode
-from offbook.tasks.factory.delete.names import Definition
+from offbook.core.pycode import Function as Definition
 from offbook.tasks.factory.delete.symbols import module_of
 from offbook.tasks.factory.types import Deletion
 from offbook.tasks.factory.workshop import Workshop

@@ -8,23 +8,120 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import TypeVar
 
-from offbook.tasks.factory.delete.names import Definition, arguments_of, dotted, last
-from offbook.tasks.factory.delete.symbols import Import
-from offbook.tasks.factory.instruction.literals import EQUAL
-from offbook.tasks.factory.instruction.testcode import Code, TestCode
+from offbook.core.pycode import FUNCTIONS, arguments_of, binds, bound_in, nodes, parse, rooted, text_in
+from offbook.core.pycode import Function as Definition
+from offbook.tasks.factory.delete.symbols import Import, module_of
 from offbook.tasks.factory.types import FunctionKey
 
 MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
-MAX_ROWS = 20  # of a table of cases: more than are shown
+MAX_ROWS = 200  # of a table of cases
 FOLDER = "tmp_path"  # the one fixture that everybody knows
 NEW_FOLDER = ("import pathlib", "import tempfile", f"{FOLDER} = pathlib.Path(tempfile.mkdtemp())")
 MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
 Node = TypeVar("Node", bound=ast.AST)
+EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
+SETUP = re.compile(r"(async)?(setUp|tearDown)(Class)?|(setup|teardown)(_method|_class)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A piece of a test file that a test leads to."""
+
+    path: str
+    node: ast.AST
+    test: str  # the first one that does
+
+
+def reached(tests: Mapping[str, str], import_roots: tuple[str, ...], failing: Iterable[str]) -> list[Code]:
+    """What the failing tests lead to, once each: helpers, fixtures and tables, by their names alone.
+
+    A name may be one of the file itself, of a test file that it imports, or of a conftest file above it. So it is
+    rather too much than too little.
+    """
+    modules = {path: module for path, text in tests.items() if (module := module_of(path, text, import_roots))}
+    near: dict[str, list[str]] = {}
+    for path, module in modules.items():
+        imported = {part for one in module.imports for part in (one.module.rpartition(".")[2], one.name)}
+        above = {str(folder / "conftest.py") for folder in PurePosixPath(path).parents}
+        others = (o for o in modules if o in above or modules[o].name.rpartition(".")[2] in imported)
+        near[path] = [path, *others]
+    found: dict[int, Code] = {}
+    for test in failing:
+        path, *names = test.partition("[")[0].split("::")
+        if path not in modules or not names:
+            continue
+        around = [node for name in names[:-1] for node in _defined(tests[path]).get(name, ())]
+        own = [node for node in _defined(tests[path]).get(names[-1], ()) if not around or _is_in(node, around)]
+        waiting: list[tuple[str, ast.stmt]] = [(path, node) for node in own or around]
+        for place in near[path]:
+            for name, defined in _defined(tests[place]).items():
+                is_inherited = not own and name == names[-1]
+                is_set_up = bool(around) and SETUP.fullmatch(name)
+                waiting += [(place, node) for node in defined if is_inherited or is_set_up or _is_automatic(node)]
+        while waiting:
+            place, node = waiting.pop()
+            if id(node) not in found:
+                found[id(node)] = Code(place, node, test)
+                used = _identifiers(node)
+                for other in near[place]:
+                    defined_there = _defined(tests[other])
+                    waiting += [(other, one) for name in used & defined_there.keys() for one in defined_there[name]]
+    return [*found.values()]
+
+
+@lru_cache(maxsize=512)
+def _defined(source: str) -> dict[str, list[ast.stmt]]:
+    """Name -> what binds it in a test file: at the top level, or in a class there."""
+    found: dict[str, list[ast.stmt]] = defaultdict(list)
+    waiting: list[ast.AST] = [parse(source)]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop(0)):
+            if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+                waiting.append(node)
+            elif isinstance(node, ast.stmt):
+                for name in binds(node):
+                    found[name].append(node)
+                waiting += [node] if isinstance(node, ast.ClassDef) else []
+    return found
+
+
+def _is_in(node: ast.stmt, around: Iterable[ast.stmt]) -> bool:
+    return any(node is part for one in around for part in ast.walk(one))
+
+
+def _is_automatic(node: ast.stmt) -> bool:
+    calls = [one for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call)]
+    return any(_last(one) == "fixture" and "autouse" in {keyword.arg for keyword in one.keywords} for one in calls)
+
+
+def _identifiers(node: ast.AST) -> set[str]:
+    """Names that a piece of code reads, of fixtures too."""
+    found = _read(node) | {n.attr for n in nodes(node, ast.Attribute)} | {n.arg for n in nodes(node, ast.arg)}
+    named = (call for call in nodes(node, ast.Call) if _last(call) in {"usefixtures", "getfixturevalue"})
+    return found | {text_in(argument) for call in named for argument in call.args}
+
+
+def words_of(test: str) -> str:
+    """The words of a test's name."""
+    words = split_name(test.partition("[")[0].split("::")[-1])
+    return " ".join(words[1:] if words[:1] == ["test"] else words)
+
+
+def split_name(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()
+
+
+def _last(node: ast.AST) -> str:
+    return rooted(node).rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +133,19 @@ class Example:
 
 
 def examples(
-    code: Iterable[Code], tests: TestCode, failing: Iterable[str], keys: Iterable[FunctionKey]
+    code: Iterable[Code],
+    tests: Mapping[str, str],
+    import_roots: tuple[str, ...],
+    failing: Iterable[str],
+    keys: Iterable[FunctionKey],
 ) -> list[Example]:
     """Checks that use nothing but imported names and literals: the best of every test first."""
     asked = [{*key.name.split(".")} - {"__init__", "__call__"} for key in keys]
     test_names = {test.partition("[")[0].split("::")[-1] for test in failing}
     found: dict[str, Example] = {}
     for one in code:
-        module = tests.module(one.path)
-        if not module or not isinstance(one.node, Definition) or one.node.name not in test_names:
+        module = module_of(one.path, tests[one.path], import_roots)
+        if not module or not isinstance(one.node, FUNCTIONS) or one.node.name not in test_names:
             continue
         imported = {i.bound: i for i in module.imports if i.top and i.bound != "*"}
         for place, (text, read, is_exact) in enumerate(_alone(one.node, imported)):
@@ -67,7 +168,7 @@ def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, s
     for values in _cases(node):
         body = [_filled(statement, values) for statement in node.body]
         given = {argument.arg for argument in arguments_of(node.args)} - {*values, FOLDER}  # `self`, and fixtures
-        names = [(part, _read(part), _bound(part)) for part in body]
+        names = [(part, _read(part), bound_in(part)) for part in body]
         for number, statement in enumerate(body):
             for check in (one for one in _checks(statement) if not _read(one) & given):
                 before = names[max(0, number - MAX_BEFORE) : number]
@@ -75,7 +176,7 @@ def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, s
                 for parts in ways if len(ways[0]) != len(ways[1]) else ways[:1]:
                     whole = ast.fix_missing_locations(ast.Module(parts, []))
                     read = _read(whole)
-                    if read - _bound(whole) <= known | {FOLDER} and (text := _short(whole)):
+                    if read - bound_in(whole) <= known | {FOLDER} and (text := _short(whole)):
                         attributes = {n.attr for n in ast.walk(whole) if isinstance(n, ast.Attribute)}
                         yield text, read | attributes, _is_exact(check)
 
@@ -102,34 +203,16 @@ def _is_exact(check: ast.stmt) -> bool:
 
 def _cases(node: Definition) -> Sequence[Mapping[str, ast.expr]]:
     """Values of the test's parameters, a mapping a case; one empty mapping where it has no table."""
-    names, table = _table(node)
     rows = []
-    for row in table[:MAX_ROWS]:
-        values = [row] if len(names) == 1 else [*getattr(row, "elts", [])]
-        if len(values) == len(names):
-            rows.append(dict(zip(names, values, strict=True)))
+    for call in node.decorator_list:
+        if isinstance(call, ast.Call) and _last(call) == "parametrize" and len(call.args) > 1:
+            names = re.findall(r"\w+", text_in(call.args[0])) or [*map(text_in, getattr(call.args[0], "elts", []))]
+            for row in getattr(call.args[1], "elts", [])[:MAX_ROWS]:
+                values = [row] if len(names) == 1 else getattr(row, "elts", [])
+                if len(values) == len(names):
+                    rows.append(dict(zip(names, values, strict=True)))
+            break
     return rows or [{}]
-
-
-def unread_rows(node: Definition) -> list[ast.expr]:
-    """The rows of a test's table that nobody looks at."""
-    return _table(node)[1][MAX_ROWS:]
-
-
-def _table(node: Definition) -> tuple[list[str], list[ast.expr]]:
-    """The names of a test's parameters and the rows of values; both empty where it has no table."""
-    for decorator in node.decorator_list:
-        if not (isinstance(decorator, ast.Call) and last(dotted(decorator.func)) == "parametrize"):
-            continue
-        if len(decorator.args) > 1 and isinstance(table := decorator.args[1], ast.List | ast.Tuple):
-            return _parameter_names(decorator.args[0]), table.elts
-    return [], []
-
-
-def _parameter_names(node: ast.expr) -> list[str]:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return [name.strip() for name in node.value.split(",") if name.strip()]
-    return [str(part.value) for part in getattr(node, "elts", []) if isinstance(part, ast.Constant)]
 
 
 def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
@@ -140,10 +223,10 @@ def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
             yield told
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        if last(dotted(call.func)) in EQUAL and len(call.args) >= 2:
+        if _last(call) in EQUAL and len(call.args) >= 2:
             yield ast.Assert(ast.Compare(call.args[0], [ast.Eq()], [call.args[1]]))
     elif isinstance(statement, ast.With):
-        if all(last(dotted(item.context_expr)) in RAISING for item in statement.items):
+        if all(_last(item.context_expr) in RAISING for item in statement.items):
             yield statement
     elif isinstance(statement, ast.For) and any(isinstance(part, ast.Assert) for part in ast.walk(statement)):
         yield statement
@@ -158,15 +241,15 @@ def _with_needed(
         if not needed & (read | bound) or (isinstance(statement, ast.Assert) and not asserts):
             continue
         if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
-            if not needed & {*map(dotted, statement.targets)}:  # it makes something else out of what is needed
+            if not needed & {*map(rooted, statement.targets)}:  # it makes something else out of what is needed
                 continue
-            needed -= {*map(dotted, statement.targets)}
+            needed -= {*map(rooted, statement.targets)}
         needed |= read.difference(known)
         parts.insert(0, statement)
     while (number := next(_used_once(parts), None)) is not None:
         value = parts.pop(number)
         assert isinstance(value, ast.Assign)
-        parts = [_filled(part, {dotted(value.targets[0]): value.value}) for part in parts]
+        parts = [_filled(part, {rooted(value.targets[0]): value.value}) for part in parts]
     return parts
 
 
@@ -183,12 +266,6 @@ def _used_once(parts: Sequence[ast.stmt]) -> Iterator[int]:
 
 def _read(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _bound(node: ast.AST) -> set[str]:
-    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    stored |= {n.name for n in ast.walk(node) if isinstance(n, Definition | ast.ClassDef)}
-    return stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
 
 
 def _filled(node: Node, values: Mapping[str, ast.expr]) -> Node:

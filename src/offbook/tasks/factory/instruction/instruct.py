@@ -16,9 +16,8 @@ from itertools import accumulate
 from offbook.core.client import Client, json_part
 from offbook.core.copies import shared_code
 from offbook.tasks.factory.delete.symbols import Function, Symbols
+from offbook.tasks.factory.instruction.examples import split_name, words_of
 from offbook.tasks.factory.instruction.needs import Needs
-from offbook.tasks.factory.instruction.sufficient import stated
-from offbook.tasks.factory.instruction.testcode import split_name, words_of
 from offbook.tasks.factory.types import Deletion, Feature, FunctionKey
 
 PROMPTS = resources.files("offbook.tasks.factory") / "prompts"
@@ -36,7 +35,7 @@ Rewrite = Callable[[Mapping[str, str], Deletion], Awaitable[dict[str, str]]]
 def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
     """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used.
 
-    What stands nowhere in the tree any more is not said here, but by `sufficient.stated`.
+    What stands nowhere in the tree any more is not said here, but by `Needs.stated`.
     """
     writer = _Writer(feature, symbols, deletion, tests)
     texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
@@ -47,9 +46,9 @@ def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: 
 
 def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str]) -> dict[str, str]:
     """Every length with what has to be stated besides the request."""
-    more = stated(needs)
+    more = needs.stated()
     if shared_code(more, removed):
-        more = stated(needs, with_values=False)
+        more = needs.stated(with_values=False)
     return {name: f"{text.rstrip()}\n\n{more}\n" if more else text for name, text in texts.items()}
 
 

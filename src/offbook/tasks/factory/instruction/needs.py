@@ -1,46 +1,50 @@
-"""What has to be known to pass the failing tests, and stands nowhere in the tree as the agent sees it.
+"""Whether what the failing tests check can be known from the tree as the agent sees it and from the instruction.
 
-It is read from the tests' code and the code that is gone. A text, a number, an attribute or an error counts only if
-both have it: what is computed from a documented behaviour need not be told. Whether an instruction says it is for
-sufficient.py.
+Trial comes first: examples out of the tests are run with the right code (tried.py). What no example can say is looked
+up in the tests' code: names, attributes, errors and literals that the gone code has and nothing visible shows. They are
+stated in the instruction; what it still lacks then refuses the task.
+
+Left out: which of two documented behaviours holds in a case that the documentation does not mention.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from offbook.tasks.factory.delete.names import Definition, dotted, last, plain_dotted
-from offbook.tasks.factory.delete.references import Lost
-from offbook.tasks.factory.delete.symbols import Symbols, definitions, module_of
+from offbook.core import copies
+from offbook.core.pycode import FUNCTIONS, defined_in, nodes, plain_dotted, rooted, text_in
+from offbook.tasks.check import gold_changes
+from offbook.tasks.factory.delete.symbols import Function, Module, Symbols, definitions, module_of, read_symbols
 from offbook.tasks.factory.delete.visible import vanished
-from offbook.tasks.factory.instruction.counts import MIN_EXAMPLES, MIN_WORDS, are_enough, briefly_documented, num_words
-from offbook.tasks.factory.instruction.examples import RAISING, Example, examples, unread_rows
-from offbook.tasks.factory.instruction.literals import (
-    as_text,
-    checks,
-    compared,
-    defined_names,
-    has_word,
-    is_number,
-    is_read_back,
-    literals_in,
-    parsed,
-    removed_texts,
-    shows,
-    stands_in,
-)
+from offbook.tasks.factory.instruction.examples import FOLDER, RAISING, Example, examples, reached, words_of
 from offbook.tasks.factory.instruction.skeleton import skeleton
-from offbook.tasks.factory.instruction.testcode import TestCode, read_in, words_of
-from offbook.tasks.factory.instruction.tried import MAX_SHOWN, Tried, best_of
-from offbook.tasks.factory.types import FunctionKey, is_test_code
+from offbook.tasks.factory.instruction.tried import MIN_EXAMPLES, Tried, are_enough, best_of
+from offbook.tasks.factory.types import FunctionKey, is_inside, is_test_code
+from offbook.tasks.factory.workshop import read_texts
+from offbook.types import Task
 
-MAX_EXAMPLES = 8  # by the lines they run
-FORMED = re.compile(r"\n|[^\w\s]")
+NAMES = "tests use names that nothing describes"
+TEXTS = "tests look for texts that stand nowhere"
+PRIVATE = "tests look into private state"
+ERRORS = "tests expect errors that are stated nowhere"
+SILENT = "nothing says what it does"
+
+MAX_TEXTS = 12  # that an instruction states; more is a listing of the tests
+MAX_TEXT = 160  # characters
+MIN_WORDS = 4  # of a docstring that says something
 MIN_SHOWN = 0.6  # of the statements that no docstring describes
+FORMED = re.compile(r"\n|[^\w\s]")
+FORMATTED = re.compile(r"%(?:\(\w+\))?[-+ #0]*[\d.*]*[sdrfxieg%]|\{[^{}]*\}")
+COMPARING = re.compile(r"assert|match|expect|check|^raises$|^warns$|^param$|^parametrize$", re.I)
+READING = {"read", "read_text", "readlines", "getvalue", "readouterr", "getMessage"}  # of files and streams, by a call
+WRITTEN = {"out", "err", "output", "stdout", "stderr", "messages"}  # or as an attribute
+# Numbers of more than one digit that anybody comes to think of, besides those about a power of two.
+EVERYDAY = {11, 12, 15, 24, 25, 36, 75, 99, 120, 180, 360, 365, 366, 999, 1440, 3600, 86400, 0.25, 0.75, 1.5, 2.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +58,19 @@ class Evidence:
     functions: tuple[FunctionKey, ...]  # that were deleted or stubbed
     targets: tuple[FunctionKey, ...]
     symbols: Symbols  # of the product before
-    is_told: bool = False  # what it does is said by something else than docstrings: a changelog
+    is_told: bool = False  # a changelog says what it does, and not docstrings
     tried: Tried | None = None  # which examples are true; None where nothing was run
 
 
 @dataclass(frozen=True, slots=True)
-class _Literal:
-    value: str
-    test: str
-    checked: bool  # compared with, and not only passed on
+class Missing:
+    """What the tests check and cannot be known. `reason` is one of those above."""
+
+    reason: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.evidence}"
 
 
 class Needs:
@@ -70,327 +78,460 @@ class Needs:
 
     def __init__(self, evidence: Evidence):
         self.evidence = evidence
-        tests = {path: text for path, text in evidence.before.items() if is_test_code(path)}
-        self._tests = TestCode(tests, evidence.symbols.import_roots)
-        self._code = self._tests.reached(evidence.failing)
+        self.symbols = evidence.symbols
+        self._tests = {path: text for path, text in evidence.before.items() if is_test_code(path)}
+        self.code = reached(self._tests, self.symbols.import_roots, evidence.failing)
+        self._parsed = [tree for text in evidence.removed.values() if (tree := _parsed(text))]
+        self._touched = {where.partition("::")[0] for where in evidence.removed}
+        modules = self.symbols.modules
+        before, shown = (
+            {p: t for p, t in files.items() if p in modules} for files in (evidence.before, evidence.shown)
+        )
+        self._lost = vanished(before, shown, self.symbols.import_roots)  # what each module binds no longer
 
-    # --- what it is
-
-    @cached_property
-    def _lost(self) -> Lost:
-        """What each module of the product binds no longer."""
-        modules = self.evidence.symbols.modules
-        product = {path: text for path, text in self.evidence.before.items() if path in modules}
-        after = {path: text for path, text in self.evidence.shown.items() if path in product}
-        return vanished(product, after, self.evidence.symbols.import_roots)
-
-    @cached_property
-    def places(self) -> list[str]:
-        """Where else gone functions were named: lists of exports, and files that bind them too. Private helpers that no
-        test reads need not come back."""
-        if self.evidence.is_told:
-            return []
-        own, found = {*self.evidence.functions}, []
-        read = read_in(self._code).keys() | {name for _, name in self.names}
-        names = {
-            key.name
-            for key in own
-            if self.evidence.symbols.functions[key].public or key in self.evidence.targets or key.simple in read
-        }
-        for path, module in self.evidence.symbols.modules.items():
-            text = self.evidence.shown.get(path, "")
-            if text and text != self.evidence.before.get(path):  # what comes by a star import comes back by itself
-                now = module_of(path, text, self.evidence.symbols.import_roots)
-                bound = {name for name in names & self._lost.get(path, {}).keys() if FunctionKey(path, name) not in own}
-                exports = {*(module.exports or ())} - {*((now and now.exports) or ())}
-                found += [f"`{name}` in `{path}`" for name in sorted(bound)]
-                found += [f"`{name}` in `__all__` of `{path}`" for name in sorted(exports)]
-        return found
+    # --- names
 
     @cached_property
     def names(self) -> dict[tuple[str, str], str]:
         """(module, name) that the tests import or read there and that is bound there no longer -> the test file."""
-        modules = {path: module.name for path, module in self.evidence.symbols.modules.items()}
+        modules = {path: module.name for path, module in self.symbols.modules.items()}
         gone = {modules[path]: names for path, names in self._lost.items()}
         files = {name for path, name in modules.items() if path not in self.evidence.shown}
         found: dict[tuple[str, str], str] = {}
-        for path in sorted({code.path for code in self._code}):
-            module = self._tests.module(path)
-            used = {plain_dotted(n) for code in self._code if code.path == path for n in ast.walk(code.node)
-                    if isinstance(n, ast.Attribute | ast.Name)}  # fmt: skip
-            for imported in module.imports if module else ():
-                whole = f"{imported.module}.{imported.name}" if imported.name else imported.module
-                if imported.name in gone.get(imported.module, ()) or (imported.name and whole in files):
-                    found.setdefault((imported.module, imported.name), path)
-                if imported.name == "*":
-                    found |= {(imported.module, name): path for name in gone.get(imported.module, ()) if name in used}
-                if not imported.name and imported.bound == imported.module.partition(".")[0]:
-                    whole = imported.bound  # import a.b binds a
-                for name, names in gone.items():
-                    if name == whole or name.startswith(f"{whole}."):
-                        bound = imported.bound + name[len(whole) :]
-                        found |= {(name, own): path for own in names if f"{bound}.{own}" in used}
+        for path in sorted({code.path for code in self.code}):
+            used = {
+                plain_dotted(n) for c in self.code if c.path == path for n in nodes(c.node, ast.Attribute, ast.Name)
+            }
+            test_module = module_of(path, self.evidence.before[path], self.symbols.import_roots)
+            for name in _absolute_names(test_module, used) if test_module else ():
+                parts = name.split(".")
+                for at in range(1, len(parts)):
+                    module, own = ".".join(parts[:at]), parts[at]
+                    if own in gone.get(module, ()) or (at == len(parts) - 1 and name in files):
+                        found.setdefault((module, own), path)
         return found
 
     def origin(self, module: str, name: str, depth: int = 8) -> tuple[str, str]:
         """Where what a name stood for was made, and as what: through imports, also under another name."""
-        path = self.evidence.symbols.path_of(module)
-        for imported in self.evidence.symbols.modules[path].imports if path and depth else ():
+        path = self.symbols.path_of(module)
+        for imported in self.symbols.modules[path].imports if path and depth else ():
             if imported.top and imported.bound == name and imported.name not in ("", "*"):
                 return self.origin(imported.module, imported.name, depth - 1)
-            if imported.name == "*" and name in self._lost.get(self._path_of(imported.module), ()):
+            if imported.name == "*" and name in self._lost.get(self.symbols.path_of(imported.module) or "", ()):
                 return self.origin(imported.module, name, depth - 1)
         return module, name
 
     def is_described(self, module: str, name: str, instruction: str) -> bool:
         """Whether the instruction or the tree has a definition of it. Modules and what is a library's need none."""
         module, name = self.origin(module, name)
-        if not self._path_of(module) or self._path_of(f"{module}.{name}"):
+        path = self.symbols.path_of(module)
+        if not path or self.symbols.path_of(f"{module}.{name}"):
             return True
         defined = re.compile(rf"^\s*(?:(?:async )?def |class )?(?:\w+, )*{name}\b(?:, \w+)*\s*[(:=]", re.M)
-        return any(map(defined.search, (instruction, self.evidence.shown.get(self._path_of(module), ""))))
+        return any(map(defined.search, (instruction, self.evidence.shown.get(path, ""))))
 
-    def _path_of(self, module: str) -> str:
-        return self.evidence.symbols.path_of(module) or ""
+    @cached_property
+    def places(self) -> list[str]:
+        """Where else gone functions were named: lists of exports, and files that bind them too. Private helpers that no
+        test reads need not come back."""
+        names = {
+            key.name
+            for key in self.evidence.functions
+            if self.symbols.functions[key].public or key in self.evidence.targets or key.simple in self._used
+        }
+        found: list[str] = []
+        for path, module in self.symbols.modules.items() if not self.evidence.is_told else ():
+            text = self.evidence.shown.get(path, "")
+            if text and text != self.evidence.before.get(path):  # what comes by a star import comes back by itself
+                now = module_of(path, text, self.symbols.import_roots)
+                bound = {*names} & self._lost.get(path, {}).keys()
+                bound -= {key.name for key in self.evidence.functions if key.path == path}
+                exports = {*(module.exports or ())} - {*((now and now.exports) or ())}
+                found += [f"`{name}` in `{path}`" for name in sorted(bound)]
+                found += [f"`{name}` in `__all__` of `{path}`" for name in sorted(exports)]
+        return found
+
+    @cached_property
+    def gone(self) -> list[FunctionKey]:
+        """Functions and classes that are there no longer and have to be known: public ones, private ones that tests
+        reach, and helpers whose docstrings say something."""
+        files = {key.path for key in self.evidence.functions} & self.evidence.shown.keys()
+        left = {FunctionKey(path, name) for path in files for name in definitions(self.evidence.shown[path])}
+        functions = {key: self.symbols.functions[key] for key in self.evidence.functions}
+        asked = {key for key in functions if key in self.evidence.targets or key.simple in self._used}
+        return sorted(
+            key
+            for key, function in functions.items()
+            if key not in left
+            and not function.nested
+            and (function.public or key in asked or num_words(function) >= MIN_WORDS)
+        )
 
     def outline(self, with_values: bool = True) -> str:
         """Declarations of what is gone."""
         names = {self.origin(module, name) for module, name in self.names}
-        return skeleton(self.evidence.before, self.evidence.symbols, self.gone, names, with_values)
+        return skeleton(self.evidence.before, self.symbols, self.gone, names, with_values)
 
     @cached_property
-    def gone(self) -> list[FunctionKey]:
-        """Functions and classes that are there no longer and that somebody has to know: public ones, private ones
-        that tests reach, and helpers whose docstrings say something."""
-        left = {
-            FunctionKey(path, name)
-            for path in {key.path for key in self.evidence.functions} & self.evidence.shown.keys()
-            for name in definitions(self.evidence.shown[path])
-        }
-        attributes = {n.attr for code in self._code for n in ast.walk(code.node) if isinstance(n, ast.Attribute)}
-        asked = attributes | {name for _, name in self.names}
-        functions = self.evidence.symbols.functions
-        return sorted(
-            key
-            for key in self.evidence.functions
-            if key not in left and not functions[key].nested
-            and (
-                functions[key].public
-                or key in self.evidence.targets
-                or key.simple in asked
-                or num_words(functions[key]) >= MIN_WORDS
-            )
-        )  # fmt: skip
-
-    @cached_property
-    def texts(self) -> list[_Literal]:
-        """Literals that the tests check, have from the code that is gone, and that are shown nowhere; and what they
-        find in files and logs, as far as it is more than words."""
-        found = {text.value: text for text in self._compared(is_read_back) if FORMED.search(text.value)}
-        parts = self._parts
-        for literal in self._literals() if parts else ():
-            if literal.value not in found and any(
-                (literal.checked and stands_in(part, literal.value)) or stands_in(literal.value, part) for part in parts
-            ):
-                found[literal.value] = literal
-        hidden = self.private.keys()
-        return [one for one in found.values() if one.value not in hidden and not self._is_shown(one.value)]
-
-    @cached_property
-    def _parts(self) -> set[str]:
-        """Texts and numbers of the gone code that are shown nowhere."""
-        return {part for part in removed_texts(self.evidence.removed) if not self._is_shown(part)}
-
-    @cached_property
-    def unworded(self) -> _Literal | None:
-        """What no words give, and no docstring has an example of: what stands where in a text that the tests compare a
-        result with, or a number of the gone code that nobody guesses and that is not stated."""
-        if self._has_doctest:
-            return None
-        names = {key.simple for key in self.evidence.functions}
-        for text in self._compared(lambda other: bool(_called_in(other) & names)):
-            if FORMED.search(text.value):
-                return text
-        unstated = self._parts - {text.value for text in self.texts}
-        numbers = sorted(filter(is_number, unstated)) if not self.evidence.is_told else []
-        return _Literal(numbers[0], str(self.evidence.targets[0]), True) if numbers else None
-
-    @property
-    def _has_doctest(self) -> bool:
-        functions = self.evidence.symbols.functions
-        return any(">>>" in functions[key].docstring for key in self.evidence.functions)
-
-    @cached_property
-    def attributes(self) -> dict[str, str]:
-        """Public attributes of what is gone that the tests read -> the test."""
-        return {name: test for name, test in self._attributes() if not name.startswith("_")}
-
-    @cached_property
-    def private(self) -> dict[str, str]:
-        return {name: test for name, test in self._attributes() if name.startswith("_")}
-
-    @cached_property
-    def errors(self) -> dict[str, str]:
-        """Errors that the tests expect, the gone code raises and no documentation names -> an example, or words."""
-        raised = {
-            last(dotted(node.exc))
-            for tree in parsed(self.evidence.removed)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Raise) and node.exc
-        }
-        told = "\n".join(self.evidence.symbols.functions[key].docstring for key in self.evidence.functions)
+    def _read(self) -> dict[str, str]:
+        """Attributes that the tests read, and private names that they look up or patch -> the test."""
         found: dict[str, str] = {}
-        for code in self._code:
+        for code in self.code:
             for node in ast.walk(code.node):
-                for call, body in _expecting(node):
-                    kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
-                    for kind in filter(None, map(last, map(dotted, kinds))):
-                        if kind in raised and not has_word(told, kind):
-                            found.setdefault(kind, _shortly(body) or words_of(code.test))
+                name = node.attr if isinstance(node, ast.Attribute) else text_in(node).rpartition(".")[2]
+                if isinstance(node, ast.Attribute) or (name.startswith("_") and name.isidentifier()):
+                    found.setdefault(name, code.test)
         return found
 
     @cached_property
+    def _used(self) -> set[str]:
+        return self._read.keys() | {name for _, name in self.names}
+
+    @cached_property
+    def attributes(self) -> dict[str, str]:
+        """Attributes that the tests read, the gone code sets or defines, and nothing near it shows -> the test."""
+        defined = {FunctionKey.of(where).simple for where in self.evidence.removed}
+        for tree in self._parsed:
+            defined |= {n.attr for n in nodes(tree, ast.Attribute) if isinstance(n.ctx, ast.Store)}
+            defined |= defined_in(tree)
+            fields = [part for n in nodes(tree, ast.ClassDef) for part in n.body]
+            defined |= {n.id for part in fields for n in nodes(part, ast.Name) if isinstance(n.ctx, ast.Store)}
+        defined -= {key.simple for key in self.gone}
+        modules = self.symbols.modules
+        near = [t for p, t in self.evidence.shown.items() if p in self._touched or is_test_code(p) or p not in modules]
+        found: dict[str, str] = {}
+        for name, test in self._read.items():
+            if name not in defined or (name.startswith("__") and name.endswith("__")):
+                continue
+            ways = rf"\.{name}\b|\b{name}\s*[:=]|\b(?:def|class) {name}\b"  # a word of a sentence is no attribute
+            hidden = name.startswith("_")
+            pattern = re.compile(rf"\b{name}\b" if hidden else ways)
+            if not any(
+                name in text and pattern.search(text) for text in (near if hidden else self.evidence.shown.values())
+            ):
+                found[name] = test
+        return found
+
+    @cached_property
+    def errors(self) -> dict[str, str]:
+        """Errors that the tests expect, the gone code raises and no docstring names -> an example, or words."""
+        raised = {_last(n.exc) for tree in self._parsed for n in nodes(tree, ast.Raise) if n.exc}
+        told = "\n".join(self.symbols.functions[key].docstring for key in self.evidence.functions)
+        found: dict[str, str] = {}
+        for code in self.code:
+            for call, body in _expecting(code.node):
+                kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
+                for kind in {*map(_last, kinds)} & raised - {""}:
+                    if not has_word(told, kind):
+                        text = "; ".join(map(ast.unparse, map(ast.fix_missing_locations, body)))
+                        is_short = "\n" not in text and len(text) <= 100 and "`" not in text
+                        found.setdefault(kind, f"`{text}`" if is_short else words_of(code.test))
+        return found
+
+    # --- literals
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """Literals that the tests check, have from the gone code, and that are shown nowhere; and what tests of files
+        and logs check, as far as it is more than words -> the test."""
+        parts = {text for piece in self._pieces if (text := as_text(piece)) and not self._is_shown(text)}
+        found: dict[str, str] = {}
+        for value, test, is_checked, reads_back in self._constants:
+            text = as_text(value)
+            if any(stands_in(text, part) or (is_checked and stands_in(part, text)) for part in parts if text):
+                found.setdefault(text, test)
+            elif is_checked and reads_back and isinstance(value, str) and FORMED.search(value.strip()):
+                found.setdefault(value.strip(), test)
+        return {text: test for text, test in found.items() if text not in self.attributes and not self._is_shown(text)}
+
+    @cached_property
+    def _constants(self) -> Sequence[tuple[object, str, bool, bool]]:
+        """Of the tests' code: a value, its test, whether that checks it, and whether it reads files or logs."""
+        found = []
+        for code in self.code:
+            is_table = not isinstance(code.node, (*FUNCTIONS, ast.ClassDef))  # a constant of the test file
+            checked = {id(n) for check in _checks(code.node) for n in ast.walk(check)}
+            reads_back = _reads_back(code.node)
+            for node in nodes(code.node, ast.Constant):
+                found.append((node.value, code.test, is_table or id(node) in checked, reads_back))
+        return found
+
+    @cached_property
+    def _pieces(self) -> list[object]:
+        """Literals of the gone code, docstrings left out; those with places to fill in, in pieces."""
+        found: list[object] = []
+        for tree in self._parsed:
+            silent = {id(n.value) for n in nodes(tree, ast.Expr)}
+            for node in nodes(tree, ast.Constant):
+                if id(node) not in silent:
+                    found += FORMATTED.split(node.value) if isinstance(node.value, str) else [node.value]
+        return found
+
+    @cached_property
+    def unworded(self) -> str:
+        """A literal of the gone code that no words give: a number that is not guessed, or the form of a text that the
+        tests check. An example has to show what it does, in a docstring or in the instruction."""
+        functions = self.symbols.functions
+        if self.evidence.is_told or any(">>>" in functions[key].docstring for key in self.evidence.functions):
+            return ""
+        checked = "\n".join(
+            value for value, _, is_checked, _ in self._constants if is_checked and isinstance(value, str)
+        )
+        for piece in self._pieces:
+            text = piece.strip() if isinstance(piece, str) else as_text(piece)
+            is_formed = isinstance(piece, str) and " " in piece and FORMED.search(text) and text in checked
+            if text and (is_formed or is_number(text)) and text not in self.texts and not self._is_shown(text):
+                return text
+        return ""
+
+    def _is_shown(self, text: str) -> bool:
+        """Numbers stand everywhere: one counts as shown next to what is gone."""
+        if is_number(text):
+            near = (self.outline(), *(self.evidence.shown.get(path, "") for path in self._touched))
+            return any(stands_in(text, source) for source in near)
+        ways = (text, repr(text)[1:-1])
+        return any(way in source and stands_in(way, source) for source in self.evidence.shown.values() for way in ways)
+
+    # --- documentation and examples
+
+    @cached_property
     def brief(self) -> dict[FunctionKey, str]:
-        """Targets, and what else tests use by name, whose docstrings have few words -> how many. Helpers are what their
-        callers make of them."""
-        if self.evidence.is_told:
-            return {}
-        functions, targets = self.evidence.symbols.functions, self.evidence.targets
-        used = read_in(self._code).keys() | {name for _, name in self.names}
+        """Targets, and what else tests use by name, whose docstrings have few words. Helpers are what their callers
+        make of them."""
+        functions = {key: self.symbols.functions[key] for key in self.evidence.functions}
         asked = [
             key
-            for key in self.evidence.functions
-            if key in targets
-            or (key.simple in used and functions[key].public and functions[key].statements > 1 and not key.dunder)
+            for key, f in functions.items()
+            if key in self.evidence.targets
+            or (key.simple in self._used and f.public and f.statements > 1 and not key.dunder)
         ]
-        return briefly_documented(asked, self.evidence.functions, self.evidence.symbols)
+        return {} if self.evidence.is_told else briefly_documented(asked, self.evidence.functions, self.symbols)
 
     @cached_property
-    def _candidates(self) -> list[Example]:
-        return examples(self._code, self._tests, self.evidence.failing, self.evidence.functions)
+    def candidates(self) -> list[Example]:
+        roots, failing = self.symbols.import_roots, self.evidence.failing
+        found = examples(self.code, self._tests, roots, failing, self.evidence.functions)
+        hidden = [name for name in self.attributes if name.startswith("_")]  # an example must not give it away
+        return [example for example in found if not any(has_word(example.text, name) for name in hidden)]
 
     @cached_property
+    def _best(self) -> tuple[list[Example], int]:
+        """Checks that are true, and show what the docstrings' own examples do not, or where a stated text belongs; of
+        what no docstring describes or has an example of, one more from every test. And how many there are besides."""
+        tried = self.evidence.tried
+        needs_some = bool(self.brief or self.unworded)
+        if self.evidence.is_told or tried is None:
+            return (self.candidates[:8] if needs_some and not self.evidence.is_told else []), 0
+        is_shown = all(">>>" in self.symbols.functions[key].docstring for key in self.evidence.targets)
+        fewest = MIN_EXAMPLES if needs_some or not is_shown else 0
+        return best_of(self.candidates, tried, fewest, self.texts.keys())
+
+    @property
     def examples(self) -> list[Example]:
-        """Checks that are true, and show what the docstrings' own examples do not, or where a text belongs that is
-        stated; of what no docstring describes or has an example of, or no words can, one more from every test."""
-        if self.evidence.is_told:
-            return []
-        if self.evidence.tried is None:
-            return self._candidates[:MAX_EXAMPLES] if self.brief or self.unworded else []
-        return self._best(self.evidence.tried, MAX_SHOWN)
-
-    @cached_property
-    def num_more_examples(self) -> int:
-        """At least: those that would be shown as well, were there room, and rows of their tables that nobody read."""
-        tried = None if self.evidence.is_told else self.evidence.tried
-        if tried is None:
-            return 0
-        unread = sum(len(self._unread.get(test, ())) for test in {example.test for example in self.examples})
-        return len(self._best(tried, len(self._candidates))) - len(self.examples) + unread
-
-    @cached_property
-    def _unread(self) -> dict[str, list[ast.expr]]:
-        """Test -> rows of its table past those that are looked at."""
-        definitions = (code.node for code in self._code if isinstance(code.node, Definition))
-        return {node.name: rows for node in definitions if (rows := unread_rows(node))}
-
-    def unplaced(self, instruction: str) -> list[_Literal]:
-        """Stated texts of tables that the instruction has rows of: only rows that nobody read say where they belong."""
-        given = [example for example in self._candidates if example.text in instruction]
-        placed = {literal for example in given for literal in literals_in(example.text)}
-        unread = {
-            str(node.value).strip()
-            for test in {example.test for example in given}
-            for row in self._unread.get(test, ())
-            for node in ast.walk(row)
-            if isinstance(node, ast.Constant)
-        }
-        return [text for text in self.texts if text.value in unread - placed]
-
-    def _best(self, tried: Tried, bound: int) -> list[Example]:
-        functions = self.evidence.symbols.functions
-        is_shown = all(">>>" in functions[key].docstring for key in self.evidence.targets)
-        fewest = MIN_EXAMPLES if self.brief or self.unworded or not is_shown else 0
-        return best_of(self._candidates, tried, MAX_EXAMPLES, fewest, {text.value for text in self.texts}, bound)
+        return self._best[0]
 
     def is_exampled(self, instruction: str) -> bool:
         """By enough checks, and for most of its lines."""
-        given = [example for example in self._candidates if example.text in instruction]
-        if self.evidence.tried is not None:
-            run = {*self.evidence.tried.documented}.union(
-                *(self.evidence.tried.lines.get(example.text, ()) for example in given)
-            )
-            functions = [self.evidence.symbols.functions[key] for key in self.evidence.functions]
-            if len(run) < MIN_SHOWN * sum(function.statements for function in functions):
+        given = [example for example in self.candidates if example.text in instruction]
+        tried = self.evidence.tried
+        if tried is not None:
+            run = tried.documented.union(*(tried.lines.get(example.text, ()) for example in given))
+            statements = sum(self.symbols.functions[key].statements for key in self.evidence.functions)
+            if len(run) < MIN_SHOWN * statements:
                 return False
         return are_enough(given, self.evidence.failing)
 
-    # --- how it is found
+    # --- what is said, and what is missing then
 
-    def _is_shown(self, text: str) -> bool:
-        """Numbers stand everywhere: one counts as shown beside what is gone."""
-        return any(shows(source, text) for source in (self._near if is_number(text) else self.evidence.shown.values()))
+    def stated(self, with_values: bool = True) -> str:
+        """What an instruction has to say besides the request. Empty where the tree shows all of it.
 
-    @cached_property
-    def _near(self) -> list[str]:
-        touched = {where.partition("::")[0] for where in self.evidence.removed}
-        return [self.outline(), *(self.evidence.shown.get(path, "") for path in touched)]
+        Without values the skeleton of a class leaves out what its attributes are set to.
+        """
+        parts = []
+        if self.names:
+            lines = []
+            for module, name in sorted(self.names):
+                origin = self.origin(module, name)
+                meant = "" if origin[1] == name else f"  # {'.'.join(origin)} by another name"
+                lines.append(f"from {module} import {name}{meant}")
+            parts.append(f"The tests find these names in these places:\n\n{_fenced(lines)}")
+        if self.places and len(self.places) <= MAX_TEXTS:
+            parts.append(f"These are gone too and have to come back: {', '.join(self.places)}.")
+        if outline := self.outline(with_values):
+            parts.append(f"What is missing, as it is documented:\n\n{_fenced([outline])}")
+        if public := sorted(name for name in self.attributes if not name.startswith("_")):
+            parts.append(f"Attributes that the tests read: {', '.join(f'`{name}`' for name in public)}.")
+        if self.errors:
+            lines = [f"- `{kind}`: {example}" for kind, example in sorted(self.errors.items())]
+            parts.append("Errors that the tests expect:\n\n" + "\n".join(lines))
+        if self.texts and len(self.texts) <= MAX_TEXTS:
+            lines = [
+                f"- `{_quoted(text)}` ({words_of(test)})" for text, test in self.texts.items() if len(text) <= MAX_TEXT
+            ]
+            parts.append("Texts and numbers that the tests look for, to the letter:\n\n" + "\n".join(lines))
+        chosen, count = self._best
+        if chosen:
+            texts = [example.text for example in chosen]
+            between = "\n\n" if any("\n" in text for text in texts) else "\n"
+            imports = sorted({line for one in chosen for line in one.imports if " as " in line})
+            if any(has_word(text, FOLDER) for text in texts):
+                imports.append(f"# {FOLDER}: an empty folder, a pathlib.Path, a new one for each check")
+            more = f", and the tests have at least {count} more checks of this kind" if count else ""
+            parts.append(f"For example{more}:\n\n{_fenced([*imports, between.join(texts)])}")
+        return "\n\n".join(parts)
 
-    def _compared(self, wanted: Callable[[ast.AST], bool]) -> Iterator[_Literal]:
-        """Texts that the tests compare with something of that kind, and that nothing shows."""
-        for code in self._code:
-            for text, other in compared(code.node):
-                if wanted(other) and not self._is_shown(text):
-                    yield _Literal(text, code.test, True)
-
-    def _literals(self) -> Iterator[_Literal]:
-        for code in self._code:
-            checked = {id(n) for check in checks(code.node) for n in ast.walk(check)}
-            table = not isinstance(code.node, Definition | ast.ClassDef)  # a constant of the test file: both
-            for node in ast.walk(code.node):
-                if isinstance(node, ast.Constant) and (value := as_text(node.value)):
-                    yield _Literal(value, code.test, table or id(node) in checked)
-
-    def _attributes(self) -> Iterator[tuple[str, str]]:
-        """Attributes that the tests read, the gone code sets or defines, and nothing near it shows."""
-        defined = defined_names(self.evidence.removed) - {key.simple for key in self.gone}
-        touched = {where.partition("::")[0] for where in self.evidence.removed}
-        near = [
-            text
-            for path, text in self.evidence.shown.items()
-            if path in touched or is_test_code(path) or path not in self.evidence.symbols.modules
-        ]
-        for name, test in read_in(self._code).items():
-            everywhere = near if name.startswith("_") else [*self.evidence.shown.values()]
-            is_there = has_word if name.startswith("_") else has_attribute
-            if name in defined and not any(is_there(text, name) for text in everywhere):
-                yield name, test
+    def missing(self, instruction: str) -> list[Missing]:
+        """What cannot be known from the tree and this instruction."""
+        found = []
+        for (module, name), path in sorted(self.names.items()):
+            if not re.search(rf"from {re.escape(module)} import [^\n]*\b{re.escape(name)}\b", instruction):
+                found.append(Missing(NAMES, f"{path} imports {name} from {module}"))
+            elif not self.is_described(module, name, instruction):
+                found.append(Missing(NAMES, f"{path} imports {name} from {module}, and what it stands for is not said"))
+        for key in self.gone:
+            if not re.search(rf"\b(?:def|class) {re.escape(key.simple)}\b", instruction):
+                found.append(Missing(NAMES, f"{key.name} of {key.path} is gone, and how it is called is not said"))
+        for name, test in sorted(self.attributes.items()):
+            if not has_word(instruction, name):
+                found.append(Missing(PRIVATE if name.startswith("_") else NAMES, f"{test} reads {name}"))
+        found += [Missing(ERRORS, f"{kind}: {why}") for kind, why in self.errors.items() if kind not in instruction]
+        for text, test in self.texts.items():
+            if text not in instruction and _quoted(text) not in instruction:
+                found.append(Missing(TEXTS, f"{test} has {text[:80]!r}"))
+        if self.unworded and not self.examples and self.unworded not in instruction:
+            found.append(Missing(TEXTS, f"the code has {self.unworded[:80]!r}, and no example is given"))
+        if self.brief and not self.is_exampled(instruction):
+            key, counted = next(iter(self.brief.items()))
+            found.append(Missing(SILENT, f"{key} {counted}, and few tests are simple calls"))
+        return found
 
 
-def _called_in(node: ast.AST) -> set[str]:
-    return {last(dotted(call)) for call in ast.walk(node) if isinstance(call, ast.Call)}
+def missing_in(task: Task) -> list[Missing]:
+    """What cannot be known of a task from its folder. Empty for one that is no deletion from a repository."""
+    record = task.folder / "solution/removed.json"
+    if task.deleted is None or not record.is_file():
+        return []
+    shown, hidden = read_texts(task.tree), read_texts(task.hidden_tests)
+    before = {path: text for path, text in {**shown, **gold_changes(task), **hidden}.items() if text is not None}
+    product = {path: text for path, text in before.items() if is_inside(path, task.sources) and not is_test_code(path)}
+    functions, targets = (tuple(map(FunctionKey.of, names)) for names in (task.deleted.functions, task.deleted.targets))
+    symbols = read_symbols(product, task.suite.import_roots)
+    removed = json.loads(record.read_text())
+    is_told = task.deleted.kind == "release"
+    needs = Needs(Evidence(before, shown, task.fail_to_pass, removed, functions, targets, symbols, is_told))
+    return needs.missing(task.instruction)
 
 
-def has_attribute(text: str, name: str) -> bool:
-    """Whether code has it: a word of a sentence says nothing of an attribute."""
-    return bool(
-        re.search(rf"\.{re.escape(name)}\b|\b{re.escape(name)}\s*[:=]|\b(?:def|class) {re.escape(name)}\b", text)
-    )
+def num_words(*functions: Function) -> int:
+    """Of their docstrings."""
+    return sum(len(re.findall(r"[A-Za-z]{2,}", function.docstring)) for function in functions)
 
 
-def _expecting(node: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:
+def briefly_documented(
+    asked: Iterable[FunctionKey], functions: Sequence[FunctionKey], symbols: Symbols
+) -> dict[FunctionKey, str]:
+    """Those with fewer words of docstring than statements (or than 4), alone or with all `functions` that went with
+    them -> how many. What a base class says of the method it overrides is too general to count."""
+    whole = [symbols.functions[key] for key in functions if not symbols.functions[key].nested]
+    found: dict[FunctionKey, str] = {}
+    for key in asked:
+        for counted, opening, least in (
+            ([symbols.functions[key]], "has", MIN_WORDS),
+            (whole, "with what went with it has", 0),
+        ):
+            statements = sum(function.statements for function in counted)
+            if num_words(*counted) < max(least, statements):
+                found[key] = f"{opening} {num_words(*counted)} words of docstring for {statements} statements"
+                break
+    return found
+
+
+def _absolute_names(module: Module, used: Iterable[str]) -> Iterator[str]:
+    """Dotted names that a file imports, or reads of what it imports, from the top."""
+    for imported in module.imports:
+        whole = f"{imported.module}.{imported.name}" if imported.name else imported.module
+        if imported.name == "*":
+            yield from (f"{imported.module}.{name}" for name in used if name)
+            continue
+        if imported.name:
+            yield whole
+        elif imported.bound == imported.module.partition(".")[0]:
+            whole = imported.bound  # import a.b binds a
+        for name in used:
+            if name.startswith(f"{imported.bound}."):
+                yield whole + name[len(imported.bound) :]
+
+
+def as_text(value: object) -> str:
+    """Of a literal that says something: a word, or a number that is not guessed."""
+    if isinstance(value, str):
+        return value.strip() if re.search(r"[^\W_]{2}", value) else ""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value in EVERYDAY:
+        return ""
+    is_round = isinstance(value, int) and 0 in (value & (value - 1), value & (value + 1))
+    digits = re.sub(r"e.*|\D", "", str(value)).strip("0")
+    return str(value) if len(digits) > 1 and not is_round else ""
+
+
+def is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", text) is not None
+
+
+def stands_in(part: str, whole: str) -> bool:
+    """As whole words, in spite of the marks of a regular expression."""
+    if part not in whole and "\\" not in whole:
+        return False
+    start = r"(?<!\w)" if part[0].isalnum() else ""
+    end = r"(?!\w)" if part[-1].isalnum() else ""
+    pattern = re.compile(start + re.escape(part) + end)
+    return bool(pattern.search(whole) or pattern.search(re.sub(r"\\(.)", r"\1", whole)))
+
+
+def has_word(text: str, name: str) -> bool:
+    return name in text and re.search(rf"\b{re.escape(name)}\b", text) is not None
+
+
+@lru_cache(maxsize=256)
+def _parsed(source: str) -> ast.Module | None:
+    return copies.parsed(source)[1]
+
+
+def _last(node: ast.AST) -> str:
+    return rooted(node).rpartition(".")[2]
+
+
+def _checks(node: ast.AST) -> Iterator[ast.AST]:
+    """Where a test says what should come out: assertions, comparisons, keys, tables of cases, `match=`."""
+    for part in nodes(node, ast.Assert, ast.Compare, ast.Subscript, ast.Call, ast.Assign):
+        calls = isinstance(part, ast.Call)
+        names = [_last(part)] if calls else map(rooted, part.targets) if isinstance(part, ast.Assign) else ["expect"]
+        if any(COMPARING.search(name) if calls else "expect" in name.lower() for name in names):
+            yield part
+
+
+def _reads_back(test: ast.AST) -> bool:
+    """Whether it reads what was written to a file, a stream or a log."""
+    attributes = nodes(test, ast.Attribute)
+    return any(n.attr in READING | WRITTEN or rooted(n.value) == "caplog" for n in attributes)
+
+
+def _expecting(tree: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:
     """Calls that say which error should come, and the statements that should raise it."""
-    if isinstance(node, ast.With | ast.AsyncWith):
-        for item in node.items:
-            call = item.context_expr
-            if isinstance(call, ast.Call) and last(dotted(call.func)) in RAISING and call.args:
-                yield call, node.body
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        call = node.value
-        if last(dotted(call.func)) in RAISING and len(call.args) > 1:
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith))
+    for body, call in ((block.body, item.context_expr) for block in blocks for item in block.items):
+        if isinstance(call, ast.Call) and _last(call) in RAISING and call.args:
+            yield call, body
+    for statement in nodes(tree, ast.Expr):
+        call = statement.value
+        if isinstance(call, ast.Call) and _last(call) in RAISING and len(call.args) > 1:
             yield call, [ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))]
 
 
-def _shortly(body: list[ast.stmt]) -> str:
-    text = "; ".join(map(ast.unparse, map(ast.fix_missing_locations, body)))
-    return f"`{text}`" if "\n" not in text and len(text) <= 100 and "`" not in text else ""
+def _fenced(lines: Iterable[str]) -> str:
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _quoted(text: str) -> str:
+    """On one line, as Python would write it between quotes."""
+    return text if "\n" not in text and "`" not in text else repr(text)[1:-1].replace("`", "'")

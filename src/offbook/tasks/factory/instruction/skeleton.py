@@ -7,7 +7,7 @@ import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from offbook.core import pycode
-from offbook.tasks.factory.delete.names import Definition, dotted
+from offbook.core.pycode import Function as Definition
 from offbook.tasks.factory.delete.symbols import Symbols
 from offbook.tasks.factory.types import FunctionKey
 
@@ -55,7 +55,7 @@ def _declared(body: Iterable[ast.stmt], prefix: str, wanted: Collection[str], va
             yield from _declared(inner, prefix, wanted, values)
         elif isinstance(node, ast.Assign | ast.AnnAssign) and not prefix:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if {*map(dotted, targets)} & {*wanted} and len(ast.unparse(node)) <= MAX_VALUE:
+            if {*map(pycode.rooted, targets)} & {*wanted} and len(ast.unparse(node)) <= MAX_VALUE:
                 yield node
 
 

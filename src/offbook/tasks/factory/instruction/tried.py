@@ -1,7 +1,7 @@
 """Which examples are true of the right code, and which lines each runs of what is gone.
 
 The lines say what an example is worth. One that runs none is about something else, and one that runs a line which the
-docstrings' own examples do not run shows what nobody would know. But a line that looks things up in a table is run by
+docstrings' own examples do not run shows what nothing else says. But a line that looks things up in a table is run by
 any of its rows: what the instruction states to the letter is shown in its place as well.
 """
 
@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from offbook.core.pycode import nodes
 from offbook.tasks.factory.delete.symbols import Symbols, module_name
 from offbook.tasks.factory.instruction.examples import Example
-from offbook.tasks.factory.instruction.literals import literals_in
 from offbook.tasks.factory.types import FunctionKey
 from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
 
 MODULE = "offbook_tried"
 MAX_TRIED = 60
+MAX_BY_LINES = 8  # examples that are chosen by the lines they run
 MAX_SHOWN = 16
+MIN_EXAMPLES = 2
+MIN_EXAMPLED_TESTS = 4  # or one in as many
 TRIED_S = 30.0
 LINES = 100_000  # a line is one number: that of its file times this, and its own
 RUNNER = f"""
@@ -67,74 +70,76 @@ class Tried:
     documented: frozenset[int] = frozenset()  # lines that the docstrings' examples run
 
 
-@dataclass(frozen=True, slots=True)
-class Trying:
-    examples: Sequence[Example]
-    round: Round
-
-    def told(self, run: SuiteRun) -> Tried:
-        lines = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
-        return Tried(
-            {example.text: lines[number] for number, example in enumerate(self.examples) if number in lines},
-            frozenset(line for number, one in lines.items() if number >= len(self.examples) for line in one),
-        )
-
-
 def trying_of(
     suite: Suite,
     symbols: Symbols,
     functions: Iterable[FunctionKey],
     examples: Sequence[Example],
     right: Mapping[str, str | None],
-) -> Trying | None:
-    """`right` is what brings the right code into the tree."""
+) -> Round | None:
+    """The round that runs the examples. `right` is what brings the right code into the tree."""
     asked = [symbols.functions[key] for key in functions if key in symbols.functions]
     if not asked or not examples:
         return None
     spans: dict[str, list[tuple[int, int]]] = {}
     for function in asked:
         spans.setdefault(function.key.path, []).extend(function.lines)
-    chosen = examples[:MAX_TRIED]
-    checks = ["\n".join([*example.imports, example.text]) for example in chosen]
+    checks = ["\n".join([*example.imports, example.text]) for example in examples[:MAX_TRIED]]
     documented = [(module_name(f.key.path, suite.import_roots), f.docstring) for f in asked if ">>>" in f.docstring]
     text = f"SPANS = {spans!r}\nCHECKS = {checks!r}\nDOCUMENTED = {documented!r}\n{RUNNER}"
     calls = [(MODULE, "check", repr(([number], {}))) for number in range(len(checks))]
     calls += [(MODULE, "documented", repr(([number], {}))) for number in range(len(documented))]
     path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
-    return Trying(chosen, Round((), changes={**right, path: text}, timeout_s=TRIED_S, calls=calls))
+    return Round((), changes={**right, path: text}, timeout_s=TRIED_S, calls=calls)
+
+
+def tried_in(run: SuiteRun, examples: Sequence[Example]) -> Tried:
+    chosen = examples[:MAX_TRIED]
+    lines = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
+    documented = (one for number, one in lines.items() if number >= len(chosen))
+    true = {example.text: lines[number] for number, example in enumerate(chosen) if number in lines}
+    return Tried(true, frozenset().union(*documented))
+
+
+def are_enough(given: Sequence[Example], failing: Iterable[str]) -> bool:
+    """Two checks at least, out of a quarter of the failing tests or four of them."""
+    tests = {test.partition("[")[0] for test in failing}
+    named = {example.test for example in given}
+    return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
 
 
 def best_of(
-    examples: Sequence[Example],
-    tried: Tried,
-    most: int,
-    fewest: int,
-    stated: Set[str] = frozenset(),
-    bound: int = MAX_SHOWN,
-) -> list[Example]:
-    """True ones, in the order of their ranks: up to `most` with a line that neither docstrings nor a better one runs;
-    then, up to `bound` in all, those that say where a `stated` literal belongs, and what the same test says
-    exactly beside it. With `fewest` at least so many, and one from every test."""
-    lines, seen = tried.lines, {*tried.documented}
+    examples: Sequence[Example], tried: Tried, fewest: int, stated: Set[str] = frozenset()
+) -> tuple[list[Example], int]:
+    """True ones, in the order of their ranks, and how many more there are of the kind.
+
+    First those with a line that neither docstrings nor a better one runs; then those that say where a `stated` literal
+    belongs, and what the same test says exactly next to it. With `fewest` at least so many, and one from every test.
+    """
+    lines = tried.lines
+    seen = {*tried.documented}
     useful = [example for example in examples if lines.get(example.text)]
     chosen: list[Example] = []
-    while len(chosen) < most and (new := [example for example in useful if lines[example.text] - seen]):
+    while len(chosen) < MAX_BY_LINES and (new := [example for example in useful if lines[example.text] - seen]):
         best = [example for example in new if example.rank[:2] == new[0].rank[:2]]
         chosen.append(max(best, key=lambda example: len(lines[example.text] - seen)))
         seen |= lines[chosen[-1].text]
 
     def add(is_wanted: Callable[[Example], bool]) -> None:
         for example in useful:
-            if len(chosen) < bound and example not in chosen and is_wanted(example):
+            if example not in chosen and is_wanted(example):
                 chosen.append(example)
 
-    literals = {example: literals_in(example.text) & stated for example in useful}
+    literals = {
+        one: {*stated} & {str(n.value).strip() for n in nodes(ast.parse(one.text), ast.Constant)} for one in useful
+    }
     add(lambda example: bool(literals[example].difference(*(literals[one] for one in chosen))))
     if fewest:
         add(lambda example: len(chosen) < fewest or example.test not in {one.test for one in chosen})
     add(lambda example: bool(literals[example]))
     tables = {example.test for example in useful if literals[example]}
     add(lambda example: example.test in tables and not any(example.rank[:2]))
-    texts = [one.text for one in chosen]
+    texts = [one.text for one in chosen[:MAX_SHOWN]]
     tails = {text for text in texts if any(other.endswith(f"\n{text}") for other in texts)}  # said by the longer one
-    return [example for example in useful if example in chosen and example.text not in tails]
+    shown = [example for example in useful if example.text in texts and example.text not in tails]
+    return shown, max(0, len(chosen) - MAX_SHOWN)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbook.core import pycode
+from offbook.core.pycode import Function as Definition
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.delete.names import Definition
 from offbook.tasks.factory.types import FunctionKey, Map, Repository, Unprepared, files_of
 from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_sandbox
 

@@ -19,7 +19,7 @@ from libcst import matchers
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from offbook.core import pycode
-from offbook.tasks.factory.delete.names import binds
+from offbook.core.pycode import binds
 from offbook.tasks.mutants import Mutant
 
 MAX_SHARED = 8  # other tests that an edit reaches: all of them are run again with it

@@ -22,11 +22,9 @@ import libcst as cst
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
-from offbook.tasks.factory.instruction.counts import are_enough, briefly_documented
-from offbook.tasks.factory.instruction.examples import Example, examples
-from offbook.tasks.factory.instruction.sufficient import SILENT
-from offbook.tasks.factory.instruction.testcode import TestCode
-from offbook.tasks.factory.instruction.tried import TRIED_S, Tried, trying_of
+from offbook.tasks.factory.instruction.examples import Example, examples, reached
+from offbook.tasks.factory.instruction.needs import SILENT, briefly_documented
+from offbook.tasks.factory.instruction.tried import TRIED_S, Tried, are_enough, tried_in, trying_of
 from offbook.tasks.factory.types import Deletion, files_of, is_test_code
 from offbook.tasks.factory.verification.mutants import Trial, trial_of, with_blanks
 from offbook.tasks.factory.verification.perturb import answered, functions_of, perturbed, recorded, recording
@@ -125,7 +123,7 @@ async def verify(
             return await run_rounds(sandbox, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
 
         await put(sandbox, deleted_tree(workshop, deletion))
-        *with_examples, first = await run([*([trying.round] if trying else []), whole], limit_s + TRIED_S)
+        *with_examples, first = await run([*([trying] if trying else []), whole], limit_s + TRIED_S)
         runs = [first]
         clock.mark("tests without it")
 
@@ -139,7 +137,7 @@ async def verify(
             fail_to_pass=fail_to_pass,
             pass_to_pass=tuple(sorted(first.passed)),
             exact=set(fail_to_pass) == {*needing},
-            tried=trying.told(with_examples[0]) if trying else Tried(),
+            tried=tried_in(with_examples[0], candidates) if trying else Tried(),
         )
         if refusal := await objection(seen):
             return refused(*refusal)
@@ -210,8 +208,8 @@ def _examples(workshop: Workshop, deletion: Deletion) -> list[Example]:
     if deletion.level == "release":
         return []
     files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
-    tests, needing = TestCode(files, workshop.symbols.import_roots), deletion.feature.tests
-    return examples(tests.reached(needing), tests, needing, (*deletion.stubbed, *deletion.deleted))
+    roots, needing = workshop.symbols.import_roots, deletion.feature.tests
+    return examples(reached(files, roots, needing), files, roots, needing, (*deletion.stubbed, *deletion.deleted))
 
 
 def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:
