@@ -14,16 +14,15 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offbook.tasks.blanks import BlankRound, Blanks, Edit, Place, blank_round, holds, is_unknown
 from offbook.tasks.claims import Round, SuiteRun
-from offbook.tasks.factory.verification.edits import CHECKS, PLAIN
+from offbook.tasks.factory.verification.checks import CHECKS, PLAIN, RAISES, TestFile, called, cases, names_of
 from offbook.tasks.mutants import base_of
 
-RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assert_raises"})
 EQUALS = {
     **dict.fromkeys(("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual"), "eq"),
     **dict.fromkeys(("assertSetEqual", "assertMultiLineEqual"), "eq"),
@@ -126,12 +125,11 @@ def found_in(files: Mapping[str, bytes], tests: Collection[str]) -> Found:
     for path, data in sorted(files.items()):
         own = {test.partition("::")[2]: test for test in tests if test.startswith(f"{path}::")}
         try:
-            tree = ast.parse(data)
+            module = _Module(path, data, own)
         except (SyntaxError, ValueError):
             found.left.update(dict.fromkeys(own.values(), "syntax"))
             continue
-        module = _Module(path, data, tree, own)
-        for name, function in _functions(tree.body, ""):
+        for name, function in module.functions.items():
             if name in own:
                 _Test(found, module, own[name], function).read()
         module.hide(found)
@@ -205,18 +203,10 @@ def without(blanks: Blanks, tests: Collection[str], why: str) -> Blanks:
     return replace(blanks, cases=cases, reports=reports, left={**blanks.left, **dict.fromkeys(tests, why)})
 
 
-def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node.body, f"{prefix}{node.name}::")
-
-
 def _rename(found: Found, module: _Module, own: Mapping[str, str]) -> None:
     """Functions and classes that nothing in their file names, and files that no other one names."""
     words = Counter(re.findall(rb"\w+", module.data))
-    defined = Counter(node.name for _, node in _functions(module.tree.body, ""))
+    defined = Counter(node.name for node in module.functions.values())
     parts = {part for name in own for part in name.split("::")}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ClassDef):
@@ -235,31 +225,21 @@ def _rename(found: Found, module: _Module, own: Mapping[str, str]) -> None:
         found.renamed.append(module.path)
 
 
-class _Module:
-    """A test file, and which of its values somebody wants to hide."""
+class _Module(TestFile):
+    """A test file, and which of its values tests ask to hide."""
 
-    def __init__(self, path: str, data: bytes, tree: ast.Module, own: Collection[str]):
-        self.path, self.data, self.tree = path, data, tree
-        self._lines = [0]
-        for line in data.splitlines(keepends=True):
-            self._lines.append(self._lines[-1] + len(line))
-        assigned = [
-            (target.id, node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        ]
-        stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-        self.tables = {name: value for name, value in assigned if stored[name] == 1}
+    def __init__(self, path: str, data: bytes, own: Collection[str]):
+        super().__init__(path, data)
+        if self._moved:
+            raise SyntaxError("newer than this Python")
         # Tests that are not blanked are not run with those that are.
-        tests = [(name, node) for name, node in _functions(tree.body, "") if node.name.startswith("test")]
+        tests = [(name, node) for name, node in self.functions.items() if node.name.startswith("test")]
         self.others = [node for name, node in tests if name not in own]
-        self.users = _loads(tree)
+        self.users = _loads(self.tree)
         for other in self.others:
             self.users -= _loads(other)
         self.imported: dict[str, bool] = {}  # name -> whether it is of the standard library
-        for node in ast.walk(tree):
+        for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self.imported[(alias.asname or alias.name).partition(".")[0]] = _is_standard(alias.name)
@@ -268,18 +248,6 @@ class _Module:
                     self.imported[alias.asname or alias.name] = not node.level and _is_standard(node.module or "")
         self.wanted: dict[tuple[int, int], tuple[ast.expr, set[str], str]] = {}  # span -> value, tests, its table
         self.asked: dict[str, Counter[str]] = {}  # table -> tests that hide something in it, and how often they name it
-
-    def offset(self, line: int, column: int) -> int:
-        return self._lines[line - 1] + column
-
-    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
-
-    def source(self, node: ast.expr) -> str:
-        start, end = self.span(node)
-        return self.data[start:end].decode()
 
     def hide(self, found: Found) -> None:
         """Values that tests have asked to hide: those of a table only if nothing else uses the table."""
@@ -313,15 +281,16 @@ class _Test:
         stored = Counter(
             node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
-        for decorator in function.decorator_list:
-            self._cases(decorator)
+        for words, rows in filter(None, map(cases, function.decorator_list)):
+            if self.is_written(rows, deep=False):
+                self._columns(words, rows, Counter())
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
                 if stored[name] == 1 and self.is_written(node.value):
                     self.sources[name] = [(node.value, "")]
             elif isinstance(node, ast.For) and self.is_written(node.iter):
-                self._columns(_names_of(node.target), node.iter, stored)
+                self._columns(names_of(node.target), node.iter, stored)
 
     def read(self) -> None:
         self._statements(self.function.body, is_certain=True)
@@ -347,49 +316,18 @@ class _Test:
 
     # --- what is written down
 
-    def _cases(self, decorator: ast.expr) -> None:
-        if not isinstance(decorator, ast.Call) or _called(decorator) != "parametrize" or len(decorator.args) < 2:
-            return
-        names, rows = decorator.args[:2]
-        try:
-            said = ast.literal_eval(names)
-        except ValueError:
-            return
-        words = re.findall(r"\w+", said) if isinstance(said, str) else [str(one) for one in said]
-        if self.is_written(rows, deep=False):
-            self._columns(words, rows, Counter())
-
-    def _columns(self, words: Sequence[str], rows: ast.expr, stored: Mapping[str, int]) -> None:
+    def _columns(self, words: Sequence[str], over: ast.expr, stored: Mapping[str, int]) -> None:
         """The values of names that go through the rows of a table."""
-        cells = list(self._rows(rows, "", 4))
+        local = {name: [value for value, _ in values] for name, values in self.sources.items()}
+        rows = [*self.module.rows(over, local)]
         for place, word in enumerate(words):
             if stored.get(word, 1) != 1 or not word:
                 continue
             if len(words) == 1:
-                self.sources[word] = [(row, table) for row, table in cells if hasattr(row, "lineno")]
-                continue
-            values = [(_of_row(row), table) for row, table in cells]
-            self.sources[word] = [(row[place], table) for row, table in values if place < len(row)]
-
-    def _rows(self, value: ast.expr, table: str, depth: int) -> Iterator[tuple[ast.expr, str]]:
-        inside: list[ast.expr] = []
-        match value:
-            case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-                yield from ((element, table) for element in elements)
-            case ast.Dict(keys=keys, values=values):
-                for key, one in zip(keys, values, strict=True):
-                    if key is not None:
-                        yield ast.Tuple([key, one], ast.Load()), table
-            case ast.Name(id=name) if name in self.sources:
-                inside = [one for one, _ in self.sources[name]]
-            case ast.Name(id=name) if name in self.module.tables and depth:
-                yield from self._rows(self.module.tables[name], name, depth - 1)
-            case ast.BinOp(left=left, right=right):
-                inside = [left, right]
-            case ast.Call(func=function, args=arguments):
-                inside = [*arguments, *([function.value] if isinstance(function, ast.Attribute) else [])]
-        for one in inside if depth else ():
-            yield from self._rows(one, table, depth - 1)
+                # Keys of a dictionary are looked up by the test too.
+                self.sources[word] = [(r, table) for r, cells, table in rows if len(cells) != 2 or cells[0] is not r]
+            else:
+                self.sources[word] = [(cells[place], table) for _, cells, table in rows if place < len(cells)]
 
     def is_written(self, node: ast.AST | None, deep: bool = True) -> bool:
         """Whether the tests alone decide about this value. Not `deep`: calls are taken to be of the tests too."""
@@ -492,7 +430,7 @@ class _Test:
 
     def _equal(self, left: ast.expr, right: ast.expr, asks: str, places: list[int]) -> str:
         for value, expected in ((left, right), (right, left)):
-            if isinstance(expected, ast.Call) and _called(expected) == "approx" and asks == "eq":
+            if isinstance(expected, ast.Call) and called(expected) == "approx" and asks == "eq":
                 near = _tolerance(expected)
                 if near and self.is_written(expected.args[0]):
                     self._expect(expected.args[0])
@@ -524,12 +462,12 @@ class _Test:
         if not isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.Await):
             self._leave(OPEN)
         text = self._recorder([node], places, "truth", repr(truth))
-        if isinstance(node, ast.Call) and _called(node) in WEAK:
+        if isinstance(node, ast.Call) and called(node) in WEAK:
             self.strong -= 1
         return text
 
     def _call(self, node: ast.Call, is_certain: bool) -> None:
-        name, arguments = _called(node), node.args
+        name, arguments = called(node), node.args
         if name in RAISES:
             self._raised(node, is_certain)
             return
@@ -586,7 +524,7 @@ class _Test:
         return ""
 
     def _raised(self, node: ast.Call, is_certain: bool) -> None:
-        if _called(node) not in RAISES or not node.args:
+        if called(node) not in RAISES or not node.args:
             return
         kinds = node.args[0].elts if isinstance(node.args[0], ast.Tuple) else [node.args[0]]
         names = [
@@ -613,27 +551,6 @@ def _is_standard(name: str) -> bool:
 def _parts(node: ast.AST) -> list[ast.AST | None]:
     skipped = (ast.expr_context, ast.operator, ast.unaryop)
     return [one for one in ast.iter_child_nodes(node) if not isinstance(one, skipped)]
-
-
-def _called(node: ast.Call) -> str:
-    function = node.func
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
-
-
-def _names_of(target: ast.expr) -> list[str]:
-    elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-    return [one.id if isinstance(one, ast.Name) else "" for one in elements]
-
-
-def _of_row(row: ast.expr) -> list[ast.expr]:
-    match row:
-        case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            return elements
-        case ast.Call(args=arguments):  # pytest.param
-            return arguments
-    return [row]
 
 
 def _tolerance(approx: ast.Call) -> str:

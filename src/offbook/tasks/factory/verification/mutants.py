@@ -1,30 +1,282 @@
-"""Mutants of a task's tests: which candidates can be used.
+"""Mutants of a task's tests: single edits that make a test wrong, and which of them can be used.
 
-An edit (edits.py) can be used if the right code fails it in a check, and if no trivial body passes it.
+An edit is one expected value (a constant that a check compares with), one raised type, or one check turned round. What
+equals everything passes a test with another value and fails one that was turned round, and so does code that looks the
+value up: a turned check shows only that the runner runs. Cases may come from a table of the module, and then the table
+is edited, because code that looks the value up looks there. Such an edit reaches other tests too, as does one of a test
+that others call. An edit can be used if the right code fails it in a check, and if no trivial body passes it.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import random
+import re
+import tokenize
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from offbook.core.pycode import FUNCTIONS, binds, nodes
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.blanks import Blanks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.factory.types import files_of
 from offbook.tasks.factory.verification.blanks import blanks_of, without
-from offbook.tasks.factory.verification.edits import Module
+from offbook.tasks.factory.verification.checks import CHECKS, PLAIN, RAISES, TestFile, called, cases, names_of
 from offbook.tasks.folder import rewrite_mutants
 from offbook.tasks.grade import hidden_files, put
 from offbook.tasks.mutants import Mutant, Mutants, base_of, digest_of, edited
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 from offbook.types import Task
 
-VARIANTS = 4  # of a test: somebody may cheat in one of its checks alone
+VARIANTS = 4  # of a test: code may cheat in one of its checks alone
 MAX_TESTS = 40  # that get mutants
+MAX_SHARED = 8  # other tests that an edit reaches: all of them are run again with it
+TURNED: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: (r"is", "is not"), ast.IsNot: (r"is\s+not", "is"),
+    ast.In: ("in", "not in"), ast.NotIn: (r"not\s+in", "in"), ast.Lt: ("<", ">="), ast.Gt: (">", "<="),
+    ast.LtE: ("<=", ">"), ast.GtE: (">=", "<"),
+}  # fmt: skip
+OPPOSITE = {
+    "assertTrue": "assertFalse", "assertEqual": "assertNotEqual", "assertIs": "assertIsNot", "assertIn": "assertNotIn",
+    "assertIsNone": "assertIsNotNone", "assertIsInstance": "assertNotIsInstance", "assertAlmostEqual":
+    "assertNotAlmostEqual", "assertEquals": "assertNotEqual", "assertRegex": "assertNotRegex",
+    "assertGreater": "assertLessEqual", "assertLess": "assertGreaterEqual",
+}  # fmt: skip
+OPPOSITE |= {other: name for name, other in OPPOSITE.items()}
+ERRORS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "RuntimeError", "LookupError")
+
+Edit = tuple[int, int, str]  # these bytes, and what stands in their place
+
+
+class Candidates(TestFile):
+    """A test file, which other tests use what it binds, and the edits that make one of its tests wrong."""
+
+    def __init__(self, path: str, data: bytes):
+        super().__init__(path, data)
+        self._parents: dict[str, list[str]] = {}
+        self._names: dict[str, set[str]] = defaultdict(set)  # what a test, a function or a value refers to
+        self._everywhere = {"pytestmark"}  # what every test does
+        self._targets = {id(n.value): binds(n) for n in self.tree.body if isinstance(n, ast.Assign)}
+        self._reached_by: dict[str, set[str]] = {}
+        self._read(self.tree.body, "", set())
+        for node in self.tree.body:
+            for name in binds(node):
+                self._names[name] |= _names_in(node)
+            if isinstance(node, ast.FunctionDef):
+                words = " ".join([node.name, *map(ast.unparse, node.decorator_list)])
+                self._everywhere |= {node.name} if re.search("^(setup|teardown)_|autouse", words) else set()
+
+    def _read(self, body: Sequence[ast.stmt], prefix: str, around: set[str]) -> None:
+        for node in body:
+            if isinstance(node, FUNCTIONS):
+                self._names[prefix + node.name] = _names_in(node) | around
+                if prefix and node.name.startswith("test"):  # another one may call it: self.test_other()
+                    self._names[node.name] |= _names_in(node) | around
+            elif isinstance(node, ast.ClassDef):
+                self._parents[prefix + node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                rest = [one for one in node.body if not getattr(one, "name", "").startswith("test")]
+                names = set[str]().union(*map(_names_in, [*rest, *node.decorator_list, *node.bases]))
+                self._read(node.body, f"{prefix}{node.name}::", around | names)
+
+    def place(self, test: str) -> str | None:
+        """Where a test is written down: classes inherit from one another."""
+        if test in self.functions:
+            return test
+        owner, _, name = test.rpartition("::")
+        found = (self.place(f"{parent}::{name}") for parent in self._parents.get(owner, ()) if parent != owner)
+        return next((place for place in found if place), None)
+
+    def mutants(self, test: str, tests: Collection[str], rng: random.Random, most: int) -> Iterator[Mutant]:
+        """Of each kind some, the better kinds first. `tests` are all that may notice."""
+        function = self.functions[test]
+        values: list[tuple[ast.expr, str]] = []  # operands that constants are looked for in, each with its table
+        compared: set[str] = set()  # names among the operands
+        assigned: list[tuple[str, ast.expr]] = []
+        tables: list[tuple[list[str], ast.expr]] = []  # names, and what they go through
+        raised: list[Edit] = []
+        turned: list[Edit] = []
+
+        def compare(operand: ast.expr) -> None:
+            values.append((operand, ""))
+            if isinstance(operand, ast.Name):
+                compared.add(operand.id)
+
+        for node in (part for statement in function.body for part in _in_order(statement)):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=target), *_], value=value):
+                    assigned.append((target, value))
+                case ast.For(target=targets, iter=over):
+                    tables.append((names_of(targets), over))
+                case ast.Assert(test=asserted) if self.is_exact(node):
+                    turned += self._turned(asserted)
+                    for comparison in (one for one in _in_order(asserted) if isinstance(one, ast.Compare)):
+                        compare(comparison.left)
+                        for operand in comparison.comparators:
+                            # What is tested stands on the left, and what it should be may be wrapped: == Point(1, 2).
+                            if isinstance(operand, ast.Call) and isinstance(comparison.left, ast.Call):
+                                values += [(one, "") for one in _arguments(operand)]
+                            else:
+                                compare(operand)
+                case ast.Call(args=[raises, *_]) if called(node) in RAISES and self.is_exact(node):
+                    if isinstance(raises, ast.Name | ast.Attribute):
+                        word = raises.id if isinstance(raises, ast.Name) else raises.attr
+                        raised += [(*self.span(raises), other) for other in ERRORS if other != word]
+                case ast.Call(func=called_one) if CHECKS.fullmatch(name := called(node)) and name not in RAISES:
+                    for argument in _arguments(node):
+                        compare(argument)
+                    if name in OPPOSITE and self.is_exact(called_one):
+                        end = self.span(called_one)[1]
+                        turned.append((end - len(name), end, OPPOSITE[name]))
+        values += [(value, "") for name, value in assigned if name in compared]
+        tables = [(words, rows) for words, rows in tables if {*words} & compared]
+        tables += [found for decorator in function.decorator_list if (found := cases(decorator))]
+        local = {name: [value] for name, value in assigned}
+        for words, over in tables:
+            places = [place for place, word in enumerate(words) if word in compared] or [len(words) - 1]
+            for row, cells, table in self.rows(over, local):
+                if len(words) > 1:
+                    values += [(cells[place], table) for place in places if place < len(cells)]
+                elif words[0] in compared:
+                    values.append((row, table))
+        constants = [(table, edit) for value, table in values for edit in self._constants(value, rng)]
+        kinds = (
+            ("value", constants),
+            ("raises", [("", one) for one in raised]),
+            ("check", [("", one) for one in turned]),
+        )
+        left = most
+        callers = self._users({function.name}, test, tests)
+        for kind, edits in kinds:
+            for table, (start, end, text) in rng.sample(edits, len(edits)):
+                names = self._targets[id(self.tables[table])] if table else set()
+                shared = self._users(names, test, tests) if table else callers
+                if left and len(shared) <= MAX_SHARED:
+                    left -= 1
+                    others = tuple(f"{self.path}::{other}" for other in shared)
+                    yield Mutant(f"{self.path}::{test}", start, end, text, kind, shared=others)
+
+    def _turned(self, asserted: ast.expr) -> Iterator[Edit]:
+        """An assertion turned round in one of its comparisons, or as a whole."""
+        start, end = self.span(asserted)
+        comparisons = [node for node in _in_order(asserted) if isinstance(node, ast.Compare)]
+        for comparison in comparisons:
+            operands = [comparison.left, *comparison.comparators]
+            for left, sign, right in zip(operands, comparison.ops, operands[1:], strict=False):
+                pattern, other = TURNED[type(sign)]
+                begin = self.span(left)[1]
+                found = re.search(pattern.encode(), self.data[begin : self.span(right)[0]])
+                if found:
+                    yield begin + found.start(), begin + found.end(), f" {other} "
+        if not comparisons and isinstance(asserted, ast.UnaryOp) and isinstance(asserted.op, ast.Not):
+            found = re.match(rb"not\s*", self.data[start:end])
+            yield start, start + (found.end() if found else 0), ""
+        elif not comparisons:
+            yield start, end, f"not ({self.source(asserted)})"
+
+    def _constants(self, value: ast.expr, rng: random.Random) -> Iterator[Edit]:
+        """Constants that stand for themselves: not as arguments of calls that compute something."""
+        waiting: list[ast.AST] = [value]
+        while waiting:
+            node = waiting.pop()
+            match node:
+                case ast.Subscript() | ast.Lambda() | ast.JoinedStr() | ast.Attribute():
+                    continue
+                case ast.Call():
+                    is_plain = called(node) in PLAIN and not any(isinstance(a, ast.Lambda) for a in _arguments(node))
+                    waiting += reversed(_arguments(node)) if is_plain else []
+                    continue
+                case ast.Constant() if self.is_exact(node):
+                    yield from self._changed(node, rng)
+                case ast.List(elts=[]) | ast.Tuple(elts=[]) | ast.Dict(keys=[]):
+                    other = {ast.List: "[0]", ast.Tuple: "(0,)", ast.Dict: "{0: 0}"}[type(node)]
+                    if self.is_exact(node):
+                        yield (*self.span(node), other)
+            waiting += reversed(_children(node))
+
+    def _changed(self, node: ast.Constant, rng: random.Random) -> Iterator[Edit]:
+        """The constant with another value; of a text that is written in pieces each of them."""
+        start, end = self.span(node)
+        match node.value:
+            case bool() | None:
+                yield start, end, str(not node.value) if isinstance(node.value, bool) else "False"
+            case int() as number:
+                yield start, end, str(number + 1 if number == 0 else number + rng.choice((-1, 1)))
+            case float() as number:
+                yield start, end, repr(number + rng.choice((-1.0, 1.0)))
+            case str() | bytes():
+                lines = (b"(" + self.data[start:end] + b")").splitlines(keepends=True)
+                offsets = [start - 1]
+                for line in lines:
+                    offsets.append(offsets[-1] + len(line))
+                for token in tokenize.generate_tokens(io.StringIO(b"".join(lines).decode()).readline):
+                    if token.type == tokenize.STRING and (text := _other_text(token.string, rng)):
+                        row, column = token.start
+                        at = offsets[row - 1] + len(token.line[:column].encode())
+                        yield at, at + len(token.string.encode()), text
+
+    def _users(self, names: set[str], test: str, tests: Collection[str]) -> tuple[str, ...]:
+        """The other tests that a table reaches, or a test that others call, however. Not those of other files."""
+        return tuple(other for other in sorted(tests) if other != test and names & self._reached(other))
+
+    def _reached(self, test: str) -> set[str]:
+        if test not in self._reached_by:
+            reached = set[str]()
+            left = [*self._everywhere, *self._names.get(test, ())]
+            while left:
+                name = left.pop()
+                if name not in reached:
+                    reached.add(name)
+                    left += self._names.get(name, ())
+            self._reached_by[test] = reached
+        return self._reached_by[test]
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    """With those of arguments, which may be fixtures, and of attributes that may be tests."""
+    found = {one.id for one in nodes(node, ast.Name)} | {one.arg for one in nodes(node, ast.arg)}
+    return found | {one.attr for one in nodes(node, ast.Attribute) if one.attr.startswith("test")}
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """In the order in which they are written."""
+    match node:
+        case ast.Dict(keys=keys, values=values):
+            return [part for pair in zip(keys, values, strict=True) for part in pair if part is not None]
+        case ast.IfExp(test=test, body=body, orelse=otherwise):
+            return [body, test, otherwise]
+    return [*ast.iter_child_nodes(node)]
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    waiting = [node]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting += reversed(_children(part))
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    positional = (one.value if isinstance(one, ast.Starred) else one for one in call.args)
+    return [*positional, *(keyword.value for keyword in call.keywords)]
+
+
+def _other_text(source: str, rng: random.Random) -> str:
+    """The same literal with one letter or digit another one; empty where it has none."""
+    whole = re.fullmatch(r"([A-Za-z]*(\"{3}|'{3}|[\"']))(.*)(\2)", source, re.S)
+    assert whole is not None
+    opening, _, text, quote = whole.groups()
+    places = [m.start(2) for m in re.finditer(r"(\\[uUxN].{0,8}|\\.)|([A-Za-z0-9])", text, re.S) if m.group(2)]
+    if not places:
+        return "" if text else f"{opening}x{quote}"
+    place = rng.choice(places)
+    old = text[place]
+    pool = "0123456789" if old.isdigit() else "abcdefghijklmnopqrstuvwxyz"
+    new = rng.choice([letter for letter in pool if letter != old.lower()])
+    return f"{opening}{text[:place]}{new.upper() if old.isupper() else new}{text[place + 1 :]}{quote}"
 
 
 def trial_of(
@@ -42,7 +294,7 @@ def trial_of(
     inherited: dict[str, str] = {}
     for path, data in sorted(files.items()):
         try:
-            module = _module(data)
+            module = _candidates(path, data)
         except (UnicodeDecodeError, SyntaxError, ValueError):
             continue
         places: dict[str, bool] = {}  # where a test is written down, and whether it gets mutants
@@ -52,7 +304,7 @@ def trial_of(
                     inherited[base] = f"{path}::{name}"
                 places[name] = places.get(name, False) or base in chosen
         for name in (name for name, is_chosen in places.items() if is_chosen):
-            for mutant in module.mutants(path, name, places, rng, variants):
+            for mutant in module.mutants(name, places, rng, variants):
                 free = (round_ for round_ in rounds if not any(mutant.reaches & one.reaches for one in round_))
                 if (place := next(free, None)) is None:
                     rounds.append(place := [])
@@ -60,7 +312,7 @@ def trial_of(
     return Trial(files, rounds, right, inherited)
 
 
-_module = lru_cache(maxsize=64)(Module)  # the deletions of a package share its test files
+_candidates = lru_cache(maxsize=64)(Candidates)  # the deletions of a package share its test files
 
 
 @dataclass(frozen=True, slots=True)
