@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from offbook.core.copies import shared_code
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.symbols import Symbols, read_symbols
+from offbook.tasks.factory.instruction.examples import split_name, words_of
 from offbook.tasks.factory.instruction.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain
 from offbook.tasks.factory.instruction.needs import Evidence, Needs
-from offbook.tasks.factory.instruction.examples import split_name, words_of
 from offbook.tasks.factory.make import MakeSettings, Outcome, Shown, task_from
 from offbook.tasks.factory.releases.cut import Hunk, Hunks, Piece
 from offbook.tasks.factory.releases.release import Release, entries_for
