@@ -20,14 +20,13 @@ from typing import Any
 
 import pytest
 import torch
+from fault_injection import ENGINE, children
 from safetensors.torch import load_file
 from test_held import given
 from test_summaries import LIMITS, Forgetful
 
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import Harness, run_agent
-from offbook.cli.drill import ENGINE, _children
-from offbook.core import waiting
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.engine import LocalEngine
@@ -120,7 +119,7 @@ def test_in_the_continuous_mode_every_group_is_trained_once_and_none_too_old(
 
     def strike(row: dict[str, Any]) -> None:
         if row["step"] == 2:
-            (engine,) = _children(os.getpid(), ENGINE)
+            (engine,) = children(os.getpid(), ENGINE)
             os.kill(engine, signal.SIGKILL)
 
     folder = run(given, tmp_path / "run", strike, **CONTINUOUS)
@@ -216,7 +215,7 @@ def test_nothing_is_waited_for_without_end_or_word(
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr(processes, "TELL_S", 0.05)
     monkeypatch.setattr("offbook.rl.collector.Collector.rollouts", never)
     reason = r"nothing has happened for \d+ s .*waiting for the rollouts of step 1 \(0 of 1 groups are over"
     with pytest.raises(OffbookError, match=reason):
@@ -226,10 +225,10 @@ def test_nothing_is_waited_for_without_end_or_word(
 
 HANGS = """
 import sys, time
-from offbook.core import waiting
+from offbook.core import processes
 from offbook.cli import main
 from offbook.rl import train
-waiting.TELL_S = 0.2
+processes.TELL_S = 0.2
 train.learn = lambda *_: time.sleep(600)
 main()
 """
@@ -256,7 +255,7 @@ def test_a_long_step_lives_by_its_micro_batches(
         time.sleep(1.0)
         return real(trainer, *arguments)
 
-    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr(processes, "TELL_S", 0.05)
     monkeypatch.setattr(Trainer, "_losses", slow)
     settings = {"train.group_size": "4", "train.micro_tokens": "1", "train.steps": "1", "loop.deadline_s": "3"}
     run(given, tmp_path / "run", **settings)
@@ -267,7 +266,7 @@ def test_a_checkpoint_that_hangs_ends_the_run(
     given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr(processes, "TELL_S", 0.05)
     monkeypatch.setattr("offbook.train.checkpoint.Contents.finish", lambda *_: go_on.wait())
     reason = r"nothing has happened for \d+ s .*waiting for the checkpoint"
     try:
@@ -279,7 +278,7 @@ def test_a_checkpoint_that_hangs_ends_the_run(
 
 def test_a_store_that_hangs_is_named(given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, store = threading.Event(), tmp_path / "store"
-    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr(processes, "TELL_S", 0.05)
     monkeypatch.setattr("offbook.engine.sync.publisher.Publisher._publish", lambda *_: go_on.wait())
     try:
         with pytest.raises(Hung, match=rf"nothing has happened for \d+ s .*waiting for the store {store} to take"):

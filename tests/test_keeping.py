@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,9 +24,9 @@ from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 
 from offbook.cli import main, quickstart
-from offbook.core import lock
+from offbook.core import processes
 from offbook.core.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
-from offbook.core.lock import only_writer
+from offbook.core.processes import only_writer
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines, write_atomic
 from offbook.rl.collector import Collector
 from offbook.rl.resume import begin_run, refuse_another_run, rollouts_fingerprint
@@ -37,7 +36,7 @@ from offbook.types import Branch, OffbookError, Sample
 WRITER = """
 import sys, time
 from pathlib import Path
-from offbook.core.lock import only_writer
+from offbook.core.processes import only_writer
 with only_writer(Path(sys.argv[1])):
     print("writing", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -77,7 +76,6 @@ def test_a_second_writer_is_refused_and_told_who_the_first_one_is(tmp_path: Path
         sentence = rf"run is being written by process {first.pid} on \S+ since \d{{4}}-"
         with pytest.raises(OffbookError, match=sentence), only_writer(tmp_path / "run"):
             pass
-        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == first.pid, "it keeps its lock"
         RunFolder(tmp_path / "run").config_file.touch()
         assert RunFolder.open(tmp_path / "run").metrics() == ([], 0), "readers are not held up"
 
@@ -87,37 +85,27 @@ def test_a_writer_that_was_stopped_is_in_nobody_s_way(tmp_path: Path, number: in
     with writer(tmp_path / "run") as first:
         first.send_signal(number)
         first.wait(timeout=30)
-        assert (tmp_path / "run" / ".lock").exists() == (number == signal.SIGKILL)
         if number == signal.SIGTERM:
             assert first.returncode == -number, "it ends as it did"
         assert is_free(tmp_path / "run"), "at once"
 
 
-def test_a_writer_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path: Path) -> None:
-    path = tmp_path / ".lock"
-    path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026-01-01 00:00:00"}))
-    assert not is_free(tmp_path)
-    os.utime(path, times=(time.time() - 61,) * 2)
-    assert is_free(tmp_path)
-    for pid in (10**30, 0, -1, True):
-        path.write_text(json.dumps({"pid": pid, "host": os.uname().nodename, "since": ""}))
-        assert is_free(tmp_path)
-    for unsaid in ("", "[1, 2]", '{"pid": 7}', '{"pid": "7", "host": 1, "since": ""}', "7", "\udcff"):
-        path.write_text(unsaid, errors="surrogateescape")  # killed before it had said who it is, or no lock at all
-        assert is_free(tmp_path)
-    path.unlink(missing_ok=True)
-    path.symlink_to(tmp_path / "precious")
+def test_a_lock_is_never_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "precious")
     (tmp_path / "precious").write_text("kept")
-    with pytest.raises(OffbookError):
+    with pytest.raises(OffbookError, match="is a link, and a lock is never one"):
         only_writer(tmp_path).__enter__()
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_of_many_that_take_a_lock_over_one_gets_it(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LOCK_S", 0.0)
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # so that they do come between each other
     together = threading.Barrier(6)
-    gone = json.dumps({"pid": 2**22 + 1, "host": os.uname().nodename, "since": ""})
+    gone = json.dumps([2**22 + 1, os.uname().nodename, ""])
 
     def take() -> bool:
         together.wait(timeout=30)
@@ -133,28 +121,6 @@ def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path, request: pyte
         for _ in range(50):
             (tmp_path / ".lock").write_text(gone)
             assert sum(each.result() for each in [threads.submit(take) for _ in range(6)]) == 1
-
-
-def test_a_writer_touches_its_lock_and_ends_when_it_has_lost_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setattr(lock, "BEAT_S", 0.05)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
-    request.addfinalizer(partial(signal.signal, signal.SIGINT, before))
-    path = tmp_path / ".lock"
-
-    def write() -> None:
-        with only_writer(tmp_path):
-            os.utime(path, times=(0, 0))
-            time.sleep(0.5)
-            assert path.stat().st_mtime > 0
-            write_atomic(path, json.dumps({"pid": 1, "host": "elsewhere", "since": ""}))
-            for _ in range(600):
-                time.sleep(0.05)  # which an interruption does not wake
-
-    with pytest.raises(KeyboardInterrupt):
-        write()
-    assert json.loads(path.read_text())["host"] == "elsewhere", "and leaves the other's alone"
 
 
 def test_nothing_is_left_where_nothing_was_written(tmp_path: Path) -> None:

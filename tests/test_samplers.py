@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_injection import children
 from test_async import are_same, run
 from test_held import given
 
-from offbook.cli.drill import _children
 from offbook.core.config import ConfigError, load_config
 from offbook.core.runfolder import RunFolder
 from offbook.rl.hint_probe import NoHintHelps
@@ -45,8 +45,8 @@ def kill_while_it_samples(out: Path, version: int) -> threading.Thread:
 
         while not is_sampling():
             time.sleep(0.01)
-        (raylet,) = _children(os.getpid(), b"raylet/raylet")
-        os.kill(next(_children(raylet, b"ray::Sampler")), signal.SIGKILL)
+        (raylet,) = children(os.getpid(), b"raylet/raylet")
+        os.kill(next(children(raylet, b"ray::Sampler")), signal.SIGKILL)
 
     thread = threading.Thread(target=strike, daemon=True)
     thread.start()

@@ -19,7 +19,6 @@ from offbook.cli import (
     compare,
     distill,
     doctor,
-    drill,
     evaluate,
     export,
     live,
@@ -100,7 +99,6 @@ _verb("coach", coach.coach, " runs/train --out hints.jsonl")
 _verb("view", view.view, " runs/train")
 _verb("audit", audit.audit, " runs/train")
 _verb("doctor", doctor.doctor, "")
-_verb("drill", drill.drill, " --out runs/drill", context_settings=CONFIGURED)
 
 
 def _version(asked: bool) -> None:

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from offbook.agent.chat import HERMES, Chat, ChatFormat, chat_for
 from offbook.agent.harness import Harness, run_agent
 from offbook.agent.harness.toolsets import prompt as prompt_named
-from offbook.core.orphans import end_with
+from offbook.core.processes import end_with
 from offbook.core.runfolder import dump_lines, write_atomic
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript, Script
 from offbook.pocket.tasks import SHORT_LEVEL, TEST_COMMAND, Draft, Level, draft_tasks

@@ -33,7 +33,7 @@ LOOK_S = 0.2
 LAST_LINES = 3  # of a log, that are told
 RECENT, FEWEST = 8, 3  # steps and groups of the recent solve rate
 # It ends with this process, however that ends: two must not write one evaluation.
-EVALUATE = "from offbook.core.orphans import end_with; end_with({}); from offbook.cli import main; main()"
+EVALUATE = "from offbook.core.processes import end_with; end_with({}); from offbook.cli import main; main()"
 log = logging.getLogger(__name__)
 
 

@@ -24,9 +24,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from offbook.core import waiting
 from offbook.core.config import Config
-from offbook.core.waiting import Patience, told
+from offbook.core.processes import Watchdog, wait_with_heartbeat
 from offbook.core.weights import Weights
 from offbook.engine import Engine
 from offbook.rl.collector import FREE, Collector, Job
@@ -231,7 +230,7 @@ class Scheduler:
         """Beside this thread: an engine that comes up for them takes minutes, and Ctrl-C is answered meanwhile."""
         what = f"the engine to take the weights of {weights.version}"
         work = asyncio.to_thread(self.engine.apply, self.to_keep(weights))
-        await told(work, Patience(lambda: what, math.inf, lambda: None))
+        await wait_with_heartbeat(work, Watchdog(lambda: what, math.inf, lambda: None))
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
@@ -386,7 +385,7 @@ class Scheduler:
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
         """Every wait has a reason, which is told, and an end: when nothing at all has happened for too long."""
-        patience = Patience(what, self.settings.deadline_s, lambda: self._changed_at)
+        watchdog = Watchdog(what, self.settings.deadline_s, lambda: self._changed_at)
         while not ready():
             if self._problem:
                 raise self._problem
@@ -394,10 +393,10 @@ class Scheduler:
                 raise self._used_up
             self._changed.clear()
             try:
-                async with asyncio.timeout(waiting.TELL_S):
+                async with asyncio.timeout(processes.TELL_S):
                     await self._changed.wait()
             except TimeoutError:
-                patience.look()
+                watchdog.look()
 
     @property
     def _brings_tasks(self) -> bool:

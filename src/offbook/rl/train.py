@@ -24,9 +24,8 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.core.config import Config
-from offbook.core.lock import only_writer
+from offbook.core.processes import Watchdog, only_writer, wait_with_heartbeat
 from offbook.core.runfolder import RunFolder, latest_checkpoint
-from offbook.core.waiting import Patience, told
 from offbook.core.weights import Weights
 from offbook.engine import AnyVllm, Engine, LocalEngine, RemoteEngine
 from offbook.engine.sync import Publisher, open_store
@@ -401,7 +400,7 @@ async def _in_thread(run: _Run, what: str, work: Callable[..., T], *arguments: A
     job = asyncio.get_running_loop().run_in_executor(run.thread, work, *arguments)
     trainer, deadline_s = run.context.trainer, run.context.config.loop.deadline_s
     signs = lambda: (trainer.micro_batches, run.checkpoints.written())  # noqa: E731
-    return await told(job, Patience(lambda: what, deadline_s, signs, "train"))
+    return await wait_with_heartbeat(job, Watchdog(lambda: what, deadline_s, signs, "train"))
 
 
 def _store(run: _Run) -> str:

@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from offbook.core import waiting
 from offbook.core.config import CheckpointConfig
 from offbook.train.checkpoint import Contents, checkpoint_path, is_there, remove_old
 from offbook.train.memory import free_host_memory
@@ -89,9 +88,9 @@ class Checkpoints:
             return 0.0
         started = time.monotonic()
         what = f"the checkpoint of step {self.last} to be written"
-        patience = waiting.Patience(lambda: what, self.deadline_s, self.written, "checkpoint")
-        while futures.wait([writing], waiting.TELL_S).not_done:
-            patience.look()
+        watchdog = processes.Watchdog(lambda: what, self.deadline_s, self.written, "checkpoint")
+        while futures.wait([writing], processes.TELL_S).not_done:
+            watchdog.look()
         writing.result()
         return time.monotonic() - started
 

@@ -29,7 +29,6 @@ READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section ou
     "stages": (*RL, "pretrain", "sft", "stages"),
     "train": RL,
     "eval": (*ROLLOUTS, "eval", "train.lora", "loop.max_staleness"),  # the last decides which engines are allowed
-    "drill": RL,
 }
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from offbook.core.lock import Held, only_writer
+from offbook.core.processes import Held, only_writer
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.factory import differing, earlier_outcomes, record, settle

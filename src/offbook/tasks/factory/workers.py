@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from offbook.core.orphans import end_with
+from offbook.core.processes import end_with
 
 END_S = 30.0  # for what is half done to be put away
 Handler = Callable[[int, FrameType | None], Any] | int | None
