@@ -27,6 +27,7 @@ from test_summaries import LIMITS, Forgetful
 
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import Harness, run_agent
+from offbook.core import processes
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.engine import LocalEngine

@@ -24,6 +24,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from offbook.core import processes
 from offbook.core.config import Config
 from offbook.core.processes import Watchdog, wait_with_heartbeat
 from offbook.core.weights import Weights

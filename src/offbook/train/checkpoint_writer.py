@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from offbook.core import processes
 from offbook.core.config import CheckpointConfig
 from offbook.train.checkpoint import Contents, checkpoint_path, is_there, remove_old
 from offbook.train.memory import free_host_memory
