@@ -13,8 +13,7 @@ from test_remote import KEY, Answer, Server, reply, serving
 
 from offbook.cli.evaluate import _files
 from offbook.core.config import Config, EvalConfig
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder
+from offbook.core.runfolder import RunFolder, only_writer
 from offbook.evals.compare import find_evaluation
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites

@@ -24,10 +24,9 @@ from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 
 from offbook.cli import main, quickstart
-from offbook.core import processes
+from offbook.core import runfolder
 from offbook.core.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder, dump_lines, load_lines, write_atomic
+from offbook.core.runfolder import RunFolder, dump_lines, load_lines, only_writer, write_atomic
 from offbook.rl.collector import Collector
 from offbook.rl.resume import begin_run, refuse_another_run, rollouts_fingerprint
 from offbook.sandbox.bwrap import arguments
@@ -36,7 +35,7 @@ from offbook.types import Branch, OffbookError, Sample
 WRITER = """
 import sys, time
 from pathlib import Path
-from offbook.core.processes import only_writer
+from offbook.core.runfolder import only_writer
 with only_writer(Path(sys.argv[1])):
     print("writing", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -101,7 +100,7 @@ def test_a_lock_is_never_a_link(tmp_path: Path) -> None:
 def test_of_many_that_take_a_lock_over_one_gets_it(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "LOCK_S", 0.0)
+    monkeypatch.setattr(runfolder, "LOCK_S", 0.0)
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # so that they do come between each other
     together = threading.Barrier(6)

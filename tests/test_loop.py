@@ -22,8 +22,7 @@ from starting import Started, run
 from test_remote import reply, serving
 
 from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TasksConfig, load_config
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder, load_lines
+from offbook.core.runfolder import RunFolder, load_lines, only_writer
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.rl.judge import SILENT_STEPS
 from offbook.rl.tasks import Shuffled, task_sets

@@ -54,8 +54,7 @@ def live(
     place = Path(out or "runs/live")
     base = [place / "config.toml"] if (place / "config.toml").is_file() else []
     config = config_from(ctx, {"out": str(place), "model": model}, base, {"model": "pocket"})
-    from offbook.core.processes import only_writer
-    from offbook.core.runfolder import RunFolder, write_atomic
+    from offbook.core.runfolder import RunFolder, only_writer, write_atomic
     from offbook.live.cycle import Cycle
 
     RunFolder(place).refuse_file()

@@ -21,8 +21,7 @@ import typer
 from offbook.cli.evaluate import table_of
 from offbook.cli.options import Json, Plain, config_from, progress_display, results
 from offbook.core.config import Config
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder
+from offbook.core.runfolder import RunFolder, only_writer
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:

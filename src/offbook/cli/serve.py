@@ -76,8 +76,7 @@ def serve(
         refuse_missing_model(config.model)
     from offbook.agent.serve.client import KEY, URL, agent_environment
     from offbook.agent.serve.server import listen
-    from offbook.core.processes import only_writer
-    from offbook.core.runfolder import RunFolder
+    from offbook.core.runfolder import RunFolder, only_writer
     from offbook.engine.sync import Reader, open_store
     from offbook.rl.collector import Collector
     from offbook.rl.models import local_or_remote

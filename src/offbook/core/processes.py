@@ -1,77 +1,25 @@
-"""Processes that write, wait and end together: one writer per run folder, watched waits, children that end with their
-parent."""
+"""Waits with a watchdog, and child processes that end with their parent."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from filelock import FileLock, Timeout
-
-from offbook.core.runfolder import writing
 from offbook.types import Hung, OffbookError
 
 TELL_S = 60.0  # between two log lines about a wait
-LOCK_S = 2.0  # for the children of a killed writer to end: they have its lock's file open
 PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class Held(OffbookError):
-    """Another process writes into the folder."""
-
-    def __init__(self, folder: Path, whose: str):
-        super().__init__(f"{folder} is being written by {whose}; wait until it is done, or give another --out")
-        self.whose = whose
-
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Refuse other writers of a run folder meanwhile; readers are free. The kernel drops the lock of a process that
-    ends, however it ends. The file .lock says who holds it."""
-    path = folder / ".lock"
-    is_new = not folder.exists()
-    if path.is_symlink():
-        raise OffbookError(f"{path} is a link, and a lock is never one; remove it")
-    with writing(path):
-        lock = FileLock(path, timeout=LOCK_S, is_singleton=False, thread_local=False)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise Held(folder, _owner(path)) from None
-    pid = os.getpid()
-    try:
-        path.write_text(json.dumps([pid, socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")]))
-        yield
-    finally:
-        if os.getpid() == pid:  # a forked child shares the lock and must not release it
-            path.unlink(missing_ok=True)
-            lock.release()
-        if is_new:
-            with suppress(OSError):  # not empty by now
-                folder.rmdir()
-
-
-def _owner(path: Path) -> str:
-    try:
-        pid, host, since = json.loads(path.read_text())
-    except (OSError, ValueError, TypeError):
-        return "another process"
-    return f"process {pid} on {host} since {since}"
 
 
 class Watchdog:

@@ -25,18 +25,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from offbook.types import Feedback, OffbookError, Rollout, Sample
 
 T = TypeVar("T")
+LOCK_S = 2.0  # for the children of a killed writer to end: they have its lock's file open
 ADAPTER = "adapter_config.json"  # the settings of one
 
 
@@ -261,3 +265,46 @@ def checkpoint_named(model: str) -> str:
     folder = Path(model)
     is_run = (folder / "config.toml").is_file() and not (folder / "config.json").is_file()
     return str(latest_checkpoint(RunFolder(folder))) if is_run else model
+
+
+class Held(OffbookError):
+    """Another process writes into the folder."""
+
+    def __init__(self, folder: Path, whose: str):
+        super().__init__(f"{folder} is being written by {whose}; wait until it is done, or give another --out")
+        self.whose = whose
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Refuse other writers of a run folder meanwhile; readers are free. The kernel drops the lock of a process that
+    ends, however it ends. The file .lock says who holds it."""
+    path = folder / ".lock"
+    is_new = not folder.exists()
+    if path.is_symlink():
+        raise OffbookError(f"{path} is a link, and a lock is never one; remove it")
+    with writing(path):
+        lock = FileLock(path, timeout=LOCK_S, is_singleton=False, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise Held(folder, _owner(path)) from None
+    pid = os.getpid()
+    try:
+        path.write_text(json.dumps([pid, socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")]))
+        yield
+    finally:
+        if os.getpid() == pid:  # a forked child shares the lock and must not release it
+            path.unlink(missing_ok=True)
+            lock.release()
+        if is_new:
+            with suppress(OSError):  # not empty by now
+                folder.rmdir()
+
+
+def _owner(path: Path) -> str:
+    try:
+        pid, host, since = json.loads(path.read_text())
+    except (OSError, ValueError, TypeError):
+        return "another process"
+    return f"process {pid} on {host} since {since}"

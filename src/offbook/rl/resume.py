@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbook.agent.harness.pages import Pages
 from offbook.core.config import Config, RanksConfig, TrainConfig, load_config
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder, dump_lines, is_adapter, load_lines, write_atomic
+from offbook.core.runfolder import RunFolder, dump_lines, is_adapter, load_lines, only_writer, write_atomic
 from offbook.types import OffbookError, Rollout, Task
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from offbook.core.config import Config
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer, write_atomic
 from offbook.rl.models import Progress, chat_folder, load_weights, model_folder, model_to_train, quiet
 from offbook.rl.plan import make_plan, refuse_too_large, this_device
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run

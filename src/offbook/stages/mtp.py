@@ -19,8 +19,7 @@ import torch
 from offbook.agent.chat import Chat
 from offbook.core.config import Config, ConfigError, TrainConfig
 from offbook.core.draft import FOLDER, DraftHead, load_head, save_head
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder, whole_folder, write_atomic
+from offbook.core.runfolder import RunFolder, only_writer, whole_folder, write_atomic
 from offbook.rl.models import Progress, described, load_model, model_folder, quiet
 from offbook.stages.conversations import Writing
 from offbook.stages.sources import read_sources, refuse_missing_data

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from offbook.core.config import CheckpointConfig, Config, PretrainConfig, StageConfig, TeachersConfig, TrainConfig
-from offbook.core.processes import only_writer
-from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer, write_atomic
 from offbook.rl.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_device
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in

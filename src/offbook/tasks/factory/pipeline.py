@@ -26,8 +26,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from offbook.core.processes import Held, only_writer
-from offbook.core.runfolder import write_atomic
+from offbook.core.runfolder import Held, only_writer, write_atomic
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.factory import differing, earlier_outcomes, record, settle
 from offbook.tasks.factory.features import FeatureSettings, Finder
