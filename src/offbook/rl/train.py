@@ -24,8 +24,8 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.core.config import Config
-from offbook.core.processes import Watchdog, only_writer, wait_with_heartbeat
-from offbook.core.runfolder import RunFolder, latest_checkpoint
+from offbook.core.processes import Watchdog, wait_with_heartbeat
+from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer
 from offbook.core.weights import Weights
 from offbook.engine import AnyVllm, Engine, LocalEngine, RemoteEngine
 from offbook.engine.sync import Publisher, open_store
