@@ -97,7 +97,7 @@ class Facts:
         return kind in ASKED and self.names(ASKED[kind])
 
     def names(self, pattern: str) -> bool:
-        """Whether somebody's request has it. A made instruction has no words."""
+        """Whether a request that a person wrote matches. A generated instruction never does."""
         return bool(re.search(pattern, self.instruction, re.IGNORECASE))
 
     @cached_property
@@ -123,7 +123,7 @@ class Facts:
         return frozenset(known & set(re.findall(r"[A-Za-z_]\w{3,}", self.instruction)))
 
     def was_there(self, path: str) -> bool:
-        """Whether a file was there before the agent came. Without the tree, nobody knows: yes."""
+        """Whether a file was there before the agent came; assumed where there is no tree."""
         return self.task is None or self.trajectory.was_there(path)
 
     @cached_property
@@ -158,7 +158,7 @@ class Facts:
         return nodes if added is None else [node for node in nodes if getattr(node, "lineno", 0) in added]
 
     def opened(self, place: str, known: Collection[At] = ()) -> Iterator[tuple[Event, list[ToolUse]]]:
-        """What was seen to be opened at a place, with the commands of the message, unless it is known of already."""
+        """Events of files opened at a place, with the commands of the message, except in known messages."""
         for event in self.trajectory.opened:
             at = event.segment, event.message
             if event.place == place and at not in known:
@@ -185,7 +185,7 @@ def bounded(rollout: Rollout) -> tuple[Rollout, list[str], list[str]]:
     """A rollout with as much of its changed files as is read, without tokens, reward and flags; the Python files that
     are left out, and the other files that are cut.
 
-    An agent can leave any amount of junk behind. What is left out of Python is a finding: nobody knows what it does.
+    An agent can leave any amount of junk behind. Python that is left out is a finding, since it may do anything.
     """
     changed, unread, cut = dict[str, str | None](), list[str](), list[str]()
     room = rest = ALL_CHARS
@@ -207,8 +207,8 @@ def bounded(rollout: Rollout) -> tuple[Rollout, list[str], list[str]]:
     return slim, sorted(unread), sorted(cut)
 
 
-def flag(kind: str, use: ToolUse, evidence: str) -> Flag:
-    return Flag(kind, use.message, shown(evidence, EVIDENCE), use.segment)
+def flag(kind: str, place: ToolUse | Event | Flag, evidence: str) -> Flag:
+    return Flag(kind, place.message, shown(evidence, EVIDENCE), place.segment)
 
 
 def attempt(found: Flag) -> Flag:
@@ -217,25 +217,23 @@ def attempt(found: Flag) -> Flag:
 
 
 def ungraded(facts: Facts, found: Flag) -> Flag:
-    """An attempt where the work of a task is graded in another sandbox; without a task nobody knows how it was
-    graded."""
+    """An attempt where a task's work is graded in another sandbox; without a task it may have been graded anywhere."""
     return found if facts.task is None else attempt(found)
 
 
 def goes_through_all(commands: list[ToolUse]) -> bool:
     """Whether one of them opens every file there is: then its being open says nothing."""
-    return any(any(map(_sweeps, one.simple)) or _finds(one) for one in commands)
-
-
-def _sweeps(words: list[str]) -> bool:
-    name = name_of(words)
-    options = "rRa" if name == "cp" else "rR" if name.endswith("grep") else ""
-    has_option = any(re.match(rf"-\w*[{options}]|--recursive", word) for word in words) if options else False
-    return name in SWEEPERS or has_option
-
-
-def _finds(one: ToolUse) -> bool:
-    return "find" in one.programs and not one.programs & SHOWERS and not one.python
+    for one in commands:
+        if "find" in one.programs and not one.programs & SHOWERS and not one.python:
+            return True
+        for words in one.simple:
+            name = name_of(words)
+            options = "rRa" if name == "cp" else "rR" if name.endswith("grep") else ""
+            if options and any(re.match(rf"-\w*[{options}]|--recursive", word) for word in words):
+                return True
+            if name in SWEEPERS:
+                return True
+    return False
 
 
 def is_left_out(tree: ast.Module, node: ast.AST) -> bool:

@@ -21,17 +21,17 @@ FOUND_AT = re.compile(r"(?m)^[\w./~+-]+\.\w{1,5}[:-](?:\d+[:-])?")  # what a sea
 OWN_SHARE = 0.3  # of the deleted code in the agent's own words: then it is being looked at, and not found
 
 
-def gives_away(task: Task, paths: Iterable[str]) -> str | None:
+def gives_away(task: Task | None, paths: Iterable[str]) -> str | None:
     """The first of these files, in the tree or anywhere on the machine, that holds deleted code; empty if none does.
 
-    None where nobody can tell: what was deleted was not written down, or is too short to be searched for. `.git` is
+    None where that is unknown: what was deleted was not written down, or is too short to be searched for. `.git` is
     every object in it; where that is one commit, which is the tree's own, there is nothing else to be found.
     """
-    paths = [path for path in paths if path != ".git" or not _is_one_commit(task.tree / ".git")]
-    if not paths:
-        return ""
-    file = task.folder / "solution" / "removed.json"
-    if not file.is_file():
+    paths = [path for path in paths if path != ".git" or task is None or not _is_one_commit(task.tree / ".git")]
+    if task is None or not paths:
+        return None if task is None else ""
+    file = _file(task)
+    if file is None:
         return None
     if found := holding(task, paths):
         return found[0]
@@ -40,30 +40,40 @@ def gives_away(task: Task, paths: Iterable[str]) -> str | None:
     return "" if all(_pieces(file, what) for what in targets) else None
 
 
-def holding(task: Task, paths: Iterable[str]) -> list[str]:
+def holding(task: Task | None, paths: Iterable[str]) -> list[str]:
     """Those of these files, in the tree or anywhere on the machine, that hold deleted code."""
-    file = task.folder / "solution" / "removed.json"
+    file = _file(task)
+    if task is None or file is None:
+        return []
     places = {path: Path(os.path.normpath(task.tree / path)) for path in paths}
     inside = {path: place for path, place in places.items() if path[:1] == "/" or place.is_relative_to(task.tree)}
-    found = _leaking(file, tuple(inside.values())) if inside and file.is_file() else ()
+    found = _leaking(file, tuple(inside.values())) if inside else ()
     return [path for path, place in inside.items() if place in found]
 
 
-def held_by(task: Task, places: Iterable[str]) -> str:
+def held_by(task: Task | None, places: Iterable[str]) -> str:
     """The first file of the task that holds deleted code and is no source of the product: in its tree, or in these
     places outside of it. Empty where none does, and then what an agent shows is its own."""
-    file = task.folder / "solution" / "removed.json"
-    if not file.is_file():
+    file = _file(task)
+    if task is None or file is None:
         return ""
     hidden = [path for path in _leaks(file, task.tree) if not is_inside(path, task.sources)]
     return next(iter([*hidden, *holding(task, places)]), "")
 
 
-def gives_out(task: Task, answer: str, words: str) -> str:
+def _file(task: Task | None) -> Path | None:
+    """Where what was deleted is written down."""
+    file = task.folder / "solution" / "removed.json" if task is not None else None
+    return file if file is not None and file.is_file() else None
+
+
+def gives_out(task: Task | None, answer: str, words: str) -> str:
     """Which deleted code an answer has, plain or encoded, although the agent had not written it; `words` are all its
     own so far."""
-    file = task.folder / "solution" / "removed.json"
-    removed = _removed(file) if file.is_file() else {}
+    file = _file(task)
+    if file is None:
+        return ""
+    removed = _removed(file)
     names = {re.split(r"::|\.", what)[-1] for what in removed}
     texts = [text for text in plain_texts(answer, names) if any(name in text for name in names)]
     if not texts:
