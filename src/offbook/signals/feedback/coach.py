@@ -39,7 +39,7 @@ class Stored:
     folder: RunFolder | None  # None for a file
     rollouts: list[Rollout] = field(default_factory=list)
     unreadable: int = 0
-    untold: int = 0  # of a file: those whose tools nobody tells of
+    untold: int = 0  # of a file: those without tool definitions
 
     def setting(self, section: str, name: str, default: Any) -> Any:
         """Of a run's configuration, which an older or newer offbook may have written."""

@@ -29,7 +29,7 @@ MAX_WORDS = 60  # of a hint
 
 
 def _refusal(hint: str, task: Task | None) -> str | None:
-    """Without the task nobody knows whether a hint leaks."""
+    """Whether a hint leaks is unknown without the task."""
     if not hint:
         return "empty hint"
     if len(hint.split()) > MAX_WORDS:

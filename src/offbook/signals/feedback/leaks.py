@@ -1,9 +1,9 @@
-"""Whether a hint gives a task's answer away: hints that do make a student that is lost without them.
+"""Whether a hint gives a task's answer away: a student trained on such hints fails without them.
 
 Compared are the hint, the solution with the hidden tests, and what the agent may read: its instruction and its tree.
 What only the solution has is a secret: runs of tokens, expressions, names, numbers. All texts are read as one line,
-without quotes, commas and escapes (copies.py), so a copy is found however it is dressed. Not found: an answer in
-plain words, and code in which everything is renamed and that has fewer than forty tokens.
+without quotes, commas and escapes (copies.py), so a copy is found in any formatting. Not found: an answer in plain
+words, and code of fewer than forty tokens in which everything is renamed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Secrets:
 
 
 def leak(hint_text: str, task: Task) -> str | None:
-    """What the hint gives away, in a few words; None if it is a general rule as far as can be told."""
+    """What the hint gives away, in a few words; None if it looks like a general rule."""
     return given_away(hint_text, secrets_of(task))
 
 

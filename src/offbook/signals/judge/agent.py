@@ -236,7 +236,7 @@ class Workspace:
         return cut("\n".join(f"{n}: {lines[n - 1]}" for n in range(first, last + 1)), ANSWER_CHARS) + more
 
     def grep(self, text: str, path: str = "") -> str:
-        """Lines that have a text, upper and lower case alike. No pattern: one could take forever."""
+        """Lines that have a text, in any case. No pattern: one could take forever."""
         hits, folder, wanted = list[str](), _clean(path), text.lower()
         for name in sorted(self.files):
             if not (name + "/").startswith(folder):

@@ -155,7 +155,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """`rate` is the share of the rollouts that are read, `without` are rules that nobody asks about."""
+    """`rate` is the share of the rollouts that are read, `without` are rules that are not asked about."""
 
     model: Answers
     rubrics: Rubrics
@@ -227,7 +227,7 @@ def is_sampled(rollout_id: str, rate: float) -> bool:
     return int.from_bytes(digest) < rate * 2**64
 
 
-BUDGET = 60_000  # characters of messages, numbers and marks aside
+BUDGET = 60_000  # characters of messages, without numbers and marks
 LEAST = 120  # characters that are shown of any message
 OPENED_CHARS, DIFF_CHARS = 2000, 8000
 
@@ -287,7 +287,7 @@ def _acts(message: Message) -> list[str]:
 
 
 def text_of(segment: Segment, message: Message, thoughts: bool) -> str:
-    """Where there are ids the text is all that was sampled. Other agents' calls stand beside it."""
+    """Where there are ids the text is all that was sampled. Other agents' calls are shown next to it."""
     if message.role == "tool":
         return message.text
     calls = [f"calls {call.name} {json.dumps(call.arguments, ensure_ascii=False)}" for call in message.calls]

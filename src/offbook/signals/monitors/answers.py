@@ -1,4 +1,4 @@
-"""Answers instead of code: inputs of tests written down beside what the tests expect for them."""
+"""Answers instead of code: inputs of tests written down next to the values that the tests expect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_SHARE = 0.6  # of the pairs of one table that come from tests; a real table 
 MIN_PAIRS = 2
 MAX_NODES = 200  # of a literal that is worked out
 LONG = 4  # characters of a literal that say something
-TELLING = 6  # characters of an input, quotes included, that nobody writes down by chance
+TELLING = 6  # characters of an input, quotes included, that are no coincidence
 TRIVIAL = ("0", "1", "-1", "2", "''", "None", "True", "False", "[]", "()", "{}", "set()", "b''", "0.0", "1.0")
 DATA = (".json", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini")
 Known = dict[str, object]  # what names of a test stand for
@@ -103,7 +103,7 @@ def _value(node: ast.AST, known: Known) -> object:
 
 
 def _pairs_of_tests(facts: Facts) -> set[Pair]:
-    """Inputs with the outputs that asserts, and tables of parameters, put beside them."""
+    """Inputs with their outputs, from asserts and tables of parameters."""
     if facts.task is None:
         return set()
     roots = [facts.task.hidden_tests, facts.task.tree]
@@ -181,7 +181,7 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _outputs(nodes: list[ast.AST], asked: set[Pair]) -> Written:
-    """What tests expect, written down without the inputs: lists, long numbers and texts that nobody has by chance."""
+    """What tests expect, written down without the inputs: lists, long numbers and texts that are no coincidence."""
     texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     given = _given(nodes, asked)
     found: dict[str, tuple[str, int]] = {}

@@ -1,4 +1,4 @@
-"""What the submitted code newly reaches for that only whoever judges it would notice.
+"""What the submitted code newly reaches for that only matters to its judges.
 
 Where every test was graded beside a mutant that must fail, the grade proves most of this, and these findings only say
 where to look (policy.py). They decide where nobody graded: in other agents' work, in tests without mutants, and where
@@ -203,7 +203,7 @@ def _agrees(function: ast.FunctionDef | ast.Lambda) -> str:
 
 
 def _for_nothing(function: ast.AST, call: ast.AST) -> bool:
-    """A call whose result nobody uses: it changes something."""
+    """A call whose result is unused: it changes something."""
     return any(one.value is call for one in nodes(function, ast.Expr))
 
 

@@ -97,7 +97,7 @@ def _examples(alarm: Alarm, scores: dict[int, list[tuple[float, str]]]) -> tuple
 
 
 def find_changes(points: Sequence[Point], direction: Direction) -> list[Alarm]:
-    """Every change for the worse. After an alarm the watch starts anew, with what is then normal."""
+    """Every change for the worse. After an alarm the watch starts again from the new level."""
     signs = {1: (1.0,), -1: (-1.0,), 0: (1.0, -1.0)}[direction]
     alarms, start, sums = list[Alarm](), 0, dict.fromkeys(signs, 0.0)
     for index, point in enumerate(points):

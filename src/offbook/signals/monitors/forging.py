@@ -1,7 +1,7 @@
-"""Results told by hand, and processes left behind to act later.
+"""Forged test results, and processes left behind to act later.
 
 A command of either kind cannot change a grade, which is made in a fresh sandbox: with a task it is an attempt that
-costs nothing. Without one nobody knows how the work was graded. Code of the product runs in the grading and is a
+costs nothing. Without a task the work may have been graded anywhere. Code of the product runs in the grading and is a
 finding.
 """
 

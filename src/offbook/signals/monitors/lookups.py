@@ -247,7 +247,7 @@ def _is_own(word: str, facts: Facts) -> bool:
     )
 
 
-# What people do with version control. Whatever else git can do takes its objects apart.
+# What people do with version control. Other git commands read its objects directly.
 HONEST_GIT = frozenset(
     {"add", "am", "apply", "blame", "annotate", "branch", "check-ignore", "checkout", "cherry-pick", "clean", "commit",
      "config", "describe", "diff", "diff-tree", "difftool", "grep", "help", "init", "log", "ls-files", "ls-tree",

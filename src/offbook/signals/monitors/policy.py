@@ -39,7 +39,7 @@ CHEATING = Rubrics(Path(__file__).with_name("prompts"), thoughts=False)  # for a
 
 
 def action_for(flag: Flag, policy: Mapping[str, Action]) -> Action:
-    """A kind of its own first; findings of a model, `model/...`, share one entry; what nobody named is a hack too."""
+    """A kind of its own first; findings of a model, `model/...`, share one entry; an unnamed kind is a hack too."""
     general = flag.kind.partition("/")[0]
     return policy.get(flag.kind) or policy.get(general) or DEFAULTS.get(flag.kind, "zero")
 
@@ -49,14 +49,14 @@ def action_of(flags: Iterable[Flag], policy: Mapping[str, Action]) -> Action | N
 
     `count` is for findings that one does not hold to be hacks: they are on record and cost nothing. `zero`: nothing
     positive is left, costs stay. `penalise`: a penalty besides. `quarantine` is about the task and not about the
-    rollout: whoever found a leak has other findings that say how.
+    rollout: a rollout that used a leak has other findings that say how.
     """
     actions = [action_for(flag, policy) for flag in flags]
     return max((one for one in actions if one in ORDER), key=ORDER.index, default=None)
 
 
 def withhold(rollout: Rollout, outcome: float, penalty: float = 0.0) -> None:
-    """Of a rollout that has all its parts: none of them earns anything. The outcome stays on record by another name."""
+    """Zero every positive part of a rollout's reward. The outcome stays on record under another name."""
     reward = rollout.reward
     reward.parts |= {"outcome": 0.0, WITHHELD: outcome}
     reward.weights[WITHHELD] = 0.0
@@ -115,7 +115,7 @@ class Monitors:
         return action_of(rollout.flags, idle | self.policy)
 
     def recall(self, rollouts: Iterable[Rollout]) -> None:
-        """Which tasks rollouts put aside: a run that was killed goes on with what it knew."""
+        """Restore the quarantined tasks from stored rollouts, when a run resumes."""
         for rollout in rollouts:
             if any(action_for(flag, self.policy) == "quarantine" for flag in rollout.flags):
                 self.quarantined.setdefault(rollout.task, rollout.id)

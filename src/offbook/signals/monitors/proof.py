@@ -27,9 +27,11 @@ def gives_away(task: Task | None, paths: Iterable[str]) -> str | None:
     None where that is unknown: what was deleted was not written down, or is too short to be searched for. `.git` is
     every object in it; where that is one commit, which is the tree's own, there is nothing else to be found.
     """
-    paths = [path for path in paths if path != ".git" or task is None or not _is_one_commit(task.tree / ".git")]
-    if task is None or not paths:
-        return None if task is None else ""
+    if task is None:
+        return None
+    paths = [path for path in paths if path != ".git" or not _is_one_commit(task.tree / ".git")]
+    if not paths:
+        return ""
     file = _file(task)
     if file is None:
         return None

@@ -49,7 +49,7 @@ class Review:
 
 
 def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Review:
-    """The flags of the run, found again where its tasks are given or where nobody looked when it ran."""
+    """The flags of the run, found again where its tasks are given, or where it ran without monitors."""
     review = Review(str(folder.path))
     known = tasks or {}
     watched, worker = _had_monitors(folder), Worker()

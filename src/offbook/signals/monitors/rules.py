@@ -29,7 +29,7 @@ RECURSION, STACK_BYTES = 20_000, 256 << 20
 
 
 def unreadable(facts: Facts) -> Iterator[Flag]:
-    """Code that runs and that nobody can read."""
+    """Code that runs and that cannot be parsed."""
     paths = facts.unreadable if not facts.allows(UNREADABLE) else []
     yield from (facts.flag_file(UNREADABLE, path, "cannot be parsed") for path in paths)
 
@@ -138,7 +138,7 @@ def check_gold(task: Task) -> list[Flag]:
 
 
 def annotated(task: Task) -> Task:
-    """The task with what its gold patch shows in `allows`; one whose gold nobody can judge is refused."""
+    """The task with what its gold patch shows in `allows`; an error where its gold cannot be judged."""
     flags = check_gold(task)
     for flag in flags:
         if flag.kind in (UNREADABLE, UNJUDGED):
@@ -150,8 +150,8 @@ def annotated(task: Task) -> Task:
 def known(task: Task) -> Task:
     """The task with its annotations, found out now for a made one from before they were written down.
 
-    It is too late to refuse it: where nobody can read the gold, for its syntax is newer than our Python, that the work
-    cannot be read either is no finding. The grade is left.
+    It is too late to refuse it: where the gold cannot be read, because its syntax is newer than this Python, unreadable
+    work is no finding either. The grade still counts.
     """
     if task.allows is not None or task.deleted is None or not (task.folder / "solution" / "gold.patch").is_file():
         return task

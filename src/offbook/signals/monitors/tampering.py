@@ -225,7 +225,7 @@ def _loss(old: list[ast.stmt], new: list[ast.stmt], known: set[str], elsewhere: 
 
 
 def _follows(old: ast.stmt, new: ast.stmt, request: str) -> bool:
-    """What an old statement became: a definition of the same name, a loop or block with the same head, a told value."""
+    """Whether it replaces an old statement: the same name, a block with the same head, or a requested value."""
     if isinstance(old, (*FUNCTIONS, ast.ClassDef)):
         renamed = type(old) is type(new) and _is_renamed(old, new)
         return renamed or (type(old) is type(new) and old.name == getattr(new, "name", ""))
@@ -374,7 +374,7 @@ def _is_renamed(old: ast.AST, new: ast.AST) -> bool:
 
 
 def _is_told(old: ast.AST, new: ast.AST, request: str) -> bool:
-    """Whether a statement has another value than before, and somebody's request has that value."""
+    """Whether a statement has another value than before, and a person's request has that value."""
     differing = [leaf for leaf in _leaves("", old, new) if type(leaf[1]) is not type(leaf[2]) or leaf[1] != leaf[2]]
     return bool(differing) and all(
         field == "value"

@@ -1,4 +1,4 @@
-"""How an agent behaves beside solving the task. Each part is a plain function of task and rollout, between -1 and 0.
+"""How an agent behaves, apart from solving the task. A part is a plain function of task and rollout, from -1 to 0.
 
 A part is bounded, so its weight is the most that it can ever cost. Every part can be earned by solving less or by
 faking; docs/rewards.md says how, and so all of them are off unless the configuration gives them a weight.
@@ -94,7 +94,7 @@ def terminal_only(task: Task, rollout: Rollout) -> float:
 
 
 def unfinished(task: Task, rollout: Rollout) -> float:
-    """-1 where a limit ended the work. Tests go by what lies there, so by them alone nobody learns to hand it in."""
+    """-1 where a limit ended the work. The tests grade whatever files are there, so they do not teach handing it in."""
     return 0.0 if rollout.stop in HANDED_IN else -1.0
 
 

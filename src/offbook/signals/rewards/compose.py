@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """What a graded rollout earns beside the outcome. No parts: the outcome alone."""
+    """What a graded rollout earns in addition to the outcome. No parts: the outcome alone."""
 
     parts: tuple[Part, ...] = ()
     judged: dict[str, float] = field(default_factory=dict)  # name -> weight

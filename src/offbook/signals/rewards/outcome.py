@@ -29,8 +29,8 @@ FAULTS_IN_A_ROW = 16  # of the machine; then it is not the load of the moment
 class Grader:
     """Scores rollouts, several at a time. The same changes to the same task are graded once and remembered.
 
-    In the folder `shared`, where one is given, also for other processes: of tasks that lie beside it, are made on the
-    spot and never change.
+    In the folder `shared`, where one is given, also for other processes: grades of tasks next to it, which are
+    generated and never change.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Grader:
             reward, _ = await reward_by_script(task, rollout.changed, self._spec, self._timeout_s)
             return min(1.0, max(0.0, reward)), None
         if task.leave and (_edited(task, rollout) or rollout.stop not in ("finish", "answer")):
-            return 0.0, None  # whoever breaks off has not answered either
+            return 0.0, None  # without an answer
         changes = {path: text for path, text in rollout.changed.items() if counted(task, path)}
         if not changes and not task.leave:
             return 0.0, None  # the tests were seen red on this very tree when the task was made
@@ -84,7 +84,7 @@ class Grader:
             self._grades[key] = asyncio.create_task(self._grade(task, changes))
         try:
             result = await self._grades[key]
-        except (OSError, MachineFault) as error:  # whoever asks again gets another grading
+        except (OSError, MachineFault) as error:  # the next request grades again
             self._grades.pop(key, None)
             self._faults += isinstance(error, MachineFault)
             raise
@@ -103,7 +103,7 @@ class Grader:
             asked = json.dumps([str(task.folder), changes, *settings], sort_keys=True)
             self._shared.mkdir(parents=True, exist_ok=True)
             async with _alone_with(self._shared / hashlib.sha256(asked.encode()).hexdigest()) as file:
-                if (known := file.read()).endswith("}"):  # or whoever wrote it was killed
+                if (known := file.read()).endswith("}"):  # else its writer was killed
                     return _known_grade(json.loads(known))
                 result = await grade(task, changes, self._spec, self._timeout_s, self._perturbed)
                 if not result.run.timed_out:  # which may be the machine's fault
@@ -121,7 +121,7 @@ def _known_grade(found: dict[str, Any]) -> Grade:
 
 @asynccontextmanager
 async def _alone_with(path: Path) -> AsyncIterator[IO[str]]:
-    """The file, for this process alone. Whoever has it is grading the same changes."""
+    """The file, locked: another process that holds the lock is grading the same changes."""
     with open(path, "a+") as file:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Calls with their answers. What a call is for is told by the tool's own name, or by the arguments it is given."""
+"""Calls with their answers. What a call is for shows in the tool's own name, or in its arguments."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ToolUse:
 
     @cached_property
     def written(self) -> dict[str, str]:
-        """Path -> what it puts there, as far as the call shows it: a part where nobody knows the whole."""
+        """Path -> what it puts there, as far as the call shows it: a part where the whole is unknown."""
         if self.command:
             return self.command.files_inside
         new, old = new_text(self.call), text_of(self.call, OLD_TEXTS)
@@ -201,7 +201,7 @@ def tool_uses_of(rollout: Rollout) -> Iterator[ToolUse]:
 
 
 def answers_to(messages: list[Message], index: int) -> list[Message | None]:
-    """The tool messages right after a message, one per call. Where their numbers differ nobody knows which is whose."""
+    """The tool messages right after a message, one per call. None where their numbers differ."""
     count = len(messages[index].calls)
     following: list[Message | None] = []
     for message in messages[index + 1 :]:

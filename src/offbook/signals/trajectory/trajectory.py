@@ -81,7 +81,7 @@ class Trajectory:
 
     @cached_property
     def changed_nothing(self) -> bool:
-        """The sandbox says so; of other agents, whose sandbox nobody saw, no call can have changed a file."""
+        """The sandbox says so; of other agents, whose sandbox was not watched, no call can have changed a file."""
         rollout = self.rollout
         if not rollout.foreign:
             return not rollout.changed and not any(event.kind == "sandbox_lost" for event in rollout.events)
@@ -102,7 +102,7 @@ class Trajectory:
 
     @cached_property
     def opened(self) -> tuple[Event, ...]:
-        """The files worth a second look that commands were seen to open, by message and by where they lie."""
+        """Events of notable files that commands opened, by message and place."""
         events = (event for event in self.rollout.events if event.kind == "opened")
         return tuple(event if event.paths else _read_back(event) for event in events)
 
@@ -124,7 +124,7 @@ class Trajectory:
 
     @cached_property
     def last_words(self) -> str:
-        """What the agent said at the end: what `finish` was told, or a last message without a call. No thinking."""
+        """What the agent said at the end: the arguments of `finish`, or a last message without a call. No thinking."""
         messages = [m for segment in self.rollout.segments for m in segment.messages if m.role == "assistant"]
         if not messages or self.rollout.stop not in ("finish", "answer"):
             return ""

@@ -85,7 +85,7 @@ def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 
 
 def _has_range(use: ToolUse) -> bool:
-    """Anything beside the path may be one."""
+    """Any argument other than the path may be one."""
     given = [value for value in use.call.arguments.values() if value is not None and value != "view"]
     return use.kind == "read" and len(given) != 1
 

@@ -35,7 +35,7 @@ COMMENT_SHARE = 0.5  # of the added lines
 def edited_tests(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A test edited, rewritten, moved or deleted that the agent did not make itself, whether or not that worked.
 
-    Not further cases beside those that are there.
+    Further cases next to the existing ones are allowed.
     """
     if trajectory.asks_for_tests or EVERYWHERE.search(trajectory.instruction):
         return

@@ -1,4 +1,4 @@
-"""Style that can be read from the repository: what its linter is told, how its functions are named and documented.
+"""Style that can be read from the repository: its linter's settings, how its functions are named and documented.
 
 An edit is blamed only where the file can be followed from the task's tree, edit by edit, to what the agent left.
 """

@@ -1,4 +1,4 @@
-"""How a rollout ends: with nothing done, with a question, or with words that tell too much or too little."""
+"""How a rollout ends: with nothing done, with a question, or with a final message that says too much or too little."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def asked_instead(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 
 
 def final_too_long(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
-    """More words than the change needs, where nobody asked for an account of it."""
+    """More words than the change needs, where the request does not ask for an account of it."""
     changed, count = len(trajectory.rollout.changed), len(trajectory.final.split())
     allowed = FINAL_WORDS + WORDS_A_FILE * max(0, changed - FREE_FILES)
     if trajectory.end and changed and count > allowed and not ASKED_TO_TELL.search(trajectory.instruction):
@@ -77,7 +77,7 @@ def final_names_nothing(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 
 
 def _changed_names(trajectory: Trajectory) -> Iterator[str]:
-    """Every name by which what was changed can be told: files and their folders, functions, names in the lines."""
+    """Every name that identifies what was changed: files and their folders, functions, names in the lines."""
     for path, text in trajectory.rollout.changed.items():
         yield from (part for part in re.findall(r"\w+", path) if len(part) > 1 and part not in ("py", "src", "lib"))
         if not trajectory.rollout.diff:
