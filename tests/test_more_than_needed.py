@@ -18,7 +18,7 @@ from offbook.rl.hint_probe import HintProbe
 from offbook.rl.train_step import annotate
 from offbook.signals.feedback import RULES, more_than_needed, read_all, unneeded
 from offbook.signals.feedback.coach import Found, Stored, by_rules
-from offbook.signals.feedback.rules.effort import spent
+from offbook.signals.feedback.rules.calls import spent
 from offbook.signals.trajectory import Trajectory, with_siblings
 from offbook.stages.reminders import read
 from offbook.train.forward import Decoder

@@ -2,4 +2,4 @@
 
 from offbook.signals.feedback.hints import MISTAKES, NEGATIVE, Pairs, hints_in, stand_in
 from offbook.signals.feedback.rules import RULES, Rule, read_all, read_rollout, rules_of, write_hint
-from offbook.signals.feedback.rules.effort import more_than_needed, unneeded
+from offbook.signals.feedback.rules.calls import more_than_needed, unneeded

@@ -38,14 +38,14 @@ def _comments(trajectory: Trajectory) -> float:
 
 
 SERIES: dict[str, tuple[Callable[[Trajectory], float], Direction]] = {
-    "edit_rate": (lambda trajectory: float(bool(trajectory.rollout.changed)), -1),
-    "question_rate": (lambda trajectory: float(bool(trajectory.question)), 1),
+    "edit_rate": (lambda one: float(bool(one.rollout.changed)), -1),
+    "question_rate": (lambda one: float(bool(one.question)), 1),
     "invalid_calls": (_invalid, 1),
     "terminal_only": (_terminal_only, 1),
     "comment_share": (_comments, 1),
-    "length": (lambda trajectory: float(trajectory.rollout.usage.sampled_tokens), 0),
-    "machine_faults": (lambda trajectory: float(trajectory.rollout.struck), 1),
-    "solved_unflagged": (lambda trajectory: float(trajectory.rollout.solved and not trajectory.rollout.flags), -1),
+    "length": (lambda one: float(one.rollout.usage.sampled_tokens), 0),
+    "machine_faults": (lambda one: float(one.rollout.struck), 1),
+    "solved_unflagged": (lambda one: float(one.rollout.solved and not one.rollout.flags), -1),
 }
 
 

@@ -9,17 +9,29 @@ from pathlib import Path
 
 from offbook.core.plugins import functions_in, said
 from offbook.signals.feedback.hints import MISTAKES
-from offbook.signals.feedback.rules.calls import malformed_arguments, repeated_call, unknown_tool, whole_file_read
-from offbook.signals.feedback.rules.editing import edit_not_applied, edited_tests, thinking_in_comments
-from offbook.signals.feedback.rules.effort import more_than_needed
-from offbook.signals.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
+from offbook.signals.feedback.rules.calls import (
+    claimed_success,
+    malformed_arguments,
+    more_than_needed,
+    repeated_call,
+    unknown_tool,
+    whole_file_read,
+    whole_suite_again,
+)
+from offbook.signals.feedback.rules.editing import (
+    camel_case_name,
+    edit_not_applied,
+    edited_tests,
+    lint_introduced,
+    missing_docstring,
+    thinking_in_comments,
+)
 from offbook.signals.feedback.rules.talking import (
     asked_instead,
     final_names_nothing,
     final_too_long,
     finished_without_edit,
 )
-from offbook.signals.feedback.rules.testing import claimed_success, whole_suite_again
 from offbook.signals.trajectory import At, ToolUse, Trajectory, shown, spoken
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
 

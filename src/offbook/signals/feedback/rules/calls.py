@@ -1,4 +1,8 @@
-"""Calls that could not be run, that were made before, or that read more than was needed."""
+"""Calls and test runs: those that could not be run, were made before, read too much, or are more than the task needs.
+
+What a task needs is shown by the others of the group: those that solved it with little. Left out: what was looked at
+because of a failing test, needed or not; calls that change something; and messages that are long by themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import re
 from collections.abc import Iterator
 
 from offbook.signals.trajectory import At, ToolUse, Trajectory
+from offbook.signals.trajectory.tool_calls import TestRun
+from offbook.types import Rollout
 
 HUGE_LINES = 600
 HUGE_CHARS = 24_000  # about 6,000 tokens
@@ -52,7 +58,10 @@ def _worth_again(trajectory: Trajectory, earlier: ToolUse, again: ToolUse) -> bo
             return True  # whether or not it applied: a text that was not found is a reason to look once more
         if use.may_write and (not files or use.kind != "edit"):
             return True
-        if trajectory.rollout.foreign and _is_stateful(use):
+        # In other agents' shells a folder stays changed, and some of their tools are not known to us.
+        line = next((value for value in use.call.arguments.values() if isinstance(value, str)), "")
+        is_stateful = use.kind == "other" or (use.kind == "command" and re.search(r"\b(cd|pushd|export)\b", line))
+        if trajectory.rollout.foreign and is_stateful:
             return True
     return False
 
@@ -63,17 +72,14 @@ def _files_read(use: ToolUse) -> tuple[str, ...]:
     return use.command.shown if use.command else ()
 
 
-def _is_stateful(use: ToolUse) -> bool:
-    """In other agents' shells a folder stays changed, and some of their tools are not known to us."""
-    line = next((value for value in use.call.arguments.values() if isinstance(value, str)), "")
-    return use.kind == "other" or (use.kind == "command" and bool(re.search(r"\b(cd|pushd|export)\b", line)))
-
-
 def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """All of a huge source file, without a range, that is not edited in several places later."""
     for use in trajectory.uses:
         files = _files_read(use)
-        if len(files) != 1 or not use.went_well or files[0].endswith(PROSE) or _has_range(use):
+        if len(files) != 1 or not use.went_well or files[0].endswith(PROSE):
+            continue
+        given = [value for value in use.call.arguments.values() if value is not None and value != "view"]
+        if use.kind == "read" and len(given) != 1:  # any argument other than the path may be a range
             continue
         lines, chars = _size(use.output)
         if lines < HUGE_LINES and chars < HUGE_CHARS:
@@ -84,12 +90,6 @@ def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
             yield use.at, f"{use.call.name} without a range: {extent}"
 
 
-def _has_range(use: ToolUse) -> bool:
-    """Any argument other than the path may be one."""
-    given = [value for value in use.call.arguments.values() if value is not None and value != "view"]
-    return use.kind == "read" and len(given) != 1
-
-
 def _size(answer: str) -> tuple[int, int]:
     """Lines and characters of what was asked for: what is shown and what the answer says was cut off."""
     lines, chars = answer.count("\n"), len(answer)
@@ -98,3 +98,146 @@ def _size(answer: str) -> tuple[int, int]:
     elif "characters" in answer and (cut := CHARS_LEFT.search(answer)):
         chars += int(cut.group(1) or cut.group(2))
     return lines, chars
+
+
+LONG_S = 30.0  # a suite that takes so long is worth narrowing
+IN_A_ROW = 3  # long whole runs, the one before failing, without a narrowed one among them
+CLAIM = re.compile(
+    r"\b(tests?|suite|checks?)\b[^.\n]{0,40}\b(pass(es|ed|ing)?|succeeds?|succeeded|green)\b"
+    r"|\b(done|fixed|implemented|completed?|resolved|finished|works|working)\b",
+    re.IGNORECASE,
+)
+FAILURE_SAID = re.compile(
+    r"fail|\bnot\b|n't\b|cannot|\bunable|\bexcept (for|that)|unrelated|pre-?exist|flaky|\bstill\b|remain|broken|"
+    r"\bbut\b|however|\bpartial|\bred\b|unverified|todo|unfinished|incomplete",
+    re.IGNORECASE,
+)
+CONDITION = re.compile(r"\b(should|would|could|once|if|unless|until|when|after|to be|try)\b", re.IGNORECASE)
+FLAKY = re.compile(r"flak[ye]|intermittent|sometimes fail|race condition|non-?determin", re.IGNORECASE)
+
+
+def whole_suite_again(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+    """All tests although nothing changed since all were run, or a long suite again and again instead of what fails."""
+    if FLAKY.search(trajectory.instruction):
+        return
+    row: list[tuple[ToolUse, TestRun]] = []  # whole runs without a narrowed one among them
+    for use in trajectory.uses:
+        if row and use.segment != row[-1][0].segment:
+            row = []  # what was seen before is not in the window any more
+        if use.tests is None:
+            continue
+        if use.tests.selection:
+            row = []
+            continue
+        evidence = _again(trajectory, row, use) if row else ""
+        if evidence:
+            yield use.at, evidence
+        row = [*row, (use, use.tests)] if use.tests.failed is not None else []
+
+
+def _again(trajectory: Trajectory, row: list[tuple[ToolUse, TestRun]], use: ToolUse) -> str:
+    """What shows that a whole run was not worth it, or nothing."""
+    last, run = row[-1]
+    foreign = trajectory.rollout.foreign  # another agent's unknown tools may do anything
+    between = trajectory.uses[last.order + 1 : use.order]
+    changed = any(one.may_write or one.kind == "edit" or (foreign and one.kind == "other") for one in between)
+    writes_too = use.command is not None and use.command.may_write and not use.command.only_redirects
+    same = last.call.name == use.call.name and last.call.arguments == use.call.arguments
+    if last.message != use.message and not (changed or writes_too) and (same or run.seconds >= LONG_S):
+        return f"all tests ran in message {last.message} and nothing changed since"
+    long = [one for _, one in row[-(IN_A_ROW - 1) :] if one.seconds >= LONG_S and one.failed]
+    if len(long) == IN_A_ROW - 1:
+        return f"whole run number {len(row) + 1} in a row; the one before took {run.seconds:g} s and failed"
+    return ""
+
+
+def claimed_success(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+    """The last message says it is done or passing, and every test run since the last change failed."""
+    runs = [one for one in trajectory.uses if one.tests]
+    last_change = max((one.order for one in trajectory.edits), default=-1)
+    since = [one.tests.failed for one in runs if one.tests and one.order >= last_change]
+    if not trajectory.end or not since or not all(since):
+        return
+    if claim := _claim(trajectory.final):
+        yield trajectory.end, f"{claim!r}, but message {runs[-1].message} had {since[-1]} failing"
+
+
+def _claim(words: str) -> str:
+    """The sentence that claims success, if none of them speaks of a failure."""
+    if FAILURE_SAID.search(words):
+        return ""
+    for sentence in re.split(r"(?<=[.!?])\s+|\n", words):
+        if CLAIM.search(sentence) and not CONDITION.search(sentence) and not sentence.rstrip().endswith("?"):
+            return sentence.strip()
+    return ""
+
+
+TIMES = 3.0  # the tokens of any lean sibling
+MIN_SOLVED = 2  # siblings that solved it: one alone may have been lucky
+FINDING = frozenset({"search_codebase", "list_dir"})
+Look = tuple[str, ...]  # what a call looks at; which part of it and for which words does not matter
+
+
+def more_than_needed(trajectory: Trajectory, times: float = TIMES) -> Iterator[tuple[At, str]]:
+    """A rollout that spent over three times the tokens of its lean siblings, at the first call that was not needed.
+
+    Up to a place in its middle a rollout is judged by what all of it spent (harness/again.py keeps that), so a look can
+    ask whether another message in that place would have been needed.
+    """
+    lean = _lean(trajectory)
+    if not lean or spent(trajectory.rollout) <= times * max(map(spent, lean)):
+        return
+    for use, why in unneeded(trajectory):
+        tokens = f"{spent(trajectory.rollout)} tokens, lean siblings at most {max(map(spent, lean))}"
+        yield use.at, f"{use.call.name}: {why}; {tokens}"
+        return
+
+
+def unneeded(trajectory: Trajectory) -> Iterator[tuple[ToolUse, str]]:
+    """Calls that change nothing and that a rollout of this task can do without, with the reason: no lean sibling looked
+    at that, or it was looked at already and nothing has changed since. Nothing where too few siblings solved it.
+
+    After a failing test run, and right after a call that failed, looking elsewhere has a reason.
+    """
+    needed = {_look(one) for sibling in _lean(trajectory) for one in Trajectory(sibling, trajectory.task).uses}
+    seen: set[str] = set()
+    segment, failing, failed = 0, False, False
+    for use in trajectory.uses if needed else ():
+        look = _look(use)
+        call = json.dumps([use.call.name, use.call.arguments], sort_keys=True, default=repr)
+        if use.may_write or use.segment != segment:  # what a summary left behind may be looked up again
+            seen, segment = set(), use.segment
+        if look and call in seen:
+            yield use, "the same call as before, and nothing has changed since"
+        elif look and look not in needed and not failing and not failed:
+            yield use, "no lean sibling looked at that"
+        if use.went_well:
+            seen.add(call)
+        if use.tests:
+            failing = bool(use.tests.failed)
+        failed = not use.went_well
+
+
+def spent(rollout: Rollout) -> int:
+    """What it wrote and what it asked tools for."""
+    return rollout.usage.sampled_tokens + rollout.usage.output_tokens
+
+
+def _lean(trajectory: Trajectory) -> list[Rollout]:
+    """The half of the siblings that solved the task, and with the fewest tokens. Other agents' tokens are not known."""
+    solved = sorted((one for one in trajectory.siblings if one.solved and spent(one)), key=spent)
+    return solved[: (len(solved) + 1) // 2] if len(solved) >= MIN_SOLVED else []
+
+
+def _look(use: ToolUse) -> Look:
+    """Empty for what is no look: an edit, the end, tools that are not known."""
+    if not use.ran or use.may_write:
+        return ()
+    if use.tests:
+        return ("tests",)
+    if use.kind == "read":
+        return ("read", use.path)
+    if use.command and not use.command.watches:
+        programs = sorted({words[0] for words in use.simple if words})
+        return ("read", *use.command.shown) if use.command.shown else ("command", *programs)
+    return (use.tool,) if use.tool in FINDING else ()
