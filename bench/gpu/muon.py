@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from offbook.train.optim import symmetric
+from offbook.train.optim import newton_schulz
 from offbook.train.optim.muon import Muon, _batch_size
 from offbook.train.optim.newton_schulz import JORDAN, OURS, YOU, orthogonalize, step_flops
 
@@ -78,17 +78,19 @@ def classic_bfloat16(matrices_NRC: Tensor) -> Tensor:
 
 @contextmanager
 def without_kernel() -> Iterator[None]:
-    usual, symmetric.SMALLEST = symmetric.SMALLEST, 1 << 30
+    usual, newton_schulz.SMALLEST = newton_schulz.SMALLEST, 1 << 30
     try:
         yield
     finally:
-        symmetric.SMALLEST = usual
+        newton_schulz.SMALLEST = usual
 
 
 def ways(shape: tuple[int, int]) -> dict[str, tuple[Callable[[Tensor], Tensor], float]]:
     """What each computes, and its floating-point operations for one matrix."""
     flops, fewer = step_flops(*shape), step_flops(*shape, FOUR_STEPS)
-    has_kernel = DEVICE == "cuda" and min(shape) >= symmetric.SMALLEST and symmetric.kernels_of(torch.device(DEVICE, 0))
+    has_kernel = (
+        DEVICE == "cuda" and min(shape) >= newton_schulz.SMALLEST and newton_schulz.kernel_of(torch.device(DEVICE, 0))
+    )
     done = "symmetric" if has_kernel else "gram"
 
     def plain(matrices: Tensor) -> Tensor:
@@ -202,7 +204,7 @@ def shard_steps(pairs: int, peak: float) -> Iterator[dict[str, Any]]:
 
                 row["s"] = timed(step, 4)
                 peak_bytes = torch.cuda.max_memory_allocated() - before if DEVICE == "cuda" else 0
-                kind = "symmetric" if DEVICE == "cuda" and symmetric.kernels_of(torch.device(DEVICE, 0)) else "gram"
+                kind = "symmetric" if DEVICE == "cuda" and newton_schulz.kernel_of(torch.device(DEVICE, 0)) else "gram"
                 row["tflops"] = 6 * pairs * step_flops(*block, method)[kind] / row["s"] / 1e12
                 row |= {"share": row["tflops"] / peak, "gib": peak_bytes / 2**30, "fallbacks": optimizer.fallbacks}
                 told = f"{row['s']:9.4f}{row['tflops']:9.0f}{row['share']:7.0%}{row['gib']:12.2f}{row['fallbacks']:7}"
@@ -237,10 +239,10 @@ def main() -> None:
     if options.profile:
         return profile(options.pairs)
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
-    told = len(symmetric.kernels_of(torch.device(DEVICE, 0))) if DEVICE == "cuda" else 0
+    kernel = DEVICE == "cuda" and newton_schulz.kernel_of(torch.device(DEVICE, 0)) is not None
     peak = ceiling()
-    print(f"{device}, torch {torch.__version__}, fastest product {peak:.0f} TFLOP/s, symmetric kernels: {told}")
-    found: dict[str, Any] = {"device": device, "torch": torch.__version__, "ceiling_tflops": peak, "kernels": told}
+    print(f"{device}, torch {torch.__version__}, fastest product {peak:.0f} TFLOP/s, symmetric kernel: {kernel}")
+    found: dict[str, Any] = {"device": device, "torch": torch.__version__, "ceiling_tflops": peak, "kernel": kernel}
     found["orthogonalisations"], found["steps"] = [], []
     try:
         for row in orthogonalisations(peak):

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbook.train.host import compile_once
 from offbook.train.optim.exchange import Exchange, plan_exchanges
 from offbook.train.optim.newton_schulz import OURS, Method, orthogonalize
-from offbook.train.optim.passes import advance, combine
 from offbook.train.optim.units import Block, as_units, holds_whole_units, local
 
 WORKSPACE = {"cuda": 3 * 2**30, "cpu": 2**27}  # bytes of a batch, all that is computed on the way included
@@ -89,11 +89,11 @@ class Muon(torch.optim.Optimizer):
                 in_flight.append(step.exchanged(*travelling))
                 next(in_flight[-1])
             if len(in_flight) == IN_FLIGHT:
-                _advance(in_flight)
+                _resume(in_flight)
             if batch is not None:
                 step.local(batch)
         while in_flight:
-            _advance(in_flight)
+            _resume(in_flight)
 
     def _plan(self, parameters: list[Tensor]) -> tuple[list[list[Tensor]], list[Exchange]]:
         """Parameters whose units are whole on every rank, by the units' shape, and the others."""
@@ -165,6 +165,7 @@ class _Step:
             gradient, average = (
                 as_units(tensor, block)[start:stop] for tensor in (_gradient(parameter), self._momentum(parameter))
             )
+            advance = compile_once(_advance) if average.is_cuda else _advance
             norms.append(advance(average, gradient, self.momentum, units_NRC[place : place + stop - start]))
             place += stop - start
         directions, place = self.directions(units_NRC, torch.cat(norms)), 0
@@ -197,10 +198,23 @@ class _Step:
         if weights.ndim == 2:
             weights, directions = weights[None], directions[None]
         size = -self.lr * self.optimizer.method.size(*block)
-        combine(weights, self.keep, torch.full((len(weights),), size, device=weights.device), directions)
+        (compile_once(_move) if weights.is_cuda else _move)(weights, self.keep, size, directions)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         return local(self.optimizer.state[parameter]["momentum"])
+
+
+def _advance(average: Tensor, gradient: Tensor, momentum: float, out: Tensor) -> Tensor:
+    """Move the average towards the gradient, write what Nesterov moves by to `out`, and return its norms."""
+    average.lerp_(gradient, 1 - momentum)
+    out.copy_(torch.lerp(gradient, average, momentum))
+    return torch.linalg.matrix_norm(out, dtype=torch.float32)
+
+
+def _move(weights: Tensor, keep: float, size: float, directions: Tensor) -> None:
+    if keep != 1:
+        weights.mul_(keep)
+    weights.addcmul_(directions.to(weights.dtype), weights.new_full((len(weights), 1, 1), size))
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -208,7 +222,7 @@ def _gradient(parameter: Tensor) -> Tensor:
     return local(parameter.grad)
 
 
-def _advance(in_flight: deque[Iterator[None]]) -> None:
+def _resume(in_flight: deque[Iterator[None]]) -> None:
     """The one that travels longest: to its next stop, or to its end."""
     oldest = in_flight.popleft()
     if next(oldest, StopIteration) is not StopIteration:

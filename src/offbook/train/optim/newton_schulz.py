@@ -13,13 +13,13 @@ anyway, and on a flat spectrum of 2,048 values they start at 0.15 instead of 0.0
 from __future__ import annotations
 
 import functools
+import logging
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from offbook.train.optim.passes import combine
-from offbook.train.optim.symmetric import symmetric_product
 
 Coefficients = tuple[tuple[float, float, float], ...]
 # By Jordan et al. (2024): ends between 0.7 and 1.2. By You (2025), one polynomial a step: between 0.98 and 1.15.
@@ -36,6 +36,9 @@ LARGEST = 1.3  # singular value that is let through; exact arithmetic ends at 1.
 POWER_STEPS = 6
 PROBES = 8
 TINY = 1e-20
+SMALLEST = 512  # rows, from where on half of a symmetric product can be less time
+TRIED = (2, 640, 320)  # tiles on and off the diagonal, and one that is cut
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,10 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype, norm_N: Tensor | 
     if norm_N is None:
         norm_N = torch.linalg.matrix_norm(x, dtype=torch.float32)
     y = torch.empty(x.shape, dtype=precision, device=x.device)
-    combine(y, 0.0, rows**0.5 / norm_N.clamp(min=TINY), x)
+    torch.mul(x, (rows**0.5 / norm_N.clamp(min=TINY))[:, None, None], out=y)
     gram = symmetric_product(y, y)
     bound_N = torch.linalg.matrix_norm(gram, dtype=torch.float32).clamp(min=1.0)  # less is 0
-    combine(gram, 0.0, 1 / bound_N, gram)
+    gram.mul_((1 / bound_N)[:, None, None])
     total, restarted = None, gram
     last = len(method.coefficients) - 1
     for number, (a, b, c) in enumerate(method.coefficients):
@@ -116,7 +119,7 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype, norm_N: Tensor | 
         if number == last:
             break
         if number + 1 == method.restart:
-            combine(total, 0.0, bound_N.rsqrt(), total)
+            total.mul_(bound_N.rsqrt()[:, None, None])
             y, total = torch.bmm(total, y), None
             gram = restarted = symmetric_product(y, y)
         else:
@@ -126,7 +129,7 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype, norm_N: Tensor | 
     if precision != torch.float32:
         largest_N = _largest(total, restarted)
     if method.restart > last:
-        combine(total, 0.0, bound_N.rsqrt(), total)
+        total.mul_(bound_N.rsqrt()[:, None, None])
     return torch.bmm(total, y), largest_N
 
 
@@ -146,8 +149,56 @@ def _probes(rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.randn(rows, PROBES, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
+def symmetric_product(
+    a: Tensor, b: Tensor, alpha: float = 1.0, add: Tensor | None = None, beta: float = 0.0, diagonal: float = 0.0
+) -> Tensor:
+    """alpha A B^T + beta C + gamma I of batches [N, R, K], where the result is known to be symmetric (C is, too): on a
+    GPU a Triton kernel computes half of it and mirrors the rest."""
+    rows, inner = a.shape[1:]
+    if a.is_cuda and a.element_size() == 2 and rows >= SMALLEST and not (rows % 8 or inner % 8):
+        half_product = kernel_of(a.device)
+        if half_product is not None:
+            return half_product(a, b, alpha, add, beta, diagonal)
+    return plain_product(a, b, alpha, add, beta, diagonal)
+
+
+def plain_product(
+    a: Tensor, b: Tensor, alpha: float = 1.0, add: Tensor | None = None, beta: float = 0.0, diagonal: float = 0.0
+) -> Tensor:
+    if add is None and alpha == 1.0:
+        out = torch.bmm(a, b.mT)
+    else:
+        like = a.new_empty(len(a), a.shape[1], a.shape[1]) if add is None else add
+        out = torch.baddbmm(like, a, b.mT, beta=beta if add is not None else 0.0, alpha=alpha)
+    if diagonal:
+        out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+    return out
+
+
+@functools.cache
+def kernel_of(device: torch.device) -> Callable[..., Tensor] | None:
+    """The kernel, if it computes the right numbers on this GPU; tried once."""
+    count, rows, columns = TRIED
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(count, rows, columns, generator=rng).div_(math.sqrt(columns)).to(device, torch.float16)
+    gram = plain_product(x, x)
+    wanted = plain_product(gram.float(), gram.float(), 0.5, gram.float(), -1.0, 2.0)
+    try:
+        from offbook.train.optim.triton_symmetric import half_product
+
+        found = half_product(half_product(x, x), gram, 0.5, gram, -1.0, 2.0)
+    except Exception as problem:  # Triton is missing, or its compiler fails in any way: the plain product remains
+        log.warning("symmetric products are computed in full: %s: %s", type(problem).__name__, str(problem)[:80])
+        return None
+    error = float((found.float() - wanted).norm() / wanted.norm())
+    if error < 2e-3:
+        return half_product
+    log.warning("symmetric products are computed in full: the kernel is off by %.1e of the norm", error)
+    return None
+
+
 def step_flops(rows: int, columns: int, method: Method = OURS) -> dict[str, float]:
-    """Of one matrix: the classic way, and ours with products of which half is computed and without."""
+    """Floating-point operations for one matrix: the classic way, the Gram way, and the Gram way with half products."""
     rows, columns = min(rows, columns), max(rows, columns)
     steps = len(method.coefficients)
     wide, square = 2.0 * rows * rows * columns, 2.0 * rows**3

@@ -1,12 +1,11 @@
-"""The kernel of symmetric.py: tiles on and below the diagonal are computed, and those below it stored twice.
+"""alpha A B^T + beta C + gamma I where the result is symmetric: tiles on and below the diagonal are computed, and those
+below it are stored twice.
 
-A tile is 128 rows by 128 or 256 columns: the wider one reads a quarter less for the same work, and two warpgroups fill
-the tensor cores. Tiles are read and stored by Hopper's copy engine, through descriptors that the host makes for whole
-batches. Their first dimension is the matrix, so that what reaches over a matrix's end is cut there; a mirrored tile is
-turned on its way to shared memory and written along rows. A persistent program reads its next tile while it stores one.
+A tile is 128 rows by 256 columns, which two warpgroups compute. Tiles are read and stored by Hopper's copy engine,
+through descriptors that the host makes for whole batches. Their first dimension is the matrix, so that what reaches
+over a matrix's end is cut there; a mirrored tile is transposed on its way to shared memory and written along rows. A
+persistent program reads its next tile while it stores one.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,36 +14,19 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 TILE, INNER = 128, 64
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    parts: int  # squares of 128 by 128 that a tile is wide
-    stages: int
-    warps: int
-    persistent: bool
-
-
-# Persistent; one program to a multiprocessor; two of them, of which one computes while the other stores.
-WAYS = (Way(2, 4, 8, True), Way(2, 4, 8, False), Way(1, 3, 4, False))
+PARTS = 2  # squares of 128 by 128 that a tile is wide
+STAGES = 4
 
 
 @triton.jit(do_not_specialize=["count"])  # one kernel for batches of any size
 def _half_product(  # type: ignore[no-untyped-def]
     a, b, add, out,
     count, rows, inner, alpha, beta, diagonal,
-    HAS_ADD: tl.constexpr, PARTS: tl.constexpr, PERSISTENT: tl.constexpr, TILE: tl.constexpr, INNER: tl.constexpr,
+    HAS_ADD: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     bands = tl.cdiv(rows, TILE * PARTS)
     tiles = PARTS * bands * (bands + 1) // 2
-    if PERSISTENT:
-        for task in tl.range(tl.program_id(0), count * tiles, tl.num_programs(0), flatten=True):
-            _tile(
-                a, b, add, out, task // tiles, task % tiles, rows, inner, alpha, beta, diagonal,
-                HAS_ADD, PARTS, TILE, INNER,
-            )  # fmt: skip
-    else:
-        task = tl.program_id(0)
+    for task in tl.range(tl.program_id(0), count * tiles, tl.num_programs(0), flatten=True):
         _tile(
             a, b, add, out, task // tiles, task % tiles, rows, inner, alpha, beta, diagonal,
             HAS_ADD, PARTS, TILE, INNER,
@@ -72,12 +54,9 @@ def _tile(  # type: ignore[no-untyped-def]
     # A branch here keeps Triton 3.6 from flattening the loops: what is not to be mirrored goes below the matrix, where
     # nothing is written.
     mirrored = tl.where(place < band, column, rows)
-    if PARTS == 1:
-        _store(total, add, out, batch, row, column, mirrored, alpha, beta, diagonal, HAS_ADD, TILE)
-    else:  # one half after the other takes half of the shared memory
-        near, far = total.reshape(TILE, 2, TILE).permute(0, 2, 1).split()
-        _store(near, add, out, batch, row, column, mirrored, alpha, beta, diagonal, HAS_ADD, TILE)
-        _store(far, add, out, batch, row, column + TILE, mirrored + TILE, alpha, beta, diagonal, HAS_ADD, TILE)
+    near, far = total.reshape(TILE, 2, TILE).permute(0, 2, 1).split()  # one at a time: half of the shared memory
+    _store(near, add, out, batch, row, column, mirrored, alpha, beta, diagonal, HAS_ADD, TILE)
+    _store(far, add, out, batch, row, column + TILE, mirrored + TILE, alpha, beta, diagonal, HAS_ADD, TILE)
 
 
 @triton.jit
@@ -94,25 +73,24 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 def half_product(
-    a: Tensor, b: Tensor, alpha: float = 1.0, add: Tensor | None = None, beta: float = 0.0, diagonal: float = 0.0,
-    way: Way = WAYS[0],
-) -> Tensor:  # fmt: skip
+    a: Tensor, b: Tensor, alpha: float = 1.0, add: Tensor | None = None, beta: float = 0.0, diagonal: float = 0.0
+) -> Tensor:
     """Rows and columns are multiples of 8: lines that a descriptor can read start at 16 bytes."""
     count, rows, inner = a.shape
     out = torch.empty(count, rows, rows, dtype=a.dtype, device=a.device)
-    bands = triton.cdiv(rows, TILE * way.parts)
-    programs = count * way.parts * bands * (bands + 1) // 2
-    if way.persistent and a.is_cuda:
+    bands = triton.cdiv(rows, TILE * PARTS)
+    programs = count * PARTS * bands * (bands + 1) // 2
+    if a.is_cuda:
         programs = min(programs, torch.cuda.get_device_properties(a.device).multi_processor_count)
     square = [1, TILE, TILE]
     _half_product[(programs,)](
         TensorDescriptor.from_tensor(a.contiguous(), [1, TILE, INNER]),
-        TensorDescriptor.from_tensor(b.contiguous(), [1, TILE * way.parts, INNER]),
+        TensorDescriptor.from_tensor(b.contiguous(), [1, TILE * PARTS, INNER]),
         TensorDescriptor.from_tensor(out if add is None else add.contiguous(), square),
         TensorDescriptor.from_tensor(out, square),
         count, rows, inner, float(alpha), float(beta), float(diagonal),
-        HAS_ADD=add is not None, PARTS=way.parts, PERSISTENT=way.persistent, TILE=TILE, INNER=INNER,
-        num_stages=way.stages - (way.persistent and add is not None),  # what is added takes the room of one
-        num_warps=way.warps,
+        HAS_ADD=add is not None, PARTS=PARTS, TILE=TILE, INNER=INNER,
+        num_stages=STAGES - (add is not None),  # what is added takes the room of one
+        num_warps=8,
     )  # fmt: skip
     return out
