@@ -223,13 +223,6 @@ def test_experts_have_the_replicas_that_the_plan_draws(
 ) -> None:
     """32 and 256 ranks are those of the plans in docs/scale.md."""
     assert expert_shape(world, RanksConfig(replicate=replicate, experts=experts)) == wanted
-    one = RanksConfig(replicate=replicate, experts=experts, expert_replicate=1)
-    assert expert_shape(world, one) == (1, world // experts, experts)
-
-
-def test_replicas_of_experts_that_ranks_do_not_suffice_for_are_refused() -> None:
-    with pytest.raises(OffbookError, match=r"train.ranks.expert_replicate is 4 .* 8 ranks"):
-        expert_shape(8, RanksConfig(experts=4, expert_replicate=4))
 
 
 def failing(trainer: LedTrainer, rank: int) -> str:

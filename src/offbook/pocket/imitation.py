@@ -24,7 +24,7 @@ from offbook.core.config import TrainConfig
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.newton_schulz import CLASSIC
 from offbook.train.optim.units import units_of
-from offbook.train.schedule import learning_rate_share
+from offbook.train.schedule import GRADIENT_CLIP, learning_rate_share
 from offbook.types import Sample
 
 WINDOW = 256  # episodes
@@ -54,7 +54,7 @@ def imitate(
             # The sum of two gradients is the same whichever comes first; with three it would not be.
             halves = [threads.submit(_backward, model, half, count) for half in (batch[::2], batch[1::2]) if half]
             _finish(halves)
-            _finish([threads.submit(nn.utils.clip_grad_norm_, parameters, settings.gradient_clip)])
+            _finish([threads.submit(nn.utils.clip_grad_norm_, parameters, GRADIENT_CLIP)])
             for group in groups:
                 group["lr"] = learning_rate * learning_rate_share(settings, step)
             _finish([threads.submit(optimizer.step) for optimizer in optimizers])

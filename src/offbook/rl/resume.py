@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 DECIDING = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")
 COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is computed, not what it is
 # Where a run is, when it ends, when it is kept. What imitation reads is known by its content.
-PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
+PLACED = ("out", "train.steps", "train.on_nonfinite", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
 RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
 SERVERS = ("engine.vllm.urls", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens")

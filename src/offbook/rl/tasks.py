@@ -22,7 +22,7 @@ from offbook.rl.rollout_buffer import FilteredGroup
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.factory.audit.corpus import Corpus, removed_from
-from offbook.tasks.select import History, Sampler, TasksUsedUp
+from offbook.tasks.select import History, Sampler
 from offbook.types import OffbookError, Rollout, Task
 
 TASKSET = "verifiers:"
@@ -166,16 +166,12 @@ def with_source(config: Config, source: str) -> Config:
 class Shuffled:
     """Epochs in a new order each: no task comes twice before all have come once."""
 
-    def __init__(self, tasks: list[Task], seed: int, repeat: bool = True):
-        self._tasks, self._seed, self._repeat = tasks, seed, repeat
+    def __init__(self, tasks: list[Task], seed: int):
+        self._tasks = tasks
+        self._seed = seed
 
     def tasks_of(self, step: int, groups: int) -> list[Task]:
         left = len(self._tasks) - (step - 1) * groups
-        if left < groups and not self._repeat:
-            raise TasksUsedUp(
-                f"{groups} more tasks are wanted and {max(0, left)} of {len(self._tasks)} are left that were not "
-                "trained on, and tasks.repeat is false"
-            )
         if 0 <= left < groups:
             log.warning("all %d tasks have been trained on once; they come again", len(self._tasks))
         chosen = []
@@ -223,7 +219,7 @@ def task_order(
     `drawn` for later steps are on record."""
     if config.tasks.order == "select":
         return Selected(tasks, config.seed, folder, done, drawn)
-    return Shuffled(tasks, config.seed, config.tasks.repeat)
+    return Shuffled(tasks, config.seed)
 
 
 def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:

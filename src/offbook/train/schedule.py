@@ -6,6 +6,7 @@ import math
 
 from offbook.core.config import TrainConfig
 
+GRADIENT_CLIP = 1.0  # the largest norm of the gradient
 FALLING = 0.2  # of the steps, with `wsd`
 
 

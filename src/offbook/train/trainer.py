@@ -42,6 +42,7 @@ from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.precision import compute_linears
 from offbook.train.replay import Replay, figures_of
+from offbook.train.schedule import GRADIENT_CLIP
 from offbook.train.scoring import Counts, Ledger, Scoring, percentiles
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
@@ -202,7 +203,7 @@ class Trainer:
         """Gradients, to the norm that they may have. Returns the norm that they had."""
         gradients = [master.grad for master in self.masters.named.values() if master.grad is not None]
         norm = total_norm(gradients)
-        share = (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0)
+        share = (GRADIENT_CLIP / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(gradient) for gradient in gradients], share)
         return float(norm)
 

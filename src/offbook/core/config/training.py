@@ -42,9 +42,6 @@ class RanksConfig(Section):
 
     replicate: int = Field(default=1, ge=1, description="copies of the weights; each lies sharded on its ranks")
     experts: int = Field(default=1, ge=1, description="ranks that a layer's experts are dealt out to")
-    expert_replicate: int = Field(
-        default=0, ge=0, description="copies of experts that are dealt out; 0: as many as of the weights, if possible"
-    )
     context: int = Field(default=1, ge=1, description="ranks that share a row of tokens")
 
 
@@ -66,7 +63,6 @@ class TrainConfig(Section):
         default=0.1, ge=0, le=1, description="of the learning rate, one step after a schedule that falls has ended"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
-    gradient_clip: float = Field(default=1.0, gt=0, description="the most that the gradient's norm may be")
     rl_weight: float = Field(
         default=1.0, ge=0, description="of the RL loss; 0: no RL, only what teaches beside it (docs/methods.md)"
     )

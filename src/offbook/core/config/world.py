@@ -33,10 +33,6 @@ class TasksConfig(Section):
         default="shuffle",
         description="shuffle: epochs, each in a new order; select: by what was solved, and none twice",
     )
-    repeat: bool = Field(
-        default=True, description="shuffle only: tasks come again when all were trained on; if not, the run ends there"
-    )
-
     harden: float = Field(
         default=0.0,
         ge=0,
@@ -110,7 +106,6 @@ class SandboxConfig(Section):
         default="bwrap", description="`process` is no sandbox at all: for code you trust"
     )
     memory_mb: int = Field(default=2048, ge=64, description="of all processes of a sandbox together")
-    pids: int = Field(default=256, ge=8, description="processes and threads at once")
     cpus: float = Field(default=0.0, ge=0, description="cores' worth of processor time; 0 is no limit")
     disk_mb: int = Field(default=512, ge=1, description="that a sandbox may write")
     image: str = Field(default="", description="container only")

@@ -65,7 +65,7 @@ def ranks_of(settings: RanksConfig) -> Ranks:
 
 
 def refuse_uneven(settings: RanksConfig, world: int) -> None:
-    for name, size in settings.model_dump(exclude={"expert_replicate"}).items():
+    for name, size in settings.model_dump().items():
         if world % size:
             raise OffbookError(f"train.ranks.{name} is {size}, which {world} ranks cannot be divided by")
     expert_shape(world, settings)
@@ -75,12 +75,7 @@ def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
     """Replicas, shards and ranks that experts are dealt out to. There are as many replicas as of the dense weights, as
     `offbook plan` draws them (loop/layout.py), or fewer where experts are dealt out over several of those."""
     groups = world // settings.experts
-    replicate = settings.expert_replicate or gcd(settings.replicate, groups)
-    if groups % replicate:
-        raise OffbookError(
-            f"train.ranks.expert_replicate is {replicate} and train.ranks.experts {settings.experts}, by whose product "
-            f"{world} ranks cannot be divided"
-        )
+    replicate = gcd(settings.replicate, groups)
     return replicate, groups // replicate, settings.experts
 
 
