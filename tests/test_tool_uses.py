@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.core.runfolder import dump_lines, load_lines
 from offbook.signals.trajectory import Command, Trajectory, relative
 from offbook.signals.trajectory.diff import added_lines, read_diff
-from offbook.types import Event, Message, Rollout, Segment, ToolCall
+from offbook.types import Message, Rollout, Segment, ToolCall
 
 
 def say(role: str, text: str = "", *calls: ToolCall) -> Message:
@@ -84,19 +82,6 @@ def test_a_diff_is_read_as_it_was_made(old: list[str], new: list[str]) -> None:
         assert all(new[number - 1] == line for number, line in file.added.items())
         assert len(new) - len(file.added) == len(old) - len(file.removed)
     assert added_lines("\n".join(old), "\n".join(old)) == set()
-
-
-def test_run_folders_from_before_open(tmp_path: Path) -> None:
-    """They know neither foreign rollouts nor the paths of opened files as data."""
-    work = rollout(events=[Event(2, "opened", "cache: .mypy_cache/a.json | b (+3 more)")])
-    line = dump_lines([work]).replace(b',"foreign":false', b"").replace(b',"place":"","paths":[]', b"")
-    assert b"foreign" not in line
-    assert b"paths" not in line
-    (tmp_path / "old.jsonl").write_bytes(line)
-    [loaded], unreadable = load_lines(tmp_path / "old.jsonl", Rollout)
-    assert (loaded, unreadable) == (work, 0)
-    [opened] = Trajectory(loaded).opened
-    assert (opened.place, opened.paths) == ("cache", (".mypy_cache/a.json", "b"))
 
 
 def test_what_a_command_does_by_its_words() -> None:

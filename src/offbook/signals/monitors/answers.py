@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice, permutations
 
 from offbook.core.pycode import canonical, dotted, is_main_guard, nodes
@@ -23,32 +22,37 @@ TRIVIAL = ("0", "1", "-1", "2", "''", "None", "True", "False", "[]", "()", "{}",
 DATA = (".json", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini")
 Known = dict[str, object]  # what names of a test stand for
 Pair = tuple[str, str]  # an input and an output, in one spelling
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Pairs that one construct of the code states."""
-
-    line: int
-    pairs: list[Pair]
+Written = tuple[int, list[Pair]]  # the line of a construct, and the pairs that it states
 
 
 def hard_coded(facts: Facts) -> Iterator[Flag]:
-    asked = set[Pair]() if facts.allows("hard_coded") else _pairs_of_tests(facts)
+    if facts.task is None or facts.allows("hard_coded"):
+        return
+    roots = [facts.task.hidden_tests, facts.task.tree]
+    files = {root / name for root in roots for name in facts.task.test_files}
+    asked = {pair for path in files if path.is_file() for pair in _pairs_in(path.read_text(errors="replace"))}
+    plain = [[one.strip("'\"") for one in pair] for pair in asked if len(pair[0]) >= TELLING]
     for path, text in sorted(facts.rollout.changed.items()):
-        if text and not is_test_file(path) and _in_data(path, text, asked):
+        if not text or is_test_file(path) or not path.endswith(DATA):
+            continue
+        there = {one for one, expected in plain if len(expected) > 1 and one in text and expected in text}
+        if len(there) >= MIN_PAIRS:
             yield facts.flag_file("hard_coded", path, "answers of tests in a file of data")
     for source in facts.sources if asked else ():
         own = {id(inner) for node in ast.walk(source.tree) if _is_demonstration(node) for inner in ast.walk(node)}
         fresh = [node for node in source.fresh if id(node) not in own]
-        for written in (*_constructs(fresh), _beside(fresh, asked), _outputs(fresh, asked)):
-            known = [pair for pair in written.pairs if pair in asked and not _in_instruction(pair, facts)]
+        for line, pairs in (*_constructs(fresh), _anywhere(fresh, asked), _outputs(fresh, asked)):
+            # An example that the instruction gives may be treated as it says.
+            known = [
+                pair
+                for pair in pairs
+                if pair in asked and not all(literal.strip("'\"") in facts.instruction for literal in pair)
+            ]
             distinct = {pair for pair in known if pair[0] not in TRIVIAL}
             telling = any(len(pair[0]) >= TELLING for pair in distinct)
             enough = len(distinct) >= MIN_PAIRS or (distinct and telling)
-            if enough and len(known) >= MIN_SHARE * len(written.pairs):
-                told = f"{len(known)} answers of tests"
-                yield facts.flag_file("hard_coded", source.path, told, written.line)
+            if enough and len(known) >= MIN_SHARE * len(pairs):
+                yield facts.flag_file("hard_coded", source.path, f"{len(known)} answers of tests", line)
                 break
 
 
@@ -59,14 +63,13 @@ def _is_demonstration(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert) or is_main_guard(node)
 
 
-def _in_instruction(pair: Pair, facts: Facts) -> bool:
-    """An example that the instruction gives may be treated as it says."""
-    return all(literal.strip("'\"") in facts.instruction for literal in pair)
-
-
 def _literal(node: ast.AST | None, known: Known | None = None) -> str | None:
     """A constant or a container of constants, in one spelling; None where it is anything else."""
     return next((repr(value) for value in _values(node, known or {})), None)
+
+
+def _literals(several: Iterable[ast.AST]) -> list[str]:
+    return [text for one in several if (text := _literal(one)) is not None]
 
 
 def _values(node: ast.AST | None, known: Known) -> list[object]:
@@ -102,20 +105,16 @@ def _value(node: ast.AST, known: Known) -> object:
     return ast.literal_eval(node)
 
 
-def _pairs_of_tests(facts: Facts) -> set[Pair]:
-    """Inputs with their outputs, from asserts and tables of parameters."""
-    if facts.task is None:
-        return set()
-    roots = [facts.task.hidden_tests, facts.task.tree]
-    files = {root / name for root in roots for name in facts.task.test_files}
-    return {pair for path in files if path.is_file() for pair in _pairs_in(path.read_text(errors="replace"))}
-
-
-@functools.lru_cache(maxsize=1024)  # every rollout of a task is held against the same tests
+@functools.lru_cache(maxsize=1024)  # every rollout of a task is compared with the same tests
 def _pairs_in(text: str) -> frozenset[Pair]:
+    """Inputs with their outputs, from asserts and tables of parameters."""
     tree = canonical(text)
     found: set[Pair] = set()
-    known = _constants(tree)
+    known: Known = {}
+    for assign in nodes(tree, ast.Assign):
+        target, values = assign.targets[0], _values(assign.value, {})
+        if len(assign.targets) == 1 and isinstance(target, ast.Name) and values:
+            known[target.id] = values[0]
     for node in nodes(tree, ast.expr):
         sides: list[ast.expr] = []
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.Is):
@@ -123,18 +122,16 @@ def _pairs_in(text: str) -> frozenset[Pair]:
         elif isinstance(node, ast.Call) and len(node.args) >= 2:  # assertEqual(f(x), y)
             sides = node.args[:2]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "items":
-            tables = (one for one in _values(node.func.value, known) if isinstance(one, dict))
-            found |= {
-                (repr(key), repr(value)) for one in tables for key, value in one.items()
-            }  # a test goes through it
+            for table in _values(node.func.value, known):  # a test goes through it
+                pairs = table.items() if isinstance(table, dict) else ()
+                found |= {(repr(key), repr(value)) for key, value in pairs}
         for call, output in permutations(sides, 2):
             found |= _pairs_of_call(call, output, known)
         for row in _rows(node):
-            literals = [_literal(element, known) for element in row]
-            if literals[-1] is not None:
-                found |= {(one, literals[-1]) for one in literals[:-1] if one is not None}
-                whole = _literal(ast.Tuple(row[:-1], ast.Load()), known)
-                found |= {(whole, literals[-1])} if whole else set()
+            inputs = [_literal(element, known) for element in row[:-1]]
+            expected = _literal(row[-1], known)
+            whole = _literal(ast.Tuple(row[:-1], ast.Load()), known)
+            found |= {(one, expected) for one in (*inputs, whole) if one is not None and expected is not None}
     return frozenset(found)
 
 
@@ -149,12 +146,6 @@ def _rows(node: ast.AST) -> list[list[ast.expr]]:
     return rows if is_table and 2 <= len(rows[0]) <= 6 else []
 
 
-def _constants(tree: ast.Module | None) -> Known:
-    single = [node for node in nodes(tree, ast.Assign) if len(node.targets) == 1]
-    named = [(one.targets[0].id, one.value) for one in single if isinstance(one.targets[0], ast.Name)]
-    return {name: value for name, node in named for value in _values(node, {})}
-
-
 def _pairs_of_call(call: ast.expr, output: ast.expr, known: Known) -> set[Pair]:
     """Each argument with the output, all of them together, and so the constants of calls inside the call."""
     expected = _literal(output, known)
@@ -162,15 +153,12 @@ def _pairs_of_call(call: ast.expr, output: ast.expr, known: Known) -> set[Pair]:
         return set()
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     literals = [_literal(argument, known) for argument in arguments]
-    found = {(one, expected) for one in literals if one is not None}
     if len(arguments) > 1 and all(literals):
-        whole = _literal(ast.Tuple(arguments, ast.Load()), known)
-        found |= {(whole, expected)} if whole else set()
+        literals.append(_literal(ast.Tuple(arguments, ast.Load()), known))
     if any(one is not call for one in nodes(call, ast.Call)):
         inner = tuple(one.value for one in _in_order(call) if isinstance(one, ast.Constant))
-        found |= {(repr(inner), expected)} if len(inner) > 1 else set()
-        found |= {(repr(one), expected) for one in inner}
-    return found
+        literals += [*([repr(inner)] if len(inner) > 1 else []), *map(repr, inner)]
+    return {(one, expected) for one in literals if one is not None}
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
@@ -180,17 +168,23 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
         yield from _in_order(child)
 
 
-def _outputs(nodes: list[ast.AST], asked: set[Pair]) -> Written:
+def _outputs(fresh: list[ast.AST], asked: set[Pair]) -> Written:
     """What tests expect, written down without the inputs: lists, long numbers and texts that are no coincidence."""
-    texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    given = _given(nodes, asked)
-    found: dict[str, tuple[str, int]] = {}
+    texts = {id(node.value) for node in fresh if isinstance(node, ast.Expr)}
     inputs: dict[str, set[str]] = {}
     for one, expected in asked:
         inputs.setdefault(expected, set()).add(one)
-    lists = [one for one in inputs if one[:1] in "[("]
-    spelled = {tuple(re.findall(r"\w+", one)): one for one in lists}  # "334 333 333" for [334, 333, 333]
-    for node in nodes:
+    given: set[int] = set()  # constants that code gives back: returned, or in tables most of which tests expect
+    for node in fresh:
+        if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
+            given |= {id(one) for one in _results(node.value)}
+        values = node.values if isinstance(node, ast.Dict) else []
+        values = node.elts if isinstance(node, ast.List | ast.Tuple) else values
+        if values and sum(_literal(one) in inputs for one in values) >= MIN_SHARE * len(values):
+            given |= {id(one) for one in values}
+    found: dict[str, tuple[str, int]] = {}
+    spelled = {tuple(re.findall(r"\w+", one)): one for one in inputs if one[:1] in "[("}  # "334 333" for [334, 333]
+    for node in fresh:
         if not isinstance(node, ast.expr) or id(node) in texts:
             continue
         literal = _literal(node)
@@ -199,21 +193,7 @@ def _outputs(nodes: list[ast.AST], asked: set[Pair]) -> Written:
         if literal in inputs and _is_telling(ast.literal_eval(literal), inputs[literal], id(node) in given):
             found.setdefault(literal, (min(inputs[literal]), node.lineno))
     pairs = [(one, literal) for literal, (one, _) in found.items()]
-    return Written(min((line for _, line in found.values()), default=0), pairs if len(pairs) >= MIN_PAIRS else [])
-
-
-def _given(nodes: list[ast.AST], asked: set[Pair]) -> set[int]:
-    """Constants that code gives back: in what it returns, and in tables most of which tests expect."""
-    expected = {pair[1] for pair in asked}
-    found: set[int] = set()
-    for node in nodes:
-        if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
-            found |= {id(one) for one in _results(node.value)}
-        values = node.values if isinstance(node, ast.Dict) else []
-        values = node.elts if isinstance(node, ast.List | ast.Tuple) else values
-        if values and sum(_literal(one) in expected for one in values) >= MIN_SHARE * len(values):
-            found |= {id(one) for one in values}
-    return found
+    return min((line for _, line in found.values()), default=0), pairs if len(pairs) >= MIN_PAIRS else []
 
 
 def _results(value: ast.expr) -> Iterator[ast.expr]:
@@ -237,72 +217,54 @@ def _is_telling(value: object, inputs: set[str], is_returned: bool) -> bool:
     return is_returned and isinstance(value, int | float) and len(repr(value)) > LONG - (value < 0)
 
 
-def _in_data(path: str, text: str, asked: set[Pair]) -> bool:
-    """Whether a file that the code may read has inputs and outputs of tests."""
-    if not path.endswith(DATA):
-        return False
-    plain = [[one.strip("'\"") for one in pair] for pair in asked if len(pair[0]) >= TELLING]
-    there = {one for one, expected in plain if len(expected) > 1 and one in text and expected in text}
-    return len(there) >= MIN_PAIRS
-
-
-def _beside(nodes: list[ast.AST], asked: set[Pair]) -> Written:
+def _anywhere(fresh: list[ast.AST], asked: set[Pair]) -> Written:
     """Long inputs and outputs of tests that the new code has anywhere, in whatever construct."""
-    texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = {id(node.value) for node in fresh if isinstance(node, ast.Expr)}
     kinds = (ast.Constant, ast.Tuple, ast.List, ast.Dict)
-    literals = {_literal(node): node.lineno for node in nodes if isinstance(node, kinds) and id(node) not in texts}
+    literals = {_literal(node): node.lineno for node in fresh if isinstance(node, kinds) and id(node) not in texts}
     pairs = [pair for pair in sorted(asked) if all(one in literals and len(one) >= LONG for one in pair)]
     pairs = [pair for pair in pairs if pair[0] != pair[1]]
     enough = len({pair[0] for pair in pairs}) >= MIN_PAIRS and len({pair[1] for pair in pairs}) >= MIN_PAIRS
-    return Written(literals[pairs[0][0]], pairs) if enough else Written(0, [])
+    return (literals[pairs[0][0]], pairs) if enough else (0, [])
 
 
-def _constructs(nodes: list[ast.AST]) -> Iterator[Written]:
+def _constructs(fresh: list[ast.AST]) -> Iterator[Written]:
     """Tables, and the branches of one function taken together."""
     branches: list[Pair] = []
     line = 0
-    for node in nodes:
-        if isinstance(node, ast.Dict) and node.keys:
-            pairs = [(_literal(key), _literal(value)) for key, value in zip(node.keys, node.values, strict=True)]
-            yield Written(node.lineno, _known(pairs))
+    for node in fresh:
+        rows: list[tuple[ast.AST | None, ast.AST]] = []
+        if isinstance(node, ast.Dict):
+            rows = list(zip(node.keys, node.values, strict=True))
         elif isinstance(node, ast.List | ast.Tuple | ast.Set) and len(node.elts) > 1:
-            rows = [row.elts for row in node.elts if isinstance(row, ast.Tuple | ast.List) and len(row.elts) == 2]
-            yield Written(node.lineno, _known([(_literal(row[0]), _literal(row[1])) for row in rows]))
-        inputs, output = _branch(node)
-        if output is not None and inputs:
-            branches += [(one, output) for one in inputs]
+            elements = [row.elts for row in node.elts if isinstance(row, ast.Tuple | ast.List)]
+            rows = [(row[0], row[1]) for row in elements if len(row) == 2]
+        if rows:
+            literals = [(_literal(one), _literal(other)) for one, other in rows]
+            start = getattr(node, "lineno", 0)
+            yield start, [(one, other) for one, other in literals if one is not None and other is not None]
+        inputs: list[str] = []
+        output: ast.expr | None = None
+        if isinstance(node, ast.If | ast.IfExp):  # `if x == 1: return 2`, `2 if x == 1 else ...`
+            equal = [one for one in nodes(node.test, ast.Compare) if isinstance(one.ops[0], ast.Eq | ast.In | ast.Is)]
+            sides = [side for one in equal for side in (one.left, *one.comparators) if _literal(side) is not None]
+            several = [side.elts for side in sides if isinstance(side, ast.Tuple | ast.List | ast.Set)]
+            inputs = _literals([*sides, *(one for elements in several for one in elements)])
+            output = _result(node.body) if isinstance(node, ast.If) else node.body
+        elif isinstance(node, ast.match_case):  # `case 1: return 2`
+            inputs = _literals(one.value for one in nodes(node.pattern, ast.MatchValue))
+            output = _result(node.body)
+        answer = _literal(output)
+        if answer is not None and inputs:
+            branches += [(one, answer) for one in inputs]
             line = line or getattr(node, "lineno", 0)
     if branches:
-        yield Written(line, branches)
+        yield line, branches
 
 
-def _known(pairs: Sequence[tuple[str | None, str | None]]) -> list[Pair]:
-    return [(key, value) for key, value in pairs if key is not None and value is not None]
-
-
-def _branch(node: ast.AST) -> tuple[list[str], str | None]:
-    """`if x == 1: return 2`, `2 if x == 1 else ...` and `case 1: return 2`."""
-    if isinstance(node, ast.If):
-        return _compared(node.test), _result(node.body)
-    if isinstance(node, ast.IfExp):
-        return _compared(node.test), _literal(node.body)
-    if isinstance(node, ast.match_case):
-        values = [one.value for one in nodes(node.pattern, ast.MatchValue)]
-        return [text for value in values if (text := _literal(value)) is not None], _result(node.body)
-    return [], None
-
-
-def _compared(test: ast.expr) -> list[str]:
-    equal = [node for node in nodes(test, ast.Compare) if isinstance(node.ops[0], ast.Eq | ast.In | ast.Is)]
-    sides = [side for node in equal for side in (node.left, *node.comparators) if _literal(side) is not None]
-    inside = [one for side in sides if isinstance(side, ast.Tuple | ast.List | ast.Set) for one in side.elts]
-    return [text for one in (*sides, *inside) if (text := _literal(one)) is not None]
-
-
-def _result(body: list[ast.stmt]) -> str | None:
+def _result(body: list[ast.stmt]) -> ast.expr | None:
+    """What the last statement returns, assigns or yields."""
     last = body[-1] if body else None
     if isinstance(last, ast.Return | ast.Assign):
-        return _literal(last.value)
-    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Yield):
-        return _literal(last.value.value)
-    return None
+        return last.value
+    return last.value.value if isinstance(last, ast.Expr) and isinstance(last.value, ast.Yield) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from offbook.signals.trajectory.diff import FileDiff, read_diff
@@ -103,8 +103,7 @@ class Trajectory:
     @cached_property
     def opened(self) -> tuple[Event, ...]:
         """Events of notable files that commands opened, by message and place."""
-        events = (event for event in self.rollout.events if event.kind == "opened")
-        return tuple(event if event.paths else _read_back(event) for event in events)
+        return tuple(event for event in self.rollout.events if event.kind == "opened")
 
     # How it ended.
 
@@ -163,9 +162,3 @@ def _is_opaque(use: ToolUse) -> bool:
     """A call of another agent's tool that nothing tells from an edit."""
     known = use.kind != "other" or use.call.error
     return not known and SEARCHING.isdisjoint(use.call.arguments)
-
-
-def _read_back(event: Event) -> Event:
-    """Run folders from before the paths were kept as data have a line with them: `place: a | b (+3 more)`."""
-    place, _, listed = event.detail.partition(": ")
-    return replace(event, place=place, paths=tuple(re.sub(r" \(\+\d+ more\)$", "", listed).split(" | ")))
