@@ -157,7 +157,7 @@ def test_an_unreachable_judge_is_an_event(task: Task, rollout: Rollout) -> None:
 
 
 def rewards(server: Server, **weights: float) -> Any:
-    judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "judge", "turns": 3}
+    judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "judge"}
     return compose(RewardsConfig(weights=weights, judge=judge), HarnessConfig())  # type: ignore[arg-type]
 
 

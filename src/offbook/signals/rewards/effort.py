@@ -1,9 +1,9 @@
 """Effort: what a rollout that solves its task pays for the tokens, calls and turns it took.
 
-C(x) = ((1 + k x)^(1-q) - 1) / (k (1-q)) is the nonlinear length penalty of Composer 2 (section 4.1). It is concave: the
-first tokens cost most, so that a short task is made shorter while a long one hardly pays for one token more. k, q and
-the weights are not published; here x is 1 when a rollout has used all it may, and the part is -C(x)/C(1), so the weight
-of the part is the most that effort can ever cost.
+C(x) = log(1 + k x) / k is the nonlinear length penalty of Composer 2 (section 4.1) at q = 1. It is concave: the first
+tokens cost most, so that a short task is made shorter while a long one hardly pays for one token more. k and the
+weights are not published; here x is 1 when a rollout has used all it may, and the part is -C(x)/C(1), so the weight of
+the part is the most that effort can ever cost. Left out: other q, which bend more or less.
 
 A rollout that fails pays all of it, whatever it spent. Then failing fast earns no more than failing slowly, and failing
 never earns more than solving, also where a failure gets partial credit. docs/rewards.md has the argument.
@@ -31,12 +31,11 @@ class Effort:
     full_turns: int
     weights: dict[str, float]
     k: float
-    q: float = 1.0  # the logarithm
 
     def __call__(self, task: Task, rollout: Rollout) -> float:
         if not rollout.solved:
             return -1.0
-        return -penalty(self.spent(rollout.usage), self.k, self.q) / penalty(1.0, self.k, self.q)
+        return -penalty(self.spent(rollout.usage), self.k) / penalty(1.0, self.k)
 
     def spent(self, usage: Usage) -> float:
         """x: the weighted share of what may be used, 1 where all of it went into the dearest kind of token."""
@@ -47,11 +46,6 @@ class Effort:
         return min(1.0, (tokens + acts) / whole) if whole else 0.0
 
 
-def penalty(x: float, k: float, q: float) -> float:
-    """C(x). C(0) = 0 and C'(0) = 1 for all k > 0 and q; q = 1 gives log(1 + k x) / k; below 1/(k (q-1)) for q > 1."""
-    if k <= 0 or x < 0:
-        raise ValueError(f"the penalty is defined for x >= 0 and k > 0, not for x = {x:g} and k = {k:g}")
-    # expm1 and log1p keep their digits where q is close to 1 or k x is small.
-    grown = math.log1p(k * x)
-    exponent = (1 - q) * grown
-    return (grown if exponent == 0 else grown * math.expm1(exponent) / exponent) / k
+def penalty(x: float, k: float) -> float:
+    """C(x) for x >= 0 and k > 0. C(0) = 0 and C'(0) = 1."""
+    return math.log1p(k * x) / k
