@@ -24,7 +24,6 @@ from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.blanks import Blanks, Place, blank_round, holds
 from offbook.tasks.check import gold_changes
-from offbook.tasks.claims import Round, SuiteRun
 from offbook.tasks.factory.verification.blanks import CHANGED, LOOSE, NONE, OPEN, UNSTABLE, VISIBLE, blanks_of
 from offbook.tasks.folder import rewrite_mutants
 from offbook.tasks.grade import Grade, grade, mutants_of
@@ -32,6 +31,7 @@ from offbook.tasks.harbor import write_judge
 from offbook.tasks.inside.blank import data_of
 from offbook.tasks.mutants import base_of
 from offbook.tasks.suite import run_rounds, suite_sandbox
+from offbook.tasks.suite_run import Round, SuiteRun
 from offbook.types import Suite, Task
 
 __all__ = ["deps", "environment", "task"]

@@ -22,16 +22,16 @@ from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes
-from offbook.tasks.claims import SuiteRun
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.factory.verification.mutants import only, trial_of
 from offbook.tasks.folder import rewrite_mutants
 from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.judging import judged, plan
-from offbook.tasks.mutants import Draw, Mutant, Mutants, base_of, draw, edited, told
+from offbook.tasks.mutants import Draw, Mutant, Mutants, base_of, combined, draw, edited
 from offbook.tasks.perturbed import read_cases
 from offbook.tasks.suite import make_interpreter, run_rounds, suite_sandbox
+from offbook.tasks.suite_run import SuiteRun
 from offbook.types import OffbookError, Suite, Task
 
 TESTS = textwrap.dedent("""
@@ -204,12 +204,14 @@ def test_only_what_passes_with_its_mutant_is_forged() -> None:
         failed = {} if passed else {node: "call: assert"}
         return SuiteRun(False, "", "", (node,), {node} if passed else set(), failed)
 
-    assert told([run(False), run(True)], drawn)[1:] == (set(), set())
-    assert told([run(True), run(True)], drawn)[1:] == ({test}, {test})
-    merged, quiet, forged = told([run(True), run(False)], drawn)
+    assert combined([run(False), run(True)], drawn)[1:] == (set(), set())
+    assert combined([run(True), run(True)], drawn)[1:] == ({test}, {test})
+    merged, quiet, forged = combined([run(True), run(False)], drawn)
     assert (merged.passed, quiet, forged) == (set(), set(), set()), "wrong code that happens to fit the other value"
     ended = SuiteRun(False, "", "", (node,))
-    assert told([ended, run(True)], drawn)[1:] == ({test}, set()), "a mutant that was not run proves nothing of anybody"
+    assert combined([ended, run(True)], drawn)[1:] == ({test}, set()), (
+        "a mutant that was not run proves nothing of anybody"
+    )
 
 
 # --- pocket tasks

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.claims import Round, SuiteRun
 from offbook.tasks.folder import write_files
 from offbook.tasks.suite import run_rounds, suite_sandbox, worker_text
+from offbook.tasks.suite_run import Round, SuiteRun
 from offbook.types import Suite
 
 PRODUCT = "VALUE = 1\nSEEN = []\n\n\ndef value():\n    SEEN.append(1)\n    return VALUE\n"

@@ -14,8 +14,7 @@ from offbook.sandbox.sandbox import HISTORY, ExecResult, PathRefused, Sandbox, S
 
 
 def hidden_in_sandboxes(python: Path) -> list[Path]:
-    """What of the machine's interpreters a sandbox does not show that has one of its own, as `open_sandbox` takes
-    it."""
+    """Folders of the machine's interpreters that a sandbox with this `python` hides."""
     return [Path(path) for path in hidden_folders(View(python=str(python.resolve())))]
 
 
@@ -32,7 +31,7 @@ async def open_sandbox(
     it in the place of offbook's. `mounts` are folders that the sandbox sees under the given paths and can only read. A
     container has its own files and takes none of them.
 
-    `place` is for bwrap alone: the folder it lives in. What was left there goes on from its last snapshot.
+    `place` is for bwrap alone: the folder it lives in. A sandbox that was left there continues from its last snapshot.
     """
     spec = spec or SandboxSpec()
     if spec.backend == "bwrap":

@@ -172,7 +172,7 @@ class ContainerSandbox(Sandbox):
         return sorted(path for path, _ in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")))
 
     async def changes(self) -> Changes:
-        """Compiled Python is left out: nobody wrote it."""
+        """Without compiled Python."""
         gone = set(self._base)
         changed = Changes()
         for path, content in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")):

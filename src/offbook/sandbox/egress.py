@@ -167,7 +167,7 @@ class EgressProxy:
             self._failure = self._failure or connection.exception()
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        # A connection that breaks off or falls silent ends here; there is nobody left to tell.
+        # A connection that breaks off or falls silent ends here; its client cannot be answered.
         with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
             try:
                 await self._pass_on(reader, writer)

@@ -50,17 +50,17 @@ class ProcessSandbox(Sandbox):
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         """Run `command` in a fresh shell. Whatever it leaves in its process group is killed when it ends."""
-        output, told = Output(), Output(REPORT_BYTES)
+        output, reported = Output(), Output(REPORT_BYTES)
         try:
-            write_ends = [output.open(), *([told.open()] if report else [])]
+            write_ends = [output.open(), *([reported.open()] if report else [])]
             exit_code, timed_out = await self._run(command, timeout_s, *write_ends)
             output.read()
             if report:
-                told.read()
+                reported.read()
         finally:
             output.close()
-            told.close()
-        return ExecResult(exit_code, output.text(), timed_out, output.truncated, told.text())
+            reported.close()
+        return ExecResult(exit_code, output.text(), timed_out, output.truncated, reported.text())
 
     async def _run(self, command: str, timeout_s: float, output: int, *report: int) -> tuple[int, bool]:
         fd_3 = "".join(f"exec 3>/proc/self/fd/{write_end}; " for write_end in report)
@@ -95,7 +95,7 @@ class ProcessSandbox(Sandbox):
         return 128 - exit_code if ended_itself else exit_code, timed_out  # as a shell tells of a signal
 
     async def read(self, path: str) -> str:
-        with _said_by_the_system(path):
+        with _system_errors(path):
             return self._files(path).read(path).decode(errors="replace")
 
     async def write(self, path: str, text: str) -> None:
@@ -104,11 +104,11 @@ class ProcessSandbox(Sandbox):
 
     async def remove(self, path: str) -> None:
         refuse_history(path)
-        with _said_by_the_system(path):
+        with _system_errors(path):
             remove_file(self._files(path), path)
 
     async def list(self, path: str) -> Names:
-        with _said_by_the_system(path):
+        with _system_errors(path):
             return self._files(path).names(path)
 
     async def files(self) -> Names:
@@ -164,8 +164,8 @@ class ProcessSandbox(Sandbox):
 
 
 @contextmanager
-def _said_by_the_system(path: str) -> Iterator[None]:
-    """The pocket model learns in these sandboxes, and knows errors as the system words them."""
+def _system_errors(path: str) -> Iterator[None]:
+    """Errors with the system's wording, which the pocket model was trained on."""
     try:
         yield
     except OSError as error:

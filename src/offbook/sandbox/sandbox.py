@@ -1,4 +1,4 @@
-"""What a sandbox offers, whatever stands behind it."""
+"""The interface that all kinds of sandboxes have."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from offbook.sandbox.access import Opened
 Names = list[str]  # inside a class with a method called `list`, the builtin cannot be named
 Backend = Literal["bwrap", "container", "process"]
 HISTORY = "/history"  # where the agent finds what the harness published: it can read there and not write
-# Errors that no command in a sandbox brings about by itself: those are the machine's. Not EDQUOT, which says that a
-# sandbox is
-# full, nor EAGAIN, which a command can cause that holds a lease on a file or forks where there are no control groups.
+# Errors of the machine, which no command in a sandbox can cause. Not EDQUOT (the sandbox is full) nor EAGAIN (a command
+# can hold a lease on a file, or fork without limit where there are no control groups).
 HOST_ERRORS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.EROFS, errno.ENODEV}
 )
@@ -64,7 +63,7 @@ class ExecResult:
     truncated: bool  # the middle of the output was left out
     report: str = ""  # what it wrote to file descriptor 3, where that was asked for
     exhausted: str = ""  # which limit of the sandbox ended it ("memory", "disk"), if one did
-    opened: Opened | None = None  # None where nobody watched; commands started together share what they opened
+    opened: Opened | None = None  # None without watching; commands started together share the list
 
 
 class Changes(dict[str, str | None]):

@@ -1,10 +1,10 @@
 """Blank rounds: a task's own tests without their expected values.
 
-Code under test can look an expected value up, in the test that runs or in a report, and can return what equals
-everything. In a blank round there is nothing to look up: recorders stand where the values stood (inside/blank.py),
-files, functions, classes and cases have other names, and what the code returned is compared here, outside its process,
-with what the right code returned when the task was made. Reports are tied to a place in the test, and have to come in
-the right code's order.
+Code under test can look up an expected value, in the running test or in a report, and can return an object that equals
+everything. In a blank round there is nothing to look up: recorders replace the values (inside/blank.py), and files,
+functions, classes and cases are renamed. What the code returned is compared here, outside its process, with what the
+right code returned when the task was made. Each report belongs to a place in the test, and they must arrive in the
+right code's order.
 
 Standard library only: task folders carry a copy of this for their own judge.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from offbook.tasks.claims import Round, SuiteRun
+from offbook.tasks.suite_run import Round, SuiteRun
 
 RECORDER = re.compile(r"(__blank__(?:\.raises)?\()(\d+)")
 Reports = Sequence[Sequence[Any]]  # (place, data)
@@ -38,7 +38,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """These bytes of a test file become `text`: one or more recorders, or, of a name, its first part."""
+    """Replaces these bytes of a test file by `text`: one or more recorders, or the first part of a new name."""
 
     path: str
     start: int
@@ -48,7 +48,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is asked of the data that one recorder reports.
+    """The check of the data that one recorder reports.
 
     eq: the right code's; seq, count: the same whatever the kind or the order; approx: the same but for `value`
     (relative, absolute); is, is not, truth: of the constant `value`; raises: one of the names in `value`; same: two
@@ -70,12 +70,12 @@ class Blanks:
     left: Mapping[str, str] = field(default_factory=dict)  # test -> why something in it is compared in the open
 
     def whole(self, tests: Iterable[str]) -> set[str]:
-        """Of these tests, without parameters, those with nothing but recorders."""
+        """Those of these tests, without parameters, whose every check is a recorder."""
         return {test for test in tests if test in self.cases and test not in self.left}
 
 
 def blanks_from(found: Mapping[str, Any]) -> Blanks:
-    """As `asdict` wrote them."""
+    """The inverse of `asdict`."""
     return Blanks(
         edits=tuple(Edit(**edit) for edit in found["edits"]),
         names=tuple(Edit(**edit) for edit in found["names"]),
@@ -89,7 +89,7 @@ def blanks_from(found: Mapping[str, Any]) -> Blanks:
 
 @dataclass(frozen=True, slots=True)
 class BlankRound:
-    """A round, and what only the judge knows of it."""
+    """A blank round, with what only the judge knows about it."""
 
     blanks: Blanks
     round: Round
@@ -98,13 +98,13 @@ class BlankRound:
 
     @property
     def paths(self) -> set[str]:
-        """Test files that are there in other words."""
+        """Test files that this round has in a renamed version."""
         return {test.partition("::")[0] for test in self.tests.values()}
 
     def wrong(self, run: SuiteRun) -> tuple[dict[str, str], set[str]]:
-        """Node ids that do not hold, with the reason; and those that were run to their end and gave another answer."""
+        """Failing node ids with the reason; and those of them that ran to the end and proved a different answer."""
         found: dict[str, str] = {}
-        told: set[str] = set()
+        different: set[str] = set()
         by_test: dict[str, list[str]] = {test: [] for test in self.tests.values()}
         for node in run.collected:
             if test := self.tests.get(node.partition("[")[0]):
@@ -122,14 +122,14 @@ class BlankRound:
                     found[node] = f"where the expected value is hidden: {reason}"
                 elif why := self._differs(self.blanks.reports[node], run.blanks.get(name, ())):
                     found[node] = f"where the expected value is hidden: {why[0]}"
-                    told |= {node} if why[1] else set()
-        return found, told
+                    different |= {node} if why[1] else set()
+        return found, different
 
     def _differs(self, right: Reports, reports: Reports) -> tuple[str, bool] | None:
-        """How these are not the right code's reports, and whether that proves another answer: an object that cannot be
-        told proves nothing unless it equals just anything."""
-        told = [one for one in reports if isinstance(one, list) and len(one) == 2 and isinstance(one[0], int)]
-        for (place, gold), (token, data) in zip(right, told, strict=False):
+        """How these reports differ from the right code's, and whether that proves a different answer: an object that
+        has no plain form proves nothing unless it equals everything."""
+        valid = [one for one in reports if isinstance(one, list) and len(one) == 2 and isinstance(one[0], int)]
+        for (place, gold), (token, data) in zip(right, valid, strict=False):
             if self.tokens.get(token) != place:
                 return "another check came first", True
             try:
@@ -137,7 +137,7 @@ class BlankRound:
                     return f"{shown(data)}, not {shown(gold)}", not is_unknown(data) or is_loose(data)
             except (TypeError, ValueError, OverflowError, RecursionError):
                 return "its report cannot be read", True
-        if len(told) != len(right) or len(told) != len(reports):
+        if len(valid) != len(right) or len(valid) != len(reports):
             return f"{len(reports)} checks were reported, not {len(right)}", True
         return None
 
@@ -145,7 +145,7 @@ class BlankRound:
 def blank_round(
     blanks: Blanks, tests: Collection[str], texts: Mapping[str, bytes], timeout_s: float, rng: random.Random
 ) -> BlankRound | None:
-    """Of those of the tests that can be blanked; None where there are none. `texts` are test files."""
+    """A round of those of the tests that can be blanked; None if there are none. `texts` are the test files."""
     chosen = sorted(test for test in tests if test in blanks.cases)
     paths = sorted({test.partition("::")[0] for test in chosen})
     if not chosen:
@@ -183,11 +183,11 @@ def _renamed(path: str, number: int) -> str:
     return str(name.with_name(f"test_{number}.py" if name.name.startswith("test") else f"m{number}_test.py"))
 
 
-# --- what is asked of reported data
+# --- checks of reported data
 
 
 def holds(place: Place, data: Any, gold: Any) -> bool:
-    """Whether reported data is what a check asks for, of which the right code reported `gold`."""
+    """Whether reported data passes the check of a place for which the right code reported `gold`."""
     match place.asks:
         case "truth":
             return truth_of(data) is (place.value == "True")
@@ -215,12 +215,12 @@ def holds(place: Place, data: Any, gold: Any) -> bool:
 
 
 def is_unknown(data: Any) -> bool:
-    """Whether something in it could not be told."""
+    """Whether something in it has no plain form."""
     return isinstance(data, list) and (data[:1] == ["?"] or any(map(is_unknown, data)))
 
 
 def is_loose(data: Any) -> bool:
-    """Whether something in it says that it equals just anything."""
+    """Whether something in it equals everything."""
     if not isinstance(data, list):
         return False
     return data[3:] == [True] if data[:1] == ["?"] else any(map(is_loose, data))
@@ -240,7 +240,7 @@ def truth_of(data: Any) -> bool:
 
 
 def value_of(data: Any) -> Any:
-    """The plain value that some data stands for; a ValueError for other kinds."""
+    """Decode data into a plain value; ValueError for other kinds."""
     if not isinstance(data, list):
         return data
     match data:

@@ -1,4 +1,4 @@
-"""Whether a task folder is a task: its gold patch is accepted, and doing nothing is not."""
+"""Checks a task folder: its gold patch must be accepted, and doing nothing must not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 600.0
 
 
 def gold_changes(task: Task) -> dict[str, str | None]:
-    """What the gold patch makes of the task's tree: path -> text, None where a file goes."""
+    """The changes that the gold patch makes: path -> text, None for a deleted file."""
     if task.leave:
         return {}
     file = task.folder / "solution" / "gold.patch"
@@ -30,13 +30,13 @@ def gold_changes(task: Task) -> dict[str, str | None]:
 
 
 def changes_by(task: Task, patch: str) -> dict[str, str | None]:
-    """What a patch makes of the task's tree."""
+    """The changes that a patch makes to the task's tree."""
     there = [path for path in touched_by(patch) if (task.tree / path).is_file()]
     return applied({path: (task.tree / path).read_bytes().decode() for path in there}, patch)
 
 
 async def check(task: Task, spec: SandboxSpec | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """Why the folder is no task, in one sentence, or nothing."""
+    """Why the folder is not a valid task, in one sentence; empty if it is."""
     spec = spec or SandboxSpec()
     if task.script == RECORD:
         from offbook.tasks.from_verifiers import reward_by_taskset
@@ -56,7 +56,7 @@ async def check(task: Task, spec: SandboxSpec | None = None, timeout_s: float = 
 
 
 async def check_all(tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None) -> list[str]:
-    """For each task why it does not hold, or nothing."""
+    """The result of `check` for each task."""
     slots = asyncio.Semaphore((os.cpu_count() or 1) + 1)
     done = 0
 
@@ -77,7 +77,7 @@ async def check_all(tasks: Sequence[Task], progress: Callable[[float], None] = l
 
 @contextmanager
 def readable(task: Task, bad: dict[str, str]) -> Iterator[None]:
-    """What of the folder cannot be read is a reason, and not the end of all others' checks."""
+    """Record an unreadable folder in `bad` instead of ending the checks of all others."""
     try:
         yield
     except OffbookError as error:
@@ -87,7 +87,7 @@ def readable(task: Task, bad: dict[str, str]) -> Iterator[None]:
 
 
 async def check_gold(task: Task, spec: SandboxSpec, timeout_s: float = TIMEOUT_S) -> str:
-    """Why the gold patch is not accepted, or nothing."""
+    """Why the gold patch is not accepted; empty if it is."""
     gold = gold_changes(task)
     left_out = [path for path in gold if path.endswith(".py") and not counted(task, path)]
     if left_out:

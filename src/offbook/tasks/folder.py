@@ -14,8 +14,8 @@ solution/solve.sh        applies gold.patch
 solution/gold.patch
 solution/removed.json    the deleted code, piece by piece: what must not be found elsewhere
 
-Tasks that lie beside the repository they were made from hold how they differ from it in the place of environment/,
-tests/hidden/ and the judge (shared.py); `write_whole` makes a whole folder of one.
+Tasks next to the repository they were made from store only their difference, instead of environment/, tests/hidden/
+and the judge (shared.py); `write_whole` makes a whole folder of one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from offbook.tasks.harbor import dockerfile, modules_of, write_judge
 from offbook.tasks.mutants import Mutants, write_mutants
 from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
-from offbook.tasks.shared import CHANGES, SharedTask, put_off, read_changes, write_files
+from offbook.tasks.shared import CHANGES, SharedTask, make_lazy, read_changes, write_files
 from offbook.types import OffbookError, Task
 
 SCHEMA_VERSION = "1.4"
@@ -50,7 +50,7 @@ patch -p1 -d /app < "$(dirname "$0")/gold.patch"
 
 
 class Places(TypedDict):
-    """Where the parts of a task folder lie."""
+    """The paths of a task folder's parts."""
 
     folder: Path
     tree: Path
@@ -120,12 +120,12 @@ def write_whole(task: Task, folder: Path) -> None:
 
 
 def rewrite_settings(task: Task) -> None:
-    """The folder's task.toml, after something of the task has been found out."""
+    """Write task.toml again, after the task changed."""
     write_files(task.folder, {"task.toml": _settings_of(task)})
 
 
 def rewrite_mutants(task: Task, mutants: Mutants) -> None:
-    """Other ones than the folder was written with."""
+    """Replace the folder's mutants."""
     write_mutants(task.folder / "tests", mutants)
     rewrite_settings(replace(task, num_mutants=len(mutants.mutants)))
 
@@ -203,7 +203,7 @@ def _load(folder: Path, wording: str) -> Task:
         raise OffbookError(f"{folder} does not say which repository its tree is made from: it has no environment")
     fields = {**table, **where, "instruction": instruction.strip(), "suite": suite}
     try:
-        return put_off(_SHARED_TASK.validate_python(fields)) if is_shared else _TASK.validate_python(fields)
+        return make_lazy(_SHARED_TASK.validate_python(fields)) if is_shared else _TASK.validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
         named = f"[offbook] in {folder / 'task.toml'}: {'.'.join(map(str, first['loc']))}"
@@ -257,7 +257,7 @@ def _folders_at(place: Path) -> list[Path]:
 
 
 def _read_table(path: Path) -> dict[str, Any] | None:
-    """None where somebody else made the folder."""
+    """The [offbook] table; None if another tool made the folder."""
     try:
         table = tomllib.loads(path.read_text()).get("offbook")
     except tomllib.TOMLDecodeError as error:

@@ -79,7 +79,7 @@ def _taskset(id: str) -> dict[str, Any]:
     """Its tasks by their keys."""
     try:
         found = load_taskset(taskset_config_type(id)(id=id))
-    except Exception as error:  # of whoever wrote it
+    except Exception as error:  # the taskset author's code may raise anything
         raise OffbookError(f"the taskset {id} cannot be loaded: {str(error).splitlines()[0]}") from None
     if not found.bounded:
         found = found.take(MOST_TASKS)

@@ -1,4 +1,4 @@
-"""git with nobody's configuration: a tree as a checkout with a single commit; patches between a tree with a feature
+"""git without any configuration: a tree as a checkout with a single commit; patches between a tree with a feature
 deleted and the tree as it was, made here and applied by git."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What Harbor needs to judge a task folder by itself: an image, and a judge in tests/ that is as strict as ours.
 
-tests/test.sh starts tests/judge/judge.py, which is harbor_judge.py; beside it lie copies of the modules that grading
-itself goes by, a list of what is expected, and the tree as it was.
+tests/test.sh starts tests/judge/judge.py, which is harbor_judge.py; next to it are copies of the modules that grading
+uses, the expected results, and the original tree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUN ln -s /app /testbed
 WORKDIR /app
 {start}ENV PYTHONPATH={roots}
 """
-# Stand-ins for what no index has, among the packages; and what gets the tree ready for whoever works in it.
+# Stand-ins for what no index has, among the packages; and the start command that gets the tree ready.
 MODULES_LINES = """\
 COPY modules /modules
 RUN cp -r /modules/. "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
@@ -44,7 +44,7 @@ TEST_SH = """\
 # Judges what is in /app and writes the reward, 1 or 0. Nothing of /app is imported by the judge or runs as its user.
 exec python3 -I "$(dirname "$0")/judge/judge.py" /app /logs/verifier
 """
-MODULES = ("claims", "blanks", "mutants", "judging")
+MODULES = ("suite_run", "blanks", "mutants", "judging")
 
 
 def dockerfile(suite: Suite) -> str:

@@ -4,7 +4,7 @@ What counts of the agent's files is copied onto the tree as it was, together wit
 while tests run, nothing of it can be read but the one tree of the round. Tests run in
 processes of another user, each round in a tree of its own and with none of them left when it is over. What they report
 is judged here, as in grade.py, and the reward is written last. With --list each expected test gets a line, as pytest
-has them with -rA. The standard library only, and the copies beside this.
+has them with -rA. Standard library only, and the modules copied next to this.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ sys.path.insert(0, str(HERE))
 
 if TYPE_CHECKING:
     from offbook.tasks import judging, mutants
-    from offbook.tasks.claims import Round, SuiteRun, has_begun, runs_of
+    from offbook.tasks.suite_run import Round, SuiteRun, has_begun, runs_of
 else:
     import judging
     import mutants
-    from claims import Round, SuiteRun, has_begun, runs_of
+    from suite_run import Round, SuiteRun, has_begun, runs_of
 
 TIMEOUT_S = 280.0
 BIGGEST = 4 << 20  # bytes of a source file
@@ -55,7 +55,7 @@ def main(app: str, logs: str, *options: str) -> int:
     for node in sorted(result.run.passed | result.missing) if options else ():
         counts = node in result.run.passed and not result.invalid and not result.run.timed_out
         print("PASSED" if counts else "FAILED", "_".join(node.split()))
-    for name in ("reward.txt", "reward.json"):  # nobody else is left who could write there
+    for name in ("reward.txt", "reward.json"):  # no process is left that could write there
         (reward / name).unlink(missing_ok=True)
     (reward / "reward.txt").write_text(f"{int(result.solved)}\n")
     return int(not result.solved and bool(options))
@@ -178,7 +178,7 @@ def run(number: int, one: Round, base: io.BytesIO, place: pathlib.Path, expected
 
 
 def another_user() -> int | None:
-    """Somebody whose processes can touch nothing of ours. None where this is not root, or nobody else has Python."""
+    """A user id whose processes cannot touch ours; None if we are not root or other users have no Python."""
     user = random.SystemRandom().randrange(200_000, 900_000)
     return user if os.getuid() == 0 and has_python(65534) else None
 

@@ -1,8 +1,8 @@
-"""What is run to judge a submission, and what the claims about it come to. Standard library only: task folders carry a
+"""The rounds that grade a submission, and the verdict on their results. Standard library only: task folders carry a
 copy of this for their own judge.
 
-Where a test that needs the feature has no mutant among those that are run, tests run along that must fail and do not
-call the code: in files of their own, first and last, for each way in which tests usually judge, and in every test file.
+If a test that needs the feature has no mutant among those drawn, canaries are added: tests that must fail and do not
+call the code. They are in files of their own, first and last, one for each usual kind of check, and in every test file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from offbook.tasks.blanks import BlankRound, blank_round
-from offbook.tasks.claims import Round, SuiteRun
-from offbook.tasks.mutants import Draw, Mutants, base_of, draw, told
+from offbook.tasks.mutants import Draw, Mutants, base_of, combined, draw
+from offbook.tasks.suite_run import Round, SuiteRun
 from offbook.types import is_test_file
 
 STARTUP_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # run before any test does
@@ -103,7 +103,7 @@ class {2}(unittest.TestCase):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rounds of a grading, a blank one first. `drawn`, `canaries` and `blank` are for the judge alone."""
+    """The rounds of a grading, the blank one first. `drawn`, `canaries` and `blank` are known to the judge alone."""
 
     rounds: list[Round]
     expected: frozenset[str]
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def replaced(self) -> set[str]:
-        """Test files that every round brings itself."""
+        """Test files of which every round has its own version."""
         return {test.partition("::")[0] for test in self.drawn.tests} | (self.blank.paths if self.blank else set())
 
 
@@ -148,8 +148,8 @@ def plan(
         for number, edits in ((number, drawn.files(hidden, number)) for number in range(last))
     ]
     if blank:
-        beside = {path: text for path, text in drawn.files(hidden, last).items() if path not in blank.paths}
-        rounds.insert(0, replace(blank.round, changes={**beside, **blank.round.changes}))
+        unblanked = {path: text for path, text in drawn.files(hidden, last).items() if path not in blank.paths}
+        rounds.insert(0, replace(blank.round, changes={**unblanked, **blank.round.changes}))
     own = [node for node in expected if mutants.test_of(node) not in drawn.tests]
     nodes = [*own, *drawn.nodes(expected, last), *canaries]
     whole = Round([*first, *files, *more], nodes, {**first, **texts, **more}, timeout_s)
@@ -169,8 +169,8 @@ class Judged:
 
 
 def judged(this: Plan, runs: Sequence[SuiteRun]) -> Judged:
-    """`runs` are what the processes of the rounds claim."""
-    run, quiet, forged = told(runs[1:] if this.blank else runs, this.drawn)
+    """`runs` are the results that the rounds' processes reported."""
+    run, quiet, forged = combined(runs[1:] if this.blank else runs, this.drawn)
     whole = runs[-1]
     if this.blank:
         wrong, other = this.blank.wrong(runs[0])
@@ -200,17 +200,17 @@ def is_counted(path: str, sources: Sequence[str]) -> bool:
 
 
 def _texts(hidden: Path, paths: Collection[str]) -> dict[str, str]:
-    """Test files that are text."""
+    """The test files that are UTF-8."""
     found = {}
     for path in sorted(paths):
-        with suppress(UnicodeDecodeError):  # the others speak for it
+        with suppress(UnicodeDecodeError):  # the canaries in the other files do
             if path.endswith(".py"):
                 found[path] = (hidden / path).read_bytes().decode()
     return found
 
 
 def _names(nodes: Sequence[str]) -> Iterator[str]:
-    """Names of tests, made of the words of the task's own: nothing in a name tells them apart."""
+    """Test names made of the words of the task's own, so that canaries cannot be recognized."""
     taken = {node.rpartition("::")[2].partition("[")[0] for node in nodes}
     words = sorted({word for name in taken for word in re.findall("[a-z]+", name.lower())} - {"test"}) or ["more"]
     length = 2
@@ -223,9 +223,9 @@ def _names(nodes: Sequence[str]) -> Iterator[str]:
         yield name
 
 
-def _canary_file(beside: str, names: Iterator[str]) -> tuple[dict[str, str], list[str]]:
-    """A file of tests that must fail, beside the task's own, and their node ids."""
-    path = str(PurePosixPath(beside).with_name(f"{next(names)}.py"))
+def _canary_file(neighbour: str, names: Iterator[str]) -> tuple[dict[str, str], list[str]]:
+    """A file of canaries in the folder of a test file, and their node ids."""
+    path = str(PurePosixPath(neighbour).with_name(f"{next(names)}.py"))
     case = "".join(word.title() for word in next(names).split("_"))
     one, other, third, fourth = (next(names) for _ in range(4))
     nodes = [one, other, f"{case}::{third}", f"{case}::{fourth}"]
@@ -233,8 +233,7 @@ def _canary_file(beside: str, names: Iterator[str]) -> tuple[dict[str, str], lis
 
 
 def _canaries_within(texts: Mapping[str, str], names: Iterator[str]) -> tuple[dict[str, str], list[str]]:
-    """Test files, each with a test at its end that must fail: a file that somebody puts in the place of one would have
-    to have it too."""
+    """Test files, each with a canary at its end, so that a replaced file is noticed; and the canaries' node ids."""
     found, nodes = {}, []
     for path, text in texts.items():
         name = next(name for name in names if name not in text)

@@ -4,7 +4,7 @@ Code under test shares a process with the tests and can make that process say an
 test from its mutant without knowing the right answer: a mutant is one edit of the test file, so names, lines and the
 number of tests are the same, and a process never sees both. A grading has a few rounds, each in a process of its own.
 In each a test that was drawn is itself or one of its mutants, at random, and only the judge outside knows which.
-Whoever passes the test and does not fail the mutant has forged one of them.
+Code that passes the test and does not fail the mutant has forged one of them.
 
 Standard library only: task folders carry a copy of this for their own judge.
 """
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from offbook.tasks.blanks import Blanks, blanks_from
-from offbook.tasks.claims import SuiteRun
+from offbook.tasks.suite_run import SuiteRun
 
 NAME = "mutants.json"
 DRAWN = 12  # tests whose mutants are run in a grading
@@ -51,7 +51,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Mutants:
-    """What lies beside the hidden tests."""
+    """The contents of mutants.json."""
 
     mutants: tuple[Mutant, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # path -> digest of the test file that they are edits of
@@ -61,13 +61,12 @@ class Mutants:
 
     @property
     def tests(self) -> set[str]:
-        """Those whose mutants show that code is right. A check turned round shows only that the runner runs: what
-        equals
-        everything fails it by itself."""
+        """The tests whose mutants prove something. An inverted check proves only that the runner runs: a value that
+        equals everything fails it anyway."""
         return {mutant.test for mutant in self.mutants if mutant.kind != "check"}
 
     def blank(self, nodes: Iterable[str]) -> set[str]:
-        """The tests, where they are written down, that a blank round shows all of."""
+        """The tests, where they are written down, of which a blank round hides every expected value."""
         bases = {base_of(node) for node in nodes}
         return {self.test_of(base) for base in bases} - {
             self.test_of(base) for base in bases - self.blanks.whole(bases)
@@ -88,10 +87,7 @@ def write_mutants(tests: Path, mutants: Mutants) -> None:
 
 
 def read_mutants(tests: Path, hidden: Path | None = None) -> Mutants:
-    """Of a task's tests/ folder; the hidden tests may be in another place.
-
-    Those that do not fit the hidden tests any more are a ValueError.
-    """
+    """Read mutants.json of a task's tests/ folder. ValueError if it does not fit the hidden tests."""
     file = tests / NAME
     if not file.is_file():
         return Mutants()
@@ -108,7 +104,7 @@ def read_mutants(tests: Path, hidden: Path | None = None) -> Mutants:
         Mutant(**{**mutant, **{key: tuple(mutant.get(key, ())) for key in nodes}}) for mutant in found["mutants"]
     )
     saw = tuple((what, path) for what, path in found["saw"])
-    blanks = blanks_from(found["blanks"]) if "blanks" in found else Blanks()  # older tasks have none
+    blanks = blanks_from(found["blanks"]) if "blanks" in found else Blanks()  # folders made before blank rounds
     return Mutants(mutants, found["files"], saw, found["inherited"], blanks)
 
 
@@ -130,7 +126,7 @@ def edited(data: bytes, mutants: Iterable[Mutant]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """For each round the mutants that stand in for their tests. The last round runs everything else too."""
+    """The mutants that replace their tests, by round. The last round also runs everything else."""
 
     rounds: tuple[tuple[Mutant, ...], ...]
     mutants: Mutants = field(default_factory=Mutants)
@@ -149,8 +145,8 @@ class Draw:
         return {path: edited((hidden / path).read_bytes(), mutants) for path, mutants in by_path.items()}
 
     def nodes(self, expected: Sequence[str], number: int) -> list[str]:
-        """What a round runs of the drawn tests: those that are themselves, the mutants of the others, and what an edit
-        reaches besides, which says nothing then and is run so that as many tests are there as ever."""
+        """Node ids of this round: unmodified tests, mutants, and other tests that an edit reaches. The latter prove
+        nothing; they keep the number of tests constant."""
         mutants = self.rounds[number]
         shared = set[str]().union(*(mutant.shared for mutant in mutants))
         nodes = {node for node in expected if self.mutants.test_of(node) in self.tests - self.changed(number)}
@@ -163,9 +159,8 @@ class Draw:
 
 
 def draw(mutants: Mutants, rng: random.Random | None = None) -> Draw | None:
-    """None where there are no mutants. A test is itself in one round at least, and not in all of them. Tests that
-    share a
-    table are themselves in the same rounds."""
+    """Choose which tests are mutated in which rounds; None without mutants. Each drawn test is unmodified in at least
+    one round and a mutant in at least one. Tests that share a table are unmodified in the same rounds."""
     rng = rng or random.SystemRandom()
     tests = sorted({mutant.test for mutant in mutants.mutants})
     if not tests:
@@ -188,7 +183,7 @@ def draw(mutants: Mutants, rng: random.Random | None = None) -> Draw | None:
 
 
 def _groups(mutants: Iterable[Mutant]) -> list[list[Mutant]]:
-    """Those that reach a test in common, directly or through others."""
+    """Mutants grouped so that those that reach a common test, directly or through others, are together."""
     groups: list[tuple[set[str], list[Mutant]]] = []
     for mutant in mutants:
         near = [group for group in groups if group[0] & mutant.reaches]
@@ -198,11 +193,11 @@ def _groups(mutants: Iterable[Mutant]) -> list[list[Mutant]]:
     return [group for _, group in groups]
 
 
-def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set[str]]:
-    """What the rounds say of the tests themselves; the tests that pass although a mutant of theirs did not fail; and
-    those of them of which a mutant passes.
+def combined(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set[str]]:
+    """Combine the rounds into: the result of the unmodified tests; passing tests with a mutant that did not fail; those
+    of them with a mutant that passed.
 
-    A mutant that passes where its test fails is what wrong code does, and the test's failure says so already.
+    A mutant that passes where its test fails is a sign of wrong code, which the test's failure shows already.
     """
     whole, test_of, tests = runs[-1], drawn.mutants.test_of, drawn.tests
     run = replace(

@@ -1,8 +1,7 @@
-"""Changed inputs: calls like those of the tests, but not the same, and what the right code returns for them.
+"""Perturbed inputs: calls similar to those of the tests, with what the right code returns for them.
 
-Code that has the tests' answers written down, or is bent until the tests pass, returns something else. So may code that
-is right in another way, where the feature does not say what to do: a difference is a finding, and decides only where
-somebody asks for that (`rewards.perturbed`).
+Code that contains the tests' answers, or was adjusted until the tests passed, returns something else. So may correct
+code, where the feature leaves the behaviour open: `rewards.perturbed` says whether a difference decides the outcome.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Perturbed = Literal["off", "finding", "outcome"]
 FILE = "tests/perturbed.json"
 CALLS_S = 20.0
 FEWEST = 4  # calls that say something
-SHARE = 0.5  # of them with another result; the odd input is nobody's business
+SHARE = 0.5  # of them with another result; a single odd input may be unspecified
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,12 @@ def read_cases(task: Task) -> list[Case]:
 
 
 def round_of(cases: Sequence[Case]) -> Round:
-    """In which the code is called and no test is run."""
+    """A round that calls the code and runs no test."""
     return Round((), timeout_s=CALLS_S, calls=[(case.module, case.function, case.arguments) for case in cases])
 
 
 def differing(cases: Sequence[Case], run: SuiteRun) -> list[str]:
-    """The calls with another result than the right code's, as sentences, where those are most of them."""
+    """The calls whose result differs from the right code's, as sentences; empty unless at least SHARE differ."""
     results = [(case, run.returned.get(number)) for number, case in enumerate(cases)]
     found = [
         f"{case} gives {result or 'no value'}, not {case.result}"
@@ -73,7 +72,7 @@ def _same(expected: str, result: str | None) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to nine digits, tuples as lists: what tests would mostly take too."""
+    """With floats to nine digits and tuples as lists, which most tests would accept too."""
     if isinstance(value, float):
         return float(f"{value:.9g}")
     if isinstance(value, list | tuple):

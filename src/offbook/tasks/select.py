@@ -1,8 +1,8 @@
-"""Which tasks come next: those that are sometimes solved, and none twice.
+"""Task selection: without replacement, and preferring tasks that are sometimes solved.
 
-A group in which all rollouts end alike teaches nothing, so what counts is the chance that they differ, by what earlier
-rollouts showed of this task, or of tasks like it as long as it has none. Among those, tasks that took more turns and
-more thinking come up more often, as long as they are solved at all.
+A group whose rollouts all have the same outcome teaches nothing, so the weight of a task is the chance that two of its
+rollouts differ, estimated from earlier rollouts of this task or, without any, of similar tasks. Tasks that took more
+turns and thinking are drawn more often, as long as they are solved at all.
 """
 
 from __future__ import annotations

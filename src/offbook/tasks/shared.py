@@ -1,7 +1,7 @@
-"""Task folders that hold only what is their own.
+"""Task folders that store only their difference from the repository.
 
-Tasks of one repository differ in a few files from the prepared repository that lies beside them. Such a folder has, in
-the place of a tree, hidden tests and a judge, one file:
+Tasks of one repository differ from the prepared repository in a few files. Instead of a tree, hidden tests and a judge,
+such a folder has one file:
 
     environment/changes.json
         tree, hidden    checksums of the tree and of the hidden tests
@@ -10,8 +10,8 @@ the place of a tree, hidden tests and a judge, one file:
         instructions    the same request in other lengths
         requirements    for an image
 
-A task that is loaded from it has its tree and hidden tests made when somebody asks for them first, in the cache, under
-those two names: equal content is there once, and what does not come out as the names say is no task.
+Tree and hidden tests of a loaded task are made lazily, in the cache, under those two checksums: equal content is stored
+once, and content that does not match its checksum is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Edits = list[tuple[int, int, str]]  # lines from, lines to, what stands there no
 
 
 class SharedTask(Task):
-    """A task whose tree and hidden tests are made when they are first asked for."""
+    """A task whose tree and hidden tests are made on first access."""
 
     __slots__ = ()
 
@@ -51,8 +51,8 @@ class SharedTask(Task):
         return folder
 
 
-def put_off(task: SharedTask) -> SharedTask:
-    """Without a tree, so far."""
+def make_lazy(task: SharedTask) -> SharedTask:
+    """Make `tree` and `hidden_tests` lazy."""
     for name in ("tree", "hidden_tests"):
         object.__delattr__(task, name)
     return task
@@ -78,7 +78,7 @@ def share(folder: Path, base: Path, requirements: tuple[str, ...] = ()) -> None:
 
 
 def unpacked(folder: Path, base: Path, what: str) -> Path:
-    """The task's tree, or its hidden tests: as they are in the cache, or made now."""
+    """The task's tree or its hidden tests, from the cache or made now."""
     changes = read_changes(folder)
     name = changes["tree" if what == "tree" else "hidden"]
     if not re.fullmatch("[0-9a-f]{64}", name):
@@ -103,7 +103,7 @@ def unpacked(folder: Path, base: Path, what: str) -> Path:
             raise OffbookError(f"{folder} was made from another tree than {base} is now; make it again")
         if what == "tree":
             single_commit(draft)
-        with suppress(OSError):  # somebody else has made it meanwhile
+        with suppress(OSError):  # another process made it meanwhile
             os.rename(draft, place)
     return place
 

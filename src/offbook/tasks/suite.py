@@ -1,4 +1,4 @@
-"""How a repository's own tests go in a sandbox, node id by node id.
+"""Runs a repository's own tests in a sandbox, with a result per node id.
 
 A suite may have an interpreter of its own: a folder with python/ and deps/, where deps/ is the site-packages of
 python/. Then the code under test, and every process that it starts, can import the standard library, deps/ and the
@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec, open_sandbox
-from offbook.tasks.claims import PER_TEST_S, Function, Round, SuiteRun, has_begun, runs_of
+from offbook.tasks.suite_run import PER_TEST_S, Function, Round, SuiteRun, has_begun, runs_of
 from offbook.types import MachineFault, Suite
 
 __all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_sandbox"]
@@ -33,7 +33,7 @@ PLACES = ["/tmp", "/dev/shm", "/home/agent"]  # that are a sandbox's own and can
 
 
 class StartFailed(MachineFault):
-    """The command that gets a sandbox ready did not."""
+    """The suite's start command failed."""
 
 
 @cache
@@ -64,7 +64,7 @@ async def suite_sandbox(
 ) -> Sandbox:
     """A sandbox around the tree, in which `python` is the suite's interpreter and what the tests need has been started.
 
-    `place` is where it lives, for who wants to come back to it. One that was left there goes on from its last snapshot.
+    `place` is the folder it lives in; a sandbox that was left there continues from its last snapshot.
     """
     sandbox = await open_sandbox(tree, spec, suite.environment, mounts, place)
     if suite.start:
@@ -90,12 +90,10 @@ async def run_rounds(
     product: Sequence[str] = (),
     collect_s: float = 0.0,
 ) -> list[SuiteRun]:
-    """Run tests in a sandbox made by `suite_sandbox`. Several rounds, one after the other, take little more than their
-    tests: Python and pytest start once. The functions of `sources` that each test enters are told too, and what code
-    below
-    `product` looks at. With `collect_s` that is how long tests may take to be imported."""
-    # In the tree, because that is the only place of a sandbox that can be written to; the worker takes them away at
-    # once.
+    """Run tests in a sandbox made by `suite_sandbox`. Python and pytest start once for all rounds. The report includes
+    which functions of `sources` each test enters, and what code below `product` looks at. `collect_s` is the timeout of
+    collection; 0 is none."""
+    # In the tree, the only part of a sandbox that can be written from outside; the worker removes them at once.
     order_file, *round_files = (f".offbook-{secrets.token_hex(16)}.json" for _ in range(1 + len(rounds)))
     for path, one in zip(round_files, rounds, strict=True):
         await sandbox.write(path, one.order(options_of(suite, one.per_test_s)))
@@ -123,14 +121,14 @@ async def run_rounds(
 
 
 def _start_of(one: Round, options: list[str]) -> dict[str, list[str]] | None:
-    """What pytest looks at before it collects tests. Nothing, where a round may change that."""
+    """What pytest reads before it collects tests; None if the round may change that."""
     if one.calls or any(not path.endswith(".py") or PurePath(path).name == "conftest.py" for path in one.changes):
         return None
     return {"options": options, "folders": sorted({os.path.dirname(path) or "." for path in one.files})}
 
 
 def settings_of(suite: Suite) -> dict[str, Any]:
-    """What the worker is told of a suite."""
+    """The worker's settings for a suite."""
     return {
         "import_roots": list(suite.import_roots),
         "plugins": suite.environment is not None,

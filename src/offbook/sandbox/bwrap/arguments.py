@@ -27,7 +27,7 @@ PYTHON = "/python"  # the environment of every sandbox, wherever it lies on this
 MOVED = f"{PYTHON}/host"  # in front of the paths of folders that lie where a sandbox has folders of its own
 OWN = (TREE, HOME, TEMPORARY, "/var/tmp", "/dev", HISTORY, LOGS, PYTHON)
 
-SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # beside /usr, and mostly links into it
+SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # next to /usr, and mostly links into it
 COPIED = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives"),
     *("localtime", "services", "protocols", "os-release"),
@@ -52,7 +52,7 @@ POINTS = dict(zip(PARTS, (TREE, HOME, TEMPORARY), strict=True))
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What of the host is seen in a sandbox besides the system."""
+    """The host folders that a sandbox sees besides the system."""
 
     python: str = ""  # a folder with python/ and deps/, or offbook's own interpreter and packages
     mounts: tuple[tuple[str, str], ...] = ()  # folders that can only be read: where, and what
@@ -119,9 +119,9 @@ def toolchain(view: View) -> list[str]:
 
 
 def hidden_folders(view: View) -> list[str]:
-    """Empty in the sandbox: the packages of the interpreters that a task's own stands on or beside, because one may be
-    the
-    very one it is about; and of their libraries what nobody runs, because everything readable has to be audited."""
+    """Folders that are empty in a sandbox with a task's own interpreter: the packages of the machine's interpreters,
+    because one may be the task's own package; and the parts of their libraries that no program runs, because everything
+    readable has to be audited."""
     if not view.python:
         return []
     roots = [Path(view.base).parent.parent / "lib", Path("/usr/lib"), Path("/usr/local/lib")]

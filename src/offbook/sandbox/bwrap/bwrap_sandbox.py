@@ -1,4 +1,4 @@
-"""A sandbox of namespaces, made anew by bubblewrap for every command: own files, processes, network, users, limits.
+"""A sandbox of namespaces, made by bubblewrap for every command: own files, processes, network, users, limits.
 
 Nothing is mounted on the host and nothing runs between commands. What a sandbox is, is a stack of folders (layers.py),
 so a fork costs a few folders whatever the tree's size. docs/sandbox.md says what is isolated and what is not.
@@ -61,7 +61,7 @@ class Held:
     group: ControlGroup | None = None
     launch: Launch | None = None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self.owner != os.getpid():  # a forked child also runs what is to run at exit
             return
         if self.launch is not None:
@@ -119,7 +119,7 @@ class BwrapSandbox(Sandbox):
         """On top of `frozen` layers, and with the files that were published in `history`."""
         self.spec, self._view, self._base = spec, view, base
         self._held = Held(place)
-        self._finalizer = weakref.finalize(self, self._held.let_go)
+        self._finalizer = weakref.finalize(self, self._held.release)
         self._locks: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._waiting: list[Command] = []
         self._starter: asyncio.Task[None] | None = None
@@ -160,7 +160,7 @@ class BwrapSandbox(Sandbox):
         self._refuse_if_closed()
         if len(command.encode(errors="replace")) > COMMAND_BYTES or "\0" in command:
             return ExecResult(126, "the command is too long, or has a null byte in it\n", False, False)
-        waiting = Command(_speakable(command), timeout_s, report, asyncio.get_running_loop().create_future())
+        waiting = Command(_encodable(command), timeout_s, report, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._starter is None:
             self._starter = asyncio.create_task(self._start_waiting())
@@ -174,7 +174,7 @@ class BwrapSandbox(Sandbox):
             raise
 
     async def _start_waiting(self) -> None:
-        """Takes all commands that wait by the time the sandbox is free: those of one turn start together."""
+        """Start all commands that are queued when the sandbox is free: those of one turn start together."""
         async with self._lock:
             commands, self._waiting, self._starter = self._waiting, [], None
             try:
@@ -228,7 +228,7 @@ class BwrapSandbox(Sandbox):
             self._held.launch = None
 
     def _out_of(self) -> str:
-        """Which limit the kernel enforced by killing, since this was asked last."""
+        """The limit that the kernel enforced by killing since the last call; empty if none."""
         before = self._num_kills
         self._num_kills = self._held.group.num_memory_kills() if self._held.group else 0
         return "memory" if self._num_kills > before else ""
@@ -392,7 +392,7 @@ class BwrapSandbox(Sandbox):
         return self._merged()
 
     async def _settled(self) -> None:
-        """Reads go beside a running command, but not beside what one left that is dying."""
+        """Reads may overlap with a running command, but wait for the dying processes of a finished one."""
         self._refuse_if_closed()
         if self._held.launch is not None and self._held.launch.is_over():
             async with self._lock:
@@ -409,8 +409,8 @@ def _temporary_place(spec: SandboxSpec) -> str:
     return f"{store(isolation().memory_folder if in_memory else '')}/{next_name()}"
 
 
-def _speakable(command: str) -> str:
-    """A name that is not UTF-8 goes as the bytes it is; what no byte stands for cannot be said."""
+def _encodable(command: str) -> str:
+    """A command with lone surrogates replaced. Bytes that are not UTF-8 stay as they are."""
     try:
         os.fsencode(command)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What this machine gives to sandboxes, found out by trying."""
+"""Which isolation this machine supports, found out by trying."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def _reasons_against(path: str, version: str) -> list[str]:
     """Why no sandbox can be opened."""
     reasons = []
     if path:
-        namespaces, told = _run([path, *OWN_NAMESPACES, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
+        namespaces, reason = _run([path, *OWN_NAMESPACES, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
         overlay, why = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
         if not namespaces:
-            reasons.append(f"namespaces do not work for this user ({told})")
+            reasons.append(f"namespaces do not work for this user ({reason})")
         elif not overlay:
             reasons.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why})")
     else:
@@ -92,7 +92,7 @@ def _reasons_against(path: str, version: str) -> list[str]:
 
 
 def _not_held(controllers: tuple[str, ...]) -> Iterator[str]:
-    """What sandboxes here do without."""
+    """The limits that are not held here, or not for the whole sandbox."""
     if "memory" not in controllers:
         yield "no control group for memory: the limit holds for each process and not for all of a sandbox together"
     if "pids" not in controllers:
@@ -121,9 +121,9 @@ def _find_bwrap() -> tuple[str, str]:
     for path in (*candidates, shutil.which("bwrap") or ""):
         if not path or not os.access(path, os.X_OK):
             continue
-        told = _run([path, "--version"])[1]
-        numbers = re.search(r"(\d+)\.(\d+)", told)
-        version = told.split()[-1] if told.split() else ""
+        printed = _run([path, "--version"])[1]
+        numbers = re.search(r"(\d+)\.(\d+)", printed)
+        version = printed.split()[-1] if printed.split() else ""
         if numbers and tuple(map(int, numbers.groups())) >= MIN_BWRAP:
             return path, version
     return "", version

@@ -167,7 +167,7 @@ class Launch:
             self.stop(command)
 
     def stop(self, command: Command) -> None:
-        """End one command and leave the ones beside it. A daemon it started goes on until the launch ends."""
+        """End one command and leave the others. A daemon it started goes on until the launch ends."""
         others = [other for other in self.commands if other is not command and not other.result.done()]
         if not others:
             self.kill()
@@ -241,13 +241,15 @@ class Launch:
 
     def _finish(self) -> None:
         waiting = [command for command in self.commands if not command.result.done()]
-        told = self._out_of()
-        if len(waiting) == len(self.commands) and not self.killed and not told:  # only we and the kernel end process 1
+        exceeded = self._out_of()
+        if (
+            len(waiting) == len(self.commands) and not self.killed and not exceeded
+        ):  # only we and the kernel end process 1
             text = self.commands[0].output.text().strip()
             raise MachineFault(f"a sandbox could not start its command: {text or 'no reason given'}")
         for command in waiting:
             exit_code = KILLED if command.exit_code is None or command.timed_out else command.exit_code
-            self._set_result(command, exit_code, (self.exhausted or told) if exit_code else "")
+            self._set_result(command, exit_code, (self.exhausted or exceeded) if exit_code else "")
 
     def _set_result(self, command: Command, exit_code: int, exhausted: str) -> None:
         if not command.result.done():

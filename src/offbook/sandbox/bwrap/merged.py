@@ -403,7 +403,7 @@ def _take_change(changed: Changes, place: tuple[str, ...], entry: Entry | None, 
     changed.update(dict.fromkeys(map(recordable, gone)))
     if entry is None or entry.kind != "file":
         return
-    # A command is running and took it away, or it was closed to its own owner, and is nobody's to hand in.
+    # A command is running and took it away, or its owner took away its own right to read it.
     with suppress(FileNotFoundError, PermissionError):
         content = read_regular(place[-1], entry.descriptor)
         with suppress(OSError, PathRefused):

@@ -95,7 +95,7 @@ CHECKED: dict[str, tuple[int, int]] = {
     "preadv2": (327, 286),
 }
 YOUNGEST = 469  # file_setattr, Linux 6.17; since 2019 new calls have one number on every architecture
-X32 = 0x40000000  # x86_64 numbers with this bit mean the same calls again, under an ABI that nobody uses
+X32 = 0x40000000  # x86_64 numbers with this bit mean the same calls again, under the unused x32 ABI
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that `clone` takes

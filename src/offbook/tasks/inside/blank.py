@@ -13,7 +13,7 @@ from typing import Any
 
 BLANK = "__blank__"  # the recorder's name in test files
 MOST_REPORTS = 5000  # of a test
-LONGEST = 4000  # characters of a report; of a longer one only the digest is told
+LONGEST = 4000  # characters of a report; a longer one is reported as a digest
 MOST_ITEMS = 20_000
 DEEPEST = 30
 UNKNOWN = "?"
@@ -74,7 +74,7 @@ class AnyError(type):
 
 def data_of(value: Any) -> Any:
     """A value as JSON, the same for all that equal it. A subclass is what its base class holds, whatever it says that
-    it equals. What cannot be told is ["?", its type, its truth, whether it equals just anything]."""
+    it equals. What has no plain form is ["?", its type, its truth, whether it equals just anything]."""
     try:
         data = plain(value, 0)
         text = json.dumps(data)

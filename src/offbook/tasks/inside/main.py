@@ -1,4 +1,4 @@
-"""Runs a repository's own pytest suite inside a sandbox and tells, over a pipe, how each test went. Started by
+"""Runs a repository's own pytest suite inside a sandbox and reports each test's result over a pipe. Started by
 suite.py as
 
     python -P -s -B -c SOURCE ORDER_FILE 3>REPORT
@@ -21,9 +21,9 @@ test runs in this process and could write there whatever it likes, so all of it 
     ["end", exit code]
 
 There may be several rounds, each with changes of its own to the tree: all but the last run in a process of their own.
-No round can read what another one is told to do: each has a file of its own, which its process alone ever reads.
-Where pytest would start in the same way for some of them it starts once, before anything of the tree is imported, and
-every round goes on from there.
+No round can read another round's order: each has a file of its own, which its process alone ever reads.
+For rounds with the same pytest start-up, pytest starts once, before anything of the tree is imported, and each round is
+a fork of it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main(order_file: str) -> NoReturn:
 
         for name in default_plugins:  # or every round would
             importlib.import_module(f"_pytest.{name}")
-        setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # who runs is not told
+        setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # the running test's name is not in the environment
         for name in order["preload"]:  # once for all rounds
             importlib.import_module(name)
     gc.enable()

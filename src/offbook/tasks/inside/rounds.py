@@ -1,4 +1,4 @@
-"""Several rounds, each in a process of its own. They leave nothing behind and learn nothing from each other."""
+"""Runs several rounds, each in a process of its own that leaves nothing behind for the next."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Found = dict[str, tuple[int, int, int]]
 
 
 class Compiled:
-    """Code of files that no round changed, so that not every round compiles them. Nothing of it has been run.
+    """Cache of compiled files that no round changed. Compiling them runs nothing.
 
-    A round names what it compiles itself, and the process that it comes from does that for those after it."""
+    A round names the files it had to compile, and its parent process compiles them for the rounds after it."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[bytes, CodeType]] = {}
@@ -53,7 +53,7 @@ class Compiled:
         setattr(importlib.machinery.SourceFileLoader, "source_to_code", source_to_code)  # noqa: B010
 
     def learn(self, names: int, unchanged: Collection[str]) -> None:
-        """What would warn is left to the rounds, where a test may want to see it."""
+        """Files that warn are left to the rounds, where a test may expect the warning."""
         for path in os.read(names, PIPE_BYTES).decode().splitlines():
             if path not in self.known and os.path.relpath(path) in unchanged and (data := read(path)) is not None:
                 with warnings.catch_warnings(), contextlib.suppress(Exception):
@@ -67,8 +67,8 @@ def unsealed(descriptor: int) -> dict[str, Any]:
 
 
 class Rounds:
-    """Those that are still to be run, each in a process of its own, which has pytest already and nothing yet of what is
-    tested. `found` is what was there before all rounds, and `put_back` what of it the last one changed by order."""
+    """The queue of rounds, each run in a fork that has imported pytest and nothing of the tree. `found` is what was
+    there before all rounds, and `put_back` what of it the last one changed by order."""
 
     def __init__(self, descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any, found: Found):
         self.descriptor, self.order, self.sealed, self.prctl, self.found = descriptor, order, sealed, prctl, found
@@ -76,9 +76,11 @@ class Rounds:
         self.put_back: Found = {}
 
     def next(self) -> dict[str, Any] | None:
-        """The first of the sealed files is the next round's own: what it is told to do, in its process. The paths that
-        it changes are told to this process, which then makes them what they were. What a round leaves goes, so that no
-        other one can learn from it; files of others that it wrote to are told."""
+        """Fork the next round. Returns its order in the child, and None in the parent, when the round is over.
+
+        Only the child reads the order, the first of the sealed files. It names the paths that it changes, which the
+        parent restores. New files of a round are removed, so that no other one learns from them; writes to existing
+        files are reported."""
         self.prctl(DUMPABLE, 0)  # our files are not to be had through /proc by the child
         reading, writing = os.pipe()
         names, self.compiled.names = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -120,8 +122,8 @@ class Rounds:
         return None
 
     def together(self, count: int) -> int:
-        """The next so many, for which pytest starts once, in a process of its own. How many of them were run: none
-        where it does not come to the point at which it would collect tests."""
+        """Run the next `count` rounds as forks of one started pytest. Returns how many were run: none if pytest does
+        not get as far as collection."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -140,8 +142,8 @@ class Rounds:
 
 
 class Started:
-    """pytest, up to where it would collect tests. It has seen the options and the folders that the rounds have in
-    common, the settings there, and plugins; nothing of the tree can be imported yet."""
+    """pytest, started up to collection with the options and folders that the rounds share. Nothing of the tree can be
+    imported yet."""
 
     def __init__(self, rounds: Rounds, count: int, done: int):
         self.rounds, self.count, self.done = rounds, count, done
@@ -159,7 +161,7 @@ class Started:
         return exit_code
 
     def pytest_collection(self, session: pytest.Session) -> None:
-        """Comes to an end in the processes of the rounds only."""
+        """Returns only in the processes of the rounds."""
         capture = session.config.pluginmanager.getplugin("capturemanager")
         for _ in range(self.count):
             sys.stdout.flush()
@@ -169,14 +171,14 @@ class Started:
                 begin(self.recorder, Pipe(self.rounds.descriptor), self.rounds.order, this, is_narrow=True)
                 session.config.args = session.config.option.file_or_dir = this["files"]
                 return
-            capture.read_global_capture()  # what a round printed and nobody took is not for the next one
+            capture.read_global_capture()  # what a round printed must not reach the next one
             os.write(self.done, json.dumps(self.rounds.put_back).encode() + b"\n")
         end(0)
 
 
 def num_alike(order: dict[str, Any], found: Found) -> list[int]:
-    """For each round how many pytest starts the same for, from there on and without the last. A conftest file would
-    bring code of the tree along."""
+    """For each round the length of the run of rounds, without the last, that can fork from one started pytest. With a
+    conftest file 0, because that imports code of the tree."""
     starts = order["starts"]
     if order["sources"] or any(os.path.basename(path) == "conftest.py" for path in found):
         return [0] * len(starts)
@@ -195,7 +197,7 @@ def remove(path: str) -> None:
 
 @functools.cache
 def read_only() -> frozenset[str]:
-    """Where something is mounted that nobody can change: an interpreter in /tmp brings tens of thousands of files."""
+    """Read-only mount points, which need no scan: an interpreter in /tmp has tens of thousands of files."""
     try:
         with open("/proc/self/mountinfo") as file:
             mounts = [line.split() for line in file]
@@ -206,7 +208,7 @@ def read_only() -> frozenset[str]:
 
 
 def there(places: Sequence[str]) -> Found:
-    """What can be changed in the tree and in these places: when it last was, how long it is, which file it is."""
+    """The state of every writable file in the tree and in these places."""
     found: Found = {}
     for place in (".", *places):
         for folder, names, files in os.walk(place):
@@ -225,7 +227,7 @@ def state_of(path: str) -> tuple[int, int, int]:
 
 
 def end_children() -> None:
-    """Of a round that is over, also those that it hid from its own process."""
+    """Kill all children, including those that a finished round detached from its own process."""
     own = str(os.getpid())
     for _ in range(50):  # one that ends leaves its own children to us
         children = []

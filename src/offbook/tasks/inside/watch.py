@@ -1,4 +1,4 @@
-"""What is seen of the code under test: which functions each test enters, and what only a cheat does."""
+"""Observes the code under test: which functions each test enters, and what only a cheat does."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class Tracer:
 
 
 class Watcher:
-    """Tells what the product does that only somebody does who looks at the tests or at the runner. From an audit hook,
-    which cannot be taken away again; once for each file and kind."""
+    """Reports what product code does that only makes sense to look at the tests or the runner. An audit hook, which
+    cannot be removed; reports once per file and kind."""
 
     KINDS: ClassVar = {
         "sys._getframe": "frames",

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offbook.tasks.blanks import BlankRound, Blanks, Edit, Place, blank_round, holds, is_unknown
-from offbook.tasks.claims import Round, SuiteRun
 from offbook.tasks.factory.verification.checks import CHECKS, PLAIN, RAISES, TestFile, called, cases, names_of
 from offbook.tasks.mutants import base_of
+from offbook.tasks.suite_run import Round, SuiteRun
 
 EQUALS = {
     **dict.fromkeys(("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual"), "eq"),

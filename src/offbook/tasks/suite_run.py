@@ -1,5 +1,5 @@
-"""What is run in one process, and what that process says of it. Standard library only: task folders carry a copy of
-this for their own judge.
+"""A round of tests as the worker gets it, and the worker's report as a SuiteRun. Standard library only: task folders
+carry a copy of this for their own judge.
 """
 
 from __future__ import annotations
@@ -57,19 +57,15 @@ class Round:
 
 
 def has_begun(report: str) -> bool:
-    """Whether the worker came to its first round. Before that nothing of the tree has run."""
+    """Whether the worker reached its first round. Before that, no code of the tree has run."""
     return report.startswith(FIRST_ROW)
 
 
 def runs_of(report: str, num_rounds: int, output: str, timed_out: bool) -> list[SuiteRun]:
-    """What the worker's process claims, round by round."""
-    parts, tampered = _rows(report, num_rounds)
-    return [_read(rows, output, timed_out, tampered) for rows in parts]
-
-
-def _rows(report: str, num_rounds: int) -> tuple[list[list[list[Any]]], str]:
-    """What the worker's process claims, round by round, and why it cannot be the worker alone that wrote it."""
+    """One SuiteRun per round. The code under test shares the worker's process, so all of it is a claim; `tampered` says
+    why the worker cannot have written it."""
     rounds: list[list[list[Any]]] = []
+    tampered = ""
     for line in report.split("\n")[:-1]:  # after the last line break stands what a killed run left half-written
         try:
             row = json.loads(line)
@@ -80,12 +76,12 @@ def _rows(report: str, num_rounds: int) -> tuple[list[list[list[Any]]], str]:
         elif isinstance(row, list) and row and rounds:
             rounds[-1].append(row)
         else:
-            return _padded(rounds, num_rounds), FOREIGN
-    return _padded(rounds, num_rounds), FOREIGN if len(rounds) > num_rounds else ""
-
-
-def _padded(rounds: list[list[list[Any]]], length: int) -> list[list[list[Any]]]:
-    return [*rounds[:length], *([] for _ in range(length - len(rounds)))]
+            tampered = FOREIGN
+            break
+    if len(rounds) > num_rounds:
+        tampered = FOREIGN
+    rounds = [*rounds[:num_rounds], *([] for _ in range(num_rounds - len(rounds)))]
+    return [_read(rows, output, timed_out, tampered) for rows in rounds]
 
 
 def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) -> SuiteRun:
