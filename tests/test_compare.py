@@ -18,9 +18,8 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.evals import arms
 from offbook.evals.compare import compare, find_evaluation, load_evaluation, said_of
-from offbook.evals.figure import effort_figure, solved_within
+from offbook.evals.figure import effort_figure, nice_ticks, solved_within, spread, tag
 from offbook.evals.metrics import Row, measure, row_of
-from offbook.evals.svg import nice_ticks, spread, tag
 from offbook.evals.tables import markdown
 from offbook.types import Feedback, Hint, OffbookError, Reward, Rollout, Target, Usage
 

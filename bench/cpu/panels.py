@@ -5,8 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from xml.etree.ElementTree import Element
 
-from offbook.evals import svg
-from offbook.evals.svg import BOTTOM, HEIGHT, LEFT, TOP, Frame, spread, tag
+from offbook.evals.figure import BOTTOM, HEIGHT, LEFT, TOP, Frame, spread, svg_file, tag
 from offbook.view.scales import Points, smooth
 
 # dark enough on white
@@ -31,7 +30,7 @@ def figure(panels: dict[str, Lines], percent: tuple[str, ...] = (), one_scale: b
         values = [value for _, value in shown]
         frame = Frame([step for step, _ in every], min(values), max(values), title in percent, RIGHT)
         drawn.append([*frame.grid(), tag("text", title, x=LEFT, y=-8, class_="title"), *_lines(frame, lines)])
-    return svg.figure(STYLE, drawn, TOP + 14, HEIGHT + TOP + BOTTOM)
+    return svg_file(STYLE, drawn, TOP + 14, HEIGHT + TOP + BOTTOM)
 
 
 def _lines(frame: Frame, lines: Lines) -> list[Element]:

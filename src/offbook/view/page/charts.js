@@ -1,6 +1,6 @@
 "use strict";
 
-// Curves as SVG: one panel per number, one line per run. The axes are those of the figures in evals/svg.py.
+// Curves as SVG: one panel per number, one line per run. The axes are those of the figures in evals/figure.py.
 
 const WIDTH = 360, HEIGHT = 208, LEFT = 42, TOP = 10, BOTTOM = 30;
 
