@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from offbook.signals.feedback import Rule
     from offbook.signals.feedback.coach import Found, Stored
     from offbook.signals.judge import Judgement
-    from offbook.train.forward import Decoder
     from offbook.types import Feedback, Task
 
 MAX_SHOWN = 3  # examples of one rule
@@ -34,23 +33,15 @@ KEPT = "coach.jsonl"  # in a run's feedback/, beside what training recorded ther
 @dataclass(slots=True)
 class Result:
     sources: list[Stored]
-    own_rules: list[str] = field(default_factory=list)  # of --rules: named where they find nothing, too
+    rules: dict[str, Rule]
     found: list[Found] = field(default_factory=list)
     judgement: Judgement | None = None
-    unchecked: int = 0  # hints of the judge in rollouts whose task is not at hand: nobody knows whether they leak
+    unchecked: int = 0  # hints of the judge in rollouts whose task is not at hand: they may leak
     effects: list[Effect] = field(default_factory=list)
     models: list[str] = field(default_factory=list)  # that the effects were measured on
     unmeasured: Counter[str] = field(default_factory=Counter)
     looked: dict[str, list[ProbedHint]] = field(default_factory=dict)  # by source
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def num_rollouts(self) -> int:
-        return sum(len(stored.rollouts) for stored in self.sources)
-
-    @property
-    def unreadable(self) -> int:
-        return sum(stored.unreadable for stored in self.sources)
 
 
 def coach(
@@ -73,27 +64,29 @@ def coach(
     plain: Plain = False,
 ) -> None:
     """Find mistakes in stored work of any agent, and measure what hints would do about them. Nothing is trained."""
+    from offbook.core.runfolder import dump_lines, write_atomic
     from offbook.signals.feedback import rules_of
     from offbook.signals.feedback.coach import stored_in
-    from offbook.signals.feedback.rules import RULES
 
     for path in filter(None, (out, as_json)):
         _refuse_unwritable(path, sources)
     if bool(url) != bool(judge_model):
         raise OffbookError("a judge model needs both --url and --judge-model")
-    known = rules_of(rules or ())
     with progress_display(plain) as progress:
-        result = Result(stored_in(sources), own_rules=[name for name in known if name not in RULES])
-        _read(result, tasks, known, url, judge_model, rate, progress)
+        result = Result(stored_in(sources), rules_of(rules or ()))
+        _read(result, tasks, url, judge_model, rate, progress)
         if effect:
-            _measure(result, model, limit, tasks, known, samples, progress)
-    _show(result)
+            _measure(result, model, limit, tasks, samples, progress)
+    facts = _facts(result)
+    _show(result, facts)
     try:
-        written = _write(result, out, as_json)
+        if as_json is not None:
+            write_atomic(as_json, json.dumps(facts, indent=1) + "\n")
+        for path, found in _files(result, out):
+            write_atomic(path, dump_lines(one.feedback for one in found))
+            print(f"\ntargets and hints are in {path}")
     except OSError as error:
         raise OffbookError(f"cannot write {error.filename}: {error.strerror}") from None
-    for path in written:
-        print(f"\ntargets and hints are in {path}")
 
 
 def _refuse_unwritable(path: Path, sources: list[Path]) -> None:
@@ -109,9 +102,7 @@ def _refuse_unwritable(path: Path, sources: list[Path]) -> None:
         raise OffbookError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _read(
-    result: Result, tasks: str, rules: dict[str, Rule], url: str, name: str, rate: float, progress: Progress
-) -> None:
+def _read(result: Result, tasks: str, url: str, name: str, rate: float, progress: Progress) -> None:
     """By rules and, where there is one, by a judge."""
     from offbook.core.client import Client
     from offbook.signals.feedback import MISTAKES
@@ -123,7 +114,7 @@ def _read(
     pairs = []
     for stored in result.sources:
         known = _tasks_of(stored, tasks)
-        result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"), rules)
+        result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"), result.rules)
         unseen += not_looked_for(stored, known)
         pairs += [(rollout, known.get(rollout.task)) for rollout in stored.rollouts]
     if unseen:
@@ -146,15 +137,7 @@ def _tasks_of(stored: Stored, tasks: str) -> dict[str, Task]:
     return tasks_in(source, stored.folder) if source else {}
 
 
-def _measure(
-    result: Result,
-    model: str,
-    limit: int,
-    tasks: str,
-    rules: dict[str, Rule],
-    samples: int,
-    progress: Progress,
-) -> None:
+def _measure(result: Result, model: str, limit: int, tasks: str, samples: int, progress: Progress) -> None:
     """Torch is imported only if there is something to measure, and a model to measure it on."""
     from offbook.signals.feedback.coach import spread_out
 
@@ -169,7 +152,9 @@ def _measure(
     if not plans:
         return
     from offbook.agent.chat import chat_for
-    from offbook.rl.hint_probe import effects_of, measure, with_donor_hints
+    from offbook.core.config import load_config
+    from offbook.rl.collector import Collector
+    from offbook.rl.hint_probe import HintProbe, effects_of, measure, with_donor_hints
     from offbook.rl.models import chat_folder, load_model, model_folder
     from offbook.train.forward import Decoder
 
@@ -195,64 +180,42 @@ def _measure(
             rollout.foreign for rollout in stored.rollouts
         )
         if samples and not again and stored.folder is not None and has_own_tools:  # which answer what is sampled
+            # as training probes hints before step 1, on what the run did and with the run's own settings
+            config = load_config([stored.folder.config_file], {"engine.kind": "local"})
+            known = _tasks_of(stored, tasks) or pocket_tasks(config)
+            probe = HintProbe(Collector(config, folder), known, result.rules, samples)
             found = [one for one in result.found if one.source == stored.source]
-            result.looked[stored.source] = _look(
-                stored, found, folder, decoder, _tasks_of(stored, tasks), rules, samples
-            )
+            result.looked[stored.source] = probe.measured(asyncio.run(probe.sampled(found, "coach")), found, decoder)
     result.effects = effects_of((one.feedback for one in chosen), others)
 
 
-def _look(
-    stored: Stored,
-    found: list[Found],
-    model: Path,
-    decoder: Decoder,
-    tasks: dict[str, Task],
-    rules: dict[str, Rule],
-    samples: int,
-) -> list[ProbedHint]:
-    """As training does before it begins, on what the run did and with the run's own settings."""
-    from offbook.core.config import load_config
-    from offbook.rl.collector import Collector
-    from offbook.rl.hint_probe import HintProbe
-
-    assert stored.folder is not None
-    config = load_config([stored.folder.config_file], {"engine.kind": "local"})
-    look = HintProbe(Collector(config, model), tasks or pocket_tasks(config), rules, samples)
-    return look.measured(asyncio.run(look.sampled(found, "coach")), found, decoder)
-
-
-def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]:
+def _files(result: Result, out: Path | None) -> list[tuple[Path, list[Found]]]:
     """Targets go to the file that is named, or to a file of its own in each run folder."""
-    from offbook.core.runfolder import dump_lines, write_atomic
-
-    if as_json is not None:
-        write_atomic(as_json, json.dumps(_as_dict(result), indent=1) + "\n")
     if out is not None:
-        write_atomic(out, dump_lines(one.feedback for one in result.found))
-        return [out]
-    written = []
-    for stored in result.sources:
-        if stored.folder is not None:
-            written.append(stored.folder.path / "feedback" / KEPT)
-            found = (one.feedback for one in result.found if one.source == stored.source)
-            write_atomic(written[-1], dump_lines(found))
-    return written
+        return [(out, result.found)]
+    return [
+        (stored.folder.path / "feedback" / KEPT, [one for one in result.found if one.source == stored.source])
+        for stored in result.sources
+        if stored.folder is not None
+    ]
 
 
-def _as_dict(result: Result) -> dict[str, Any]:
+def _facts(result: Result) -> dict[str, Any]:
+    """What --json writes."""
     from offbook.signals.feedback.coach import grouped, num_rollouts
+    from offbook.signals.feedback.rules import RULES
 
     judgement = result.judgement
-    counts = {rule: (len(found), num_rollouts(found)) for rule, found in grouped(result.found).items()}
-    for rule in result.own_rules:
-        counts.setdefault(rule, (0, 0))
+    of = sum(len(stored.rollouts) for stored in result.sources)
+    by_rule = grouped(result.found)
+    rules = [*by_rule, *(name for name in result.rules if name not in RULES and name not in by_rule)]
+    counts = {rule: (len(by_rule.get(rule, [])), num_rollouts(by_rule.get(rule, []))) for rule in rules}
     return {
         "sources": [stored.source for stored in result.sources],
-        "rollouts": result.num_rollouts,
-        "unreadable": result.unreadable,
+        "rollouts": of,
+        "unreadable": sum(stored.unreadable for stored in result.sources),
         "rules": {
-            rule: {"targets": targets, "rollouts": rollouts, "share": rollouts / result.num_rollouts}
+            rule: {"targets": targets, "rollouts": rollouts, "share": rollouts / of}
             for rule, (targets, rollouts) in counts.items()
         },
         "targets": [
@@ -276,28 +239,46 @@ def _as_dict(result: Result) -> dict[str, Any]:
     }
 
 
-def _show(result: Result) -> None:
+def _show(result: Result, facts: dict[str, Any]) -> None:
     from offbook.signals.feedback.coach import grouped, num_rollouts
 
-    faulty, of = num_rollouts(result.found), result.num_rollouts
-    names = ", ".join(stored.source for stored in result.sources)
+    faulty, of = num_rollouts(result.found), facts["rollouts"]
     mistakes = f"{_count(len(result.found), 'mistake')} in {faulty} of them ({faulty / of:.0%})"
-    say(f"{names}: {_count(of, 'rollout')}, {mistakes}")
+    say(f"{', '.join(facts['sources'])}: {_count(of, 'rollout')}, {mistakes}")
     by_rule = grouped(result.found)
-    for rule, found in by_rule.items():
-        _show_rule(rule, found, of)
-    for rule in result.own_rules:
-        if rule not in by_rule:
+    for rule in facts["rules"]:
+        if rule in by_rule:
+            _show_rule(rule, by_rule[rule], of)
+        else:
             say(f"\n{rule}: 0 in {_count(of, 'rollout')}", style="bold")
     if result.effects:
-        _show_effects(result)
-    _show_look(result)
-    if result.judgement:
-        _show_judgement(result.judgement)
+        say(f"\nWhat the hints do, on {', '.join(dict.fromkeys(result.models))}")
+        effects = Table(box=None, pad_edge=False)
+        effects.add_column("rule", no_wrap=True)
+        for name in ("targets", "tokens", "nats per token", "largest", "log-odds", "donor"):
+            effects.add_column(name, justify="right")
+        for one in result.effects:
+            odds = ["" if value is None else f"{value:+.2f}" for value in (one.log_odds, one.donor_log_odds)]
+            effects.add_row(one.rule, str(one.targets), str(one.tokens), f"{one.kl:.3f}", f"{one.largest:.2f}", *odds)
+        results.print(effects)
+        for reason, count in result.unmeasured.items():
+            say(f"{_count(count, 'target')} not measured: {reason}")
+    for source, looked in result.looked.items():
+        from offbook.rl.hint_probe import table  # brings torch along
+
+        say(f"\nMessages sampled where a rule was broken in {source}, without the hint and with it")
+        for line in table(looked):
+            say(line)
+    if judge := result.judgement:
+        asked = f"{_count(judge.asked, 'question')} about {_count(judge.rollouts, 'rollout')}"
+        say(f"\nThe judge model: {asked}, {_count(len(judge.found), 'mistake')} taken")
+        for what, counts in (("refused", judge.refused), ("unanswered", judge.unanswered)):
+            for reason, count in counts.most_common():
+                say(f"  {what} {count}: {reason}")
     for note in result.notes:
         say(f"\n{note}")
-    if result.unreadable:
-        say(f"\n{_count(result.unreadable, 'record')} could not be read")
+    if facts["unreadable"]:
+        say(f"\n{_count(facts['unreadable'], 'record')} could not be read")
 
 
 def _show_rule(rule: str, found: list[Found], of: int) -> None:
@@ -318,37 +299,6 @@ def _show_rule(rule: str, found: list[Found], of: int) -> None:
             say(f"    hint: {one.feedback.hint.text}")
     if len(found) > MAX_SHOWN:
         say(f"  and {len(found) - MAX_SHOWN} more")
-
-
-def _show_effects(result: Result) -> None:
-    say(f"\nWhat the hints do, on {', '.join(dict.fromkeys(result.models))}")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rule", no_wrap=True)
-    for name in ("targets", "tokens", "nats per token", "largest", "log-odds", "donor"):
-        table.add_column(name, justify="right")
-    for one in result.effects:
-        odds = ["" if value is None else f"{value:+.2f}" for value in (one.log_odds, one.donor_log_odds)]
-        table.add_row(one.rule, str(one.targets), str(one.tokens), f"{one.kl:.3f}", f"{one.largest:.2f}", *odds)
-    results.print(table)
-    for reason, count in result.unmeasured.items():
-        say(f"{_count(count, 'target')} not measured: {reason}")
-
-
-def _show_look(result: Result) -> None:
-    for source, looked in result.looked.items():
-        from offbook.rl.hint_probe import table
-
-        say(f"\nMessages sampled where a rule was broken in {source}, without the hint and with it")
-        for line in table(looked):
-            say(line)
-
-
-def _show_judgement(judgement: Judgement) -> None:
-    asked = f"{_count(judgement.asked, 'question')} about {_count(judgement.rollouts, 'rollout')}"
-    say(f"\nThe judge model: {asked}, {_count(len(judgement.found), 'mistake')} taken")
-    for what, counts in (("refused", judgement.refused), ("unanswered", judgement.unanswered)):
-        for reason, count in counts.most_common():
-            say(f"  {what} {count}: {reason}")
 
 
 def _count(number: int, what: str) -> str:
