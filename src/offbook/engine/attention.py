@@ -1,96 +1,154 @@
-"""Attention that reads and writes keys and values in places: of a forward over the next tokens of many rows, and of
-one over what rows have that is new.
+"""Attention of the local engine: installed in a transformers model, it reads and writes keys and values in KV slots.
 
-Axes: R rows that write, W tokens of each, H kv heads, G query heads that share one, L keys, T new tokens, D head width.
+Two kinds of forwards: NextTokens is one token for each of the first slots (a decode step), NewTokens is a flat row of
+many rows' new tokens (a prefill). Without either, the model does what it did before.
+
+Axes: S slots, R rows, H KV heads, G query heads that share one, L keys, T new tokens, D head width.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from offbook.engine.kernels import kernel_for
-from offbook.engine.kv_slots import Places, bucket
+from offbook.engine.kv_slots import KvSlots, bucket
 
-# Attention to what rows add: a call more costs as much as so many entries of a mask (the GPU's number is a guess) ...
-GPU_CALL, CPU_CALL = 2**20, 2**13
-MASK_ENTRIES = 2**26  # ... in one mask there are at most so many,
-KEY_ENTRIES = 2**27  # and so many of keys, which are copied where places do not lie side by side
+NAME = "offbook_slots"  # of the attention function; must not start with the trainer's names
+OWN_ATTENTION = ("diffllama", "doge")  # models that call the attention function with other arguments
+ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's encoding depends on the longest row of the forward
+RECOMPILED = 64  # times that a layer is compiled before torch falls back to eager
+# Prefill behind kept tokens: one call of attention more costs as much as so many mask entries (GPU_CALL is a guess) ...
+GPU_CALL = 2**20
+CPU_CALL = 2**13
+MASK_ENTRIES = 2**26  # ... a mask has at most so many,
+KEY_ENTRIES = 2**27  # and the keys of one call, which are copied unless their slots are consecutive
 FEWEST = 64  # queries of a part, however long its row is
 
 
-class NextTokens:
-    """A forward of W tokens in each of the first places, each at its own position.
+def has_plain_attention(model: PreTrainedModel) -> bool:
+    """Whether every layer is full causal attention (no windows, recurrent states, soft caps, sinks), and a token's
+    position alone says how it is encoded."""
+    config = model.config.get_text_config()
+    has_sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
+    if has_sinks or config.model_type in OWN_ATTENTION:
+        return False
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ROPE_BY_LENGTH:
+        return False
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None and getattr(config, "sliding_window", None):
+        return False
+    capped = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "attention_chunk_size"))
+    return model._supports_attention_backend and not capped and set(kinds or ()) <= {"full_attention"}
 
-    Or in the places `place_R`: their tokens lie in one flat row. Where no kernel reads each place up to its own token,
-    all read the first `length` keys under a mask; the query heads that share a K/V head are then the rows of one query,
-    so that no key is repeated.
+
+def install(model: PreTrainedModel, fused: bool = False) -> None:
+    """Make forwards of `model` take the keyword argument `tokens`.
+
+    `fused` compiles the layers: one kernel instead of dozens between matrix products and attention.
+    """
+    name = f"{NAME}_fused" if fused else NAME
+    AttentionInterface.register(name, torch.compiler.disable(_attention) if fused else _attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
+    if fused:
+        limits = torch._dynamo.config  # the limit is per code object, which all models of a kind share
+        limits.recompile_limit = max(limits.recompile_limit, RECOMPILED)
+        for layer in model.base_model.layers:
+            layer.compile(dynamic=True)
+
+
+@contextmanager
+def unfused(model: PreTrainedModel) -> Iterator[None]:
+    """Run layers eagerly in here, also those that `install` has compiled."""
+    fused = [(layer, layer._compiled_call_impl) for layer in getattr(model.base_model, "layers", ())]
+    try:
+        for layer, _ in fused:
+            layer._compiled_call_impl = None
+        yield
+    finally:
+        for layer, call in fused:
+            layer._compiled_call_impl = call
+
+
+class Tokens(Protocol):
+    """What a forward is over."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor: ...
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    tokens: Tokens | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    if tokens is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    layer: int = module.layer_idx
+    return tokens.attend(layer, query, key, value, scaling), None
+
+
+class NextTokens:
+    """A forward of one token in each of the first slots, each at its own position.
+
+    Without a kernel that reads each slot up to its own token, all read the first `length` keys under a mask; the query
+    heads that share a KV head are then the rows of one query, so that no key is repeated.
     """
 
-    def __init__(
-        self, places: Places, position_RW: Tensor, length: int, dtype: torch.dtype, place_R: Tensor | None = None
-    ):
-        self.places, self.position_RW, self.length, self.place_R = places, position_RW, length, place_R
-        self.dtype = dtype
+    def __init__(self, slots: KvSlots, position_R: Tensor, length: int, dtype: torch.dtype):
+        self.slots, self.position_R, self.length, self.dtype = slots, position_R, length, dtype
         self._index: dict[int, Tensor] = {}
-        self._bias: dict[int, Tensor] = {}
+        self._mask_R11L: Tensor | None = None
 
     def _where(self, heads: int) -> Tensor:
-        """Of each row, head and token among the keys of all, one after the other."""
+        """Index of each row and head into the flattened keys of all slots."""
         if heads not in self._index:
-            rows, device = len(self.position_RW), self.position_RW.device
-            place_R = torch.arange(rows, device=device) if self.place_R is None else self.place_R
-            first_RH = (place_R[:, None] * heads + torch.arange(heads, device=device)) * self.places.length
-            self._index[heads] = (first_RH[:, :, None] + self.position_RW[:, None]).flatten()
+            device = self.position_R.device
+            slot_R = torch.arange(len(self.position_R), device=device)
+            first_RH = (slot_R[:, None] * heads + torch.arange(heads, device=device)) * self.slots.length
+            self._index[heads] = (first_RH + self.position_R[:, None]).flatten()
         return self._index[heads]
 
-    def _mask(self, shared: int) -> Tensor:
-        if shared not in self._bias:
-            position_RW = self.position_RW
-            seen_RWL = torch.arange(self.length, device=position_RW.device) <= position_RW[:, :, None]
-            bias_R1WL = torch.zeros_like(seen_RWL, dtype=self.dtype).masked_fill_(~seen_RWL, -math.inf)[:, None]
-            self._bias[shared] = bias_R1WL.repeat(1, 1, shared, 1)
-        return self._bias[shared]
-
     def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
-        self.places.keep_routes(layer, experts_NK, self._where(1))
+        self.slots.keep_routes(layer, experts_NK, self._where(1))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        if self.place_R is not None:
-            shape = self.position_RW.shape
-            query, key, value = (each[0].unflatten(1, shape).transpose(0, 1) for each in (query, key, value))
-        heads = key.shape[1]
-        pair = self.places.layer(layer, key, value)
+        (rows, query_heads, _, size), heads = query.shape, key.shape[1]
+        pair = self.slots.layer(layer, key, value)
         for kept, new in zip(pair, (key, value), strict=True):
             kept.view(-1, kept.shape[3]).index_copy_(0, self._where(heads), new.reshape(-1, kept.shape[3]))
         if kernel := kernel_for(*pair):
-            scale = query.shape[3] ** -0.5 if scaling is None else scaling
-            out_RWHD = kernel(query, *pair, self.position_RW, self.place_R, scale)
-        else:
-            out_RWHD = self._by_mask(query, *pair, scaling)
-        return out_RWHD if self.place_R is None else out_RWHD.flatten(0, 1)[None]
-
-    def _by_mask(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
-        (rows, query_heads, width, size), heads = query.shape, keys.shape[1]
-        which, shared = slice(rows) if self.place_R is None else self.place_R, query_heads // heads
-        key, value = (kept[which, :, : self.length] for kept in (keys, values))
-        query_RHQD = query.reshape(rows, heads, shared * width, size)
-        mask = self._mask(1 if width == 1 else shared)  # of one token it is the same for all heads
-        out_RHQD = _masked(query_RHQD, key, value, mask, scaling)
-        out_RWHGD = out_RHQD.unflatten(2, (shared, width)).permute(0, 3, 1, 2, 4)
-        return out_RWHGD.reshape(rows, width, query_heads, -1)
+            return kernel(query, *pair, self.position_R, size**-0.5 if scaling is None else scaling)
+        if self._mask_R11L is None:
+            seen_RL = torch.arange(self.length, device=query.device) <= self.position_R[:, None]
+            self._mask_R11L = torch.zeros_like(seen_RL, dtype=self.dtype).masked_fill_(~seen_RL, -math.inf)[
+                :, None, None
+            ]
+        keys, values = (kept[:rows, :, : self.length] for kept in pair)
+        query_RHGD = query.reshape(rows, heads, query_heads // heads, size)
+        return _masked(query_RHGD, keys, values, self._mask_R11L, scaling).reshape(rows, 1, query_heads, -1)
 
 
 class Part(NamedTuple):
-    """Tokens begin:end of a flat row, which go to a place behind the `start` tokens that are there."""
+    """Tokens begin:end of a flat row, which go into a slot after the `start` tokens it holds."""
 
-    place: int
+    slot: int
     start: int
     begin: int
     end: int
@@ -105,14 +163,14 @@ class Part(NamedTuple):
 
 
 class NewTokens:
-    """A forward of many parts in one flat row, each for a place of its own."""
+    """A forward of many parts in one flat row, each for its own slot."""
 
-    def __init__(self, places: Places, parts: list[Part], device: torch.device):
-        self.places = places
+    def __init__(self, slots: KvSlots, parts: list[Part], device: torch.device):
+        self.slots = slots
         self.position_T = torch.cat([torch.arange(p.start, p.start + p.end - p.begin) for p in parts]).to(device)
-        place_T = torch.cat([torch.full((part.end - part.begin,), part.place) for part in parts])
-        self.place_T = place_T.to(device)
-        self.fresh: list[tuple[int, int, int]] = []  # begin, end, how many of one length lie there side by side
+        slot_T = torch.cat([torch.full((part.end - part.begin,), part.slot) for part in parts])
+        self.slot_T = slot_T.to(device)
+        self.fresh: list[tuple[int, int, int]] = []  # begin, end, how many parts of equal length
         self.grown = [part for part in parts if part.start]
         for part in parts:
             if part.start:
@@ -127,26 +185,26 @@ class NewTokens:
 
     def _where(self, heads: int) -> Tensor:
         if heads not in self._index:
-            head_H = torch.arange(heads, device=self.place_T.device)
-            first_HT = (self.place_T * heads + head_H[:, None]) * self.places.length
+            head_H = torch.arange(heads, device=self.slot_T.device)
+            first_HT = (self.slot_T * heads + head_H[:, None]) * self.slots.length
             self._index[heads] = (first_HT + self.position_T).flatten()
         return self._index[heads]
 
     def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
-        self.places.keep_routes(layer, experts_NK, self._where(1))
+        self.slots.keep_routes(layer, experts_NK, self._where(1))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        pair = self.places.layer(layer, key, value)
+        pair = self.slots.layer(layer, key, value)
         for kept, new in zip(pair, (key, value), strict=True):
             kept.view(-1, kept.shape[3]).index_copy_(0, self._where(key.shape[1]), new.reshape(-1, kept.shape[3]))
         out_THD = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
         for begin, end, count in self.fresh:
             q, k, v = (each[0, :, begin:end].unflatten(1, (count, -1)).transpose(0, 1) for each in (query, key, value))
             out_THD[begin:end] = _causal(q, k, v, scaling).transpose(1, 2).flatten(0, 1)
-        if self._groups is None:  # they are the same in all layers
+        if self._groups is None:  # the same in all layers
             shared = query.shape[1] // key.shape[1]
-            grown = side_by_side(self.grown, shared, key.shape[1] * key.shape[3], key.is_cuda)
-            self._groups = [_Group(self.places.length, parts, shared, query) for parts in grown]
+            grown = grouped(self.grown, shared, key.shape[1] * key.shape[3], key.is_cuda)
+            self._groups = [_Group(self.slots.length, parts, shared, query) for parts in grown]
             if sum(map(len, self._groups)) <= MASK_ENTRIES:
                 for group in self._groups:
                     group.mask = group.make_mask()
@@ -155,10 +213,10 @@ class NewTokens:
         return out_THD[None]
 
 
-def side_by_side(parts: list[Part], shared: int, key_entries: int, on_gpu: bool) -> list[list[Part]]:
-    """Parts in groups, for each of which attention is one call: together where padding costs less than a call more.
+def grouped(parts: list[Part], shared: int, key_entries: int, on_gpu: bool) -> list[list[Part]]:
+    """Parts in groups of one attention call each: together if the padding costs less than another call.
 
-    `shared` query heads have a K/V head together. Parts whose mask would be too large come in several.
+    `shared` query heads have one KV head. Parts whose mask would be too large are split.
     """
     call = GPU_CALL if on_gpu else CPU_CALL
     groups: list[list[Part]] = []
@@ -167,9 +225,9 @@ def side_by_side(parts: list[Part], shared: int, key_entries: int, on_gpu: bool)
     for part in sorted(pieces, key=lambda part: (bucket(part.size), part.upto)):
         rows = len(groups[-1]) + 1 if groups else 1
         wider, longer = max(count, part.size), max(upto, part.upto)
-        apart = (rows - 1) * count * upto + part.size * part.upto + call
+        separate = (rows - 1) * count * upto + part.size * part.upto + call
         fits = rows * wider * longer * shared <= MASK_ENTRIES and rows * longer * key_entries <= KEY_ENTRIES
-        if groups and fits and rows * wider * longer <= apart:
+        if groups and fits and rows * wider * longer <= separate:
             groups[-1].append(part)
             count, upto = wider, longer
         else:
@@ -182,16 +240,15 @@ def _pieces(part: Part, size: int) -> list[Part]:
     size = max(size, FEWEST)
     cuts = [*range(0, part.size, size), part.size]
     return [
-        Part(part.place, part.start + first, part.begin + first, part.begin + last) for first, last in pairwise(cuts)
+        Part(part.slot, part.start + first, part.begin + first, part.begin + last) for first, last in pairwise(cuts)
     ]
 
 
 class _Group:
     """Attention of some parts in one call: queries padded to the longest part, keys to the longest row.
 
-    The query heads that share a K/V head are rows of one query, as in NextTokens. A query that is padding is its part's
-    last, again. The mask is made for every layer anew, unless it is set: those of long rows are large. Axes: N real
-    queries of R parts.
+    The query heads that share a KV head are rows of one query, as in NextTokens. Padding repeats a part's last query.
+    The mask is made again in every layer unless it is set: those of long rows are large. Axes: N real queries, R parts.
     """
 
     def __init__(self, length: int, parts: list[Part], shared: int, query: Tensor):
@@ -200,9 +257,9 @@ class _Group:
         self.length = min(-(-upto // 8) * 8, length)  # masks of other lengths are copied by kernels
         self.shared, self.dtype = shared, query.dtype
         self.mask: Tensor | None = None
-        first, numbers = parts[0].place, [part.place for part in parts]
+        first, numbers = parts[0].slot, [part.slot for part in parts]
         in_a_row = numbers == list(range(first, first + len(parts)))
-        self.place_R = slice(first, first + len(parts)) if in_a_row else torch.tensor(numbers, device=device)
+        self.slot_R = slice(first, first + len(parts)) if in_a_row else torch.tensor(numbers, device=device)
         begin_R, last_R, start_R = torch.tensor([[p.begin, p.end - 1, p.start] for p in parts]).T
         token_RT = torch.minimum(begin_R[:, None] + torch.arange(count), last_R[:, None])
         real_RT = torch.arange(count) <= (last_R - begin_R)[:, None]
@@ -223,7 +280,7 @@ class _Group:
         rows, count = self.token_RT.shape
         query_HGRTD = query[0][:, self.token_RT].unflatten(0, (-1, self.shared))
         query_RHQD = query_HGRTD.permute(2, 0, 1, 3, 4).flatten(2, 3)
-        key, value = (kept[self.place_R, :, : self.length] for kept in (keys, values))
+        key, value = (kept[self.slot_R, :, : self.length] for kept in (keys, values))
         mask = self.make_mask() if self.mask is None else self.mask
         out_RHQD = _masked(query_RHQD, key, value, mask, scaling)
         out_RTHGD = out_RHQD.unflatten(2, (self.shared, count)).permute(0, 3, 1, 2, 4)
@@ -234,7 +291,7 @@ class _Group:
 def _masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None) -> Tensor:
     if not query.is_cuda:
         return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # those that take a mask of any shape
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # these take a mask of any shape
         return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
 
 

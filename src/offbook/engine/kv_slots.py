@@ -1,127 +1,51 @@
-"""Keys and values of many rows, each in a place of its own; engine/attention.py reads and writes them there.
+"""KV slots: keys and values of many rows, each row in its own slot, and the plan of what a prefill has to compute.
 
-A layer's keys are one tensor [places, kv heads, length, head width], its values another. A row writes behind its own
-last token, so nothing is padded, and a place is kept for its owner from turn to turn. All places are as long as the
-longest row needs: the budget is spent on places x length. The last position of a place is scratch: what is computed for
-a place at which nobody writes goes there, or behind what is kept of its row.
+A layer's keys are one tensor [slots, KV heads, length, head width], its values another. A row writes after its own last
+token, so nothing is padded, and a session keeps its slot from turn to turn. All slots are as long as the longest row
+needs: the budget is slots x length. The last position of a slot is scratch, where steps write for slots without a row.
 
 Axes: N new tokens, K experts of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch import Tensor
 
 from offbook.engine.kernels import kernel_for
 
-NAME = "offbook_places"  # of the attention function; not what the trainer's begin with
 SHORTEST = 256
-NO_LAYER = -1  # from here down: experts of the layers with a router, which lie and move as keys do
-OWN_WAYS = ("diffllama", "doge")  # of attention, that they ask the usual function for with other arguments
-ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position is encoded otherwise beside a later one, as padding has
-RECOMPILED = 64  # times that a layer is compiled before it is left as it is
-
-
-def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer reads all tokens before it and nothing else: no windows, no recurrent state, no soft cap, no
-    sinks. And whether a token's position says how it is encoded, whatever else is in the forward."""
-    config = model.config.get_text_config()
-    has_sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
-    if has_sinks or config.model_type in OWN_WAYS:
-        return False
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ROPE_BY_LENGTH:
-        return False
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None and getattr(config, "sliding_window", None):
-        return False
-    capped = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "attention_chunk_size"))
-    return model._supports_attention_backend and not capped and set(kinds or ()) <= {"full_attention"}
-
-
-def install(model: PreTrainedModel, fused: bool = False) -> None:
-    """Forwards of `model` take the keyword argument `tokens`; without it they do what they did before.
-
-    `fused`: what lies between matrix products and attention is one kernel, where it was dozens.
-    """
-    name = f"{NAME}_apart" if fused else NAME
-    AttentionInterface.register(name, torch.compiler.disable(_attention) if fused else _attention)
-    AttentionMaskInterface.register(name, sdpa_mask)
-    model.set_attn_implementation(name)
-    if fused:
-        limits = torch._dynamo.config  # of a layer's code, which all models of a kind share that a process loads
-        limits.recompile_limit = max(limits.recompile_limit, RECOMPILED)
-        for layer in model.base_model.layers:
-            layer.compile(dynamic=True)
-
-
-@contextmanager
-def unfused(model: PreTrainedModel) -> Iterator[None]:
-    """Meanwhile layers run as they are, also those that `install` has compiled."""
-    fused = [(layer, layer._compiled_call_impl) for layer in getattr(model.base_model, "layers", ())]
-    try:
-        for layer, _ in fused:
-            layer._compiled_call_impl = None
-        yield
-    finally:
-        for layer, call in fused:
-            layer._compiled_call_impl = call
-
-
-class Tokens(Protocol):
-    """What a forward is over, for its attention."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor: ...
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    tokens: Tokens | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    if tokens is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-    layer: int = module.layer_idx
-    return tokens.attend(layer, query, key, value, scaling), None
+ROUTES = -1  # and below: "layers" that hold the experts of each token, one per router; they move as keys do
+MIN_SHARED = 16  # tokens; a shorter prefix is computed sooner than copied
 
 
 @dataclass
-class Places:
-    """Who has which place, and the ids whose keys and values lie there."""
+class KvSlots:
+    """The slots, their owners, and the ids whose keys and values they hold."""
 
     budget: int  # tokens
     count: int = 0
     length: int = 0
     owners: list[Hashable | None] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
-    lost: dict[Hashable, list[int]] = field(default_factory=dict)  # what owners had before others needed the room
+    evicted: dict[Hashable, list[int]] = field(default_factory=dict)  # what owners lost because the budget is too small
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def rounded(self, length: int) -> int:
-        """Lengths grow by a third or a half, so that places seldom move."""
+        """Lengths grow by a third or a half, so that slots are seldom resized."""
         return min(bucket(max(length, SHORTEST)), self.budget)
 
     def has_room(self, rows: int, length: int) -> bool:
         return rows <= self.count and length <= self.length
 
-    def arrange(self, rows: int, wished: int, length: int) -> None:
-        """At least `rows` places, `wished` if the budget allows, of at least `length`, for there is no room.
+    def resize(self, rows: int, wished: int, length: int) -> None:
+        """At least `rows` slots, `wished` if the budget allows, of at least `length`.
 
-        Those who are kept behind the last place, or at more length, lose what they have.
+        Owners of slots after the last one, or with more tokens than the new length, are evicted.
         """
         length = self.rounded(length)
         if rows * self.length <= self.budget:  # it may be more, from longer rows
@@ -133,17 +57,17 @@ class Places:
             for new, old in zip((keys, values), pair, strict=True):
                 new[:kept, :, :upto] = old[:kept, :, :upto]
             self.layers[layer] = keys, values
-        for place, ids in enumerate(self.ids):
-            if place >= kept or len(ids) >= length:
-                self._lose(place)
+        for slot, ids in enumerate(self.ids):
+            if slot >= kept or len(ids) >= length:
+                self._evict(slot)
         self.owners = [*self.owners[:kept], *[None] * (count - kept)]
         self.ids = [*(ids if len(ids) < length else [] for ids in self.ids[:kept]), *([] for _ in range(count - kept))]
         self.count, self.length = count, length
 
     def keep_routes(self, layer: int, experts_NK: Tensor, where_N: Tensor) -> None:
-        """Of the layers that have a router, in the order of their own."""
+        """`layer` counts the layers with a router."""
         new = experts_NK.to(torch.int16)[None, None]
-        kept, _ = self.layer(NO_LAYER - layer, new, new[..., :0])
+        kept, _ = self.layer(ROUTES - layer, new, new[..., :0])
         kept.view(-1, kept.shape[3]).index_copy_(0, where_N, new[0, 0])
 
     def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,39 +79,36 @@ class Places:
 
     @property
     def own_keys(self) -> bool:
-        """Whether a step reads of each place what it holds and no more: then one graph serves all lengths."""
-        kept = [pair for layer, pair in self.layers.items() if layer > NO_LAYER]
+        """Whether the kernel reads each slot up to its own token: then one CUDA graph serves all lengths."""
+        kept = [pair for layer, pair in self.layers.items() if layer > ROUTES]
         return bool(kept) and all(kernel_for(*pair) is not None for pair in kept)
 
-    def seat(self, owners: list[Hashable], busy: set[int]) -> list[int]:
-        """A place for each: the one it has, or else one where nobody writes. None of what is kept moves for it.
-
-        Where places are short, whoever has the least to lose does. `busy`: where others write.
-        """
-        by_owner = {owner: place for place, owner in enumerate(self.owners) if owner is not None}
+    def assign(self, owners: list[Hashable], busy: set[int]) -> list[int]:
+        """A slot for each owner: the one it has, or the cheapest to evict among those that are not `busy`."""
+        by_owner = {owner: slot for slot, owner in enumerate(self.owners) if owner is not None}
         taken = busy | {by_owner[owner] for owner in owners if owner in by_owner}
+
+        def price(slot: int) -> tuple[bool, int, int]:
+            return self.owners[slot] is not None, len(self.ids[slot]), slot
+
         for owner in owners:
             if owner not in by_owner:
-                by_owner[owner] = place = self._free(taken)
-                self._lose(place)
-                self.owners[place], self.ids[place] = owner, []
-                taken.add(place)
+                by_owner[owner] = slot = min((slot for slot in range(self.count) if slot not in taken), key=price)
+                self._evict(slot)
+                self.owners[slot] = owner
+                self.ids[slot] = []
+                taken.add(slot)
         return [by_owner[owner] for owner in owners]
 
-    def _lose(self, place: int) -> None:
-        if (owner := self.owners[place]) is not None and self.ids[place]:
-            self.lost[owner] = self.ids[place]
-
-    def _free(self, taken: set[int]) -> int:
-        def price(place: int) -> tuple[bool, int, int]:
-            return self.owners[place] is not None, len(self.ids[place]), place
-
-        return min((place for place in range(self.count) if place not in taken), key=price)
+    def _evict(self, slot: int) -> None:
+        owner = self.owners[slot]
+        if owner is not None and self.ids[slot]:
+            self.evicted[owner] = self.ids[slot]
 
     def swap(self, ones: list[int], others: list[int]) -> None:
-        """Each of the first with its counterpart: all that is kept of both."""
-        upto = max((len(self.ids[place]) for place in [*ones, *others]), default=0)
-        both, turned = (self._index(places) for places in ([*ones, *others], [*others, *ones]))
+        """Swap owners, ids, keys and values of slots pairwise."""
+        upto = max((len(self.ids[slot]) for slot in [*ones, *others]), default=0)
+        both, turned = self._index([*ones, *others]), self._index([*others, *ones])
         for tensor in self._tensors() if upto else ():
             tensor[both, :, :upto] = tensor[turned, :, :upto]
         for one, other in zip(ones, others, strict=True):
@@ -195,31 +116,87 @@ class Places:
             self.ids[one], self.ids[other] = self.ids[other], self.ids[one]
 
     def copy(self, source: int, targets: list[int], count: int) -> None:
-        """The first `count` tokens of a place to others."""
+        """Copy the first `count` tokens of a slot to others."""
         index = self._index(targets)
         for tensor in self._tensors():
             tensor[index, :, :count] = tensor[source : source + 1, :, :count]
 
-    def forget(self, owners: Iterable[Hashable]) -> None:
+    def free(self, owners: Iterable[Hashable]) -> None:
         gone = set(owners)
         for owner in gone:
-            self.lost.pop(owner, None)
-        for place, owner in enumerate(self.owners):
+            self.evicted.pop(owner, None)
+        for slot, owner in enumerate(self.owners):
             if owner in gone:
-                self.owners[place], self.ids[place] = None, []
+                self.owners[slot] = None
+                self.ids[slot] = []
 
-    def clean(self, place: int) -> None:
-        """Behind what is kept: numbers that are none would spoil whoever comes next, masked or not."""
+    def zero_tail(self, slot: int) -> None:
+        """Zero what follows the kept tokens: NaNs there would leak through the mask."""
         for tensor in self._tensors():
-            tensor[place, :, len(self.ids[place]) :] = 0
+            tensor[slot, :, len(self.ids[slot]) :] = 0
 
-    def _index(self, places: list[int]) -> Tensor:
-        """Once for all layers: a list would go to the device with each of them."""
+    def _index(self, slots: list[int]) -> Tensor:
+        """Made once for all layers: a list would be copied to the device for each."""
         device = next((tensor.device for tensor in self._tensors()), None)
-        return torch.tensor(places, dtype=torch.long, device=device)
+        return torch.tensor(slots, dtype=torch.long, device=device)
 
     def _tensors(self) -> Iterable[Tensor]:
         return chain.from_iterable(self.layers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The first `shared` tokens of a slot are there or are copied from slot `source`; the others are computed.
+
+    If all are shared, the source ends with the same token and has the logits already.
+    """
+
+    slot: int
+    ids: list[int]
+    shared: int
+    source: int | None
+    wave: int  # sources are filled in earlier waves
+
+
+def plan_fills(wanted: Mapping[int, list[int]], kept: Mapping[int, list[int]]) -> list[Fill]:
+    """From the ids wanted by slot, and those that slots hold now; in the order of the waves.
+
+    The last token of a row is always computed, or shared as in Fill, since the next one is sampled from its logits.
+    Among rows in lexical order the longest prefix that a row shares with any before it is that with the last.
+    """
+    others = [(ids, slot) for slot, ids in kept.items() if slot not in wanted and ids]
+    fills: dict[int, Fill] = {}
+    last: Fill | None = None
+    for ids, slot in sorted((ids, slot) for slot, ids in wanted.items()):
+        shared = min(common_prefix(ids, kept.get(slot, [])), len(ids) - 1)
+        source, wave = None, 0
+        for other, at in others:
+            count = min(common_prefix(ids, other), len(ids) - 1)
+            if count >= shared + MIN_SHARED:
+                shared, source = count, at
+        if last is not None:
+            count = common_prefix(ids, last.ids)
+            if count >= shared + MIN_SHARED or count == len(ids):
+                root = last
+                while count <= root.shared and root.source in fills:  # the root itself copies these tokens
+                    root = fills[root.source]
+                shared, source, wave = count, root.slot, root.wave + 1
+        last = fills[slot] = Fill(slot, ids, shared, source, wave)
+    return sorted(fills.values(), key=lambda fill: (fill.wave, fill.slot))
+
+
+def common_prefix(one: list[int], other: list[int]) -> int:
+    """Slices are compared in C: bisection is faster than token by token."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:  # one[:low] is common, one[:high] is not
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def bucket(number: int) -> int:

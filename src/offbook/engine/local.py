@@ -34,14 +34,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbook.core.adapters import adapter_tensors
-from offbook.core.draft import DraftHead, travelling
 from offbook.core.weights import Weights
 from offbook.engine.base import Engine, Session
+from offbook.engine.attention import has_plain_attention
 from offbook.engine.decode import STEPS, Decoder, Row
-from offbook.engine.kv_slots import has_plain_attention
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.sampling import uniforms
-from offbook.engine.speculate import Drafting
 from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
 
 T = TypeVar("T")
@@ -83,8 +81,6 @@ class LocalSession(Session):
         row = Row(self, prompt.ids, count, uniforms(engine.seed, self.key, self.turn, count))
         if prompt.ids[: len(self.fed)] == self.fed:
             row.routes = self.routes
-        if engine.draft is not None:
-            row.draws = uniforms(engine.seed, f"{self.key}/draft", self.turn, 2 * count).view(2, count)
         request = _Request(self.key, row, asyncio.get_running_loop().create_future(), prompt.heard)
         self.turn += 1
         engine.waiting.append(request)
@@ -117,7 +113,7 @@ class LocalEngine(Engine):
 
     `kv_tokens` is how many tokens' keys and values are held at most; rows that do not fit wait. `static` is how a GPU
     decodes (offbook.engine.decode), and can be asked for elsewhere. `context` is what a rollout may grow to, for the
-    advice where `kv_tokens` are too few; 0 is not known. `draft` writes `draft_tokens` ahead: engine/speculate.py.
+    advice where `kv_tokens` are too few; 0 is not known.
     A model that reads and writes nothing for `deadline_s` while it is asked is lost.
     """
 
@@ -130,8 +126,6 @@ class LocalEngine(Engine):
     version: int = 0
     static: bool | None = None
     context: int = 0
-    draft: DraftHead | None = None
-    draft_tokens: int = 0
     deadline_s: float = 7200.0
     hung: ModelHung | None = None  # what is told of that, to all
     waiting: list[_Request] = field(default_factory=list)
@@ -150,15 +144,14 @@ class LocalEngine(Engine):
         settings = self.model, self.stop_ids, self.temperature, self.budget
         self.decoder: Decoder | PaddedDecoder
         if has_plain_attention(self.model):
-            drafting = None if self.draft is None else Drafting(self.model, self.draft, self.draft_tokens)
-            self.decoder = Decoder(*settings, static, drafting)
+            self.decoder = Decoder(*settings, static)
             self.decoder.longest = min(self.context, self.model.config.get_text_config().max_position_embeddings)
-        elif self.mode == "lockstep" and self.draft is None:
+        elif self.mode == "lockstep":
             self.decoder = PaddedDecoder(*settings)
         else:
             raise OffbookError(
-                f"{self.model.config.model_type} has layers that are not plain attention, which the local engine writes"
-                " in lockstep only and without drafts: set engine.mode to lockstep and engine.draft_tokens to 0"
+                f"{self.model.config.model_type} has layers that are not plain attention, which the local engine decodes"
+                " in lockstep only: set engine.mode to lockstep"
             )
         self.decoder.version = self.version
 
@@ -187,19 +180,13 @@ class LocalEngine(Engine):
         return {"reread_tokens": self.tokens_reread, "engine/read_s": self._read_s, "engine/write_s": self._write_s}
 
     @property
-    def drafts(self) -> tuple[list[int], list[int]]:
-        """By depth: how many drafted tokens were looked at so far, and how many were kept."""
-        drafting = self.decoder.drafting if isinstance(self.decoder, Decoder) else None
-        return (drafting.looked_at, drafting.kept) if drafting else ([], [])
-
-    @property
     def in_lockstep(self) -> bool:
         return self.mode == "lockstep"
 
     @property
     def kv_load(self) -> float:
-        places = self.decoder.places.ids if isinstance(self.decoder, Decoder) else []
-        return sum(map(len, places)) / self.budget
+        held = self.decoder.slots.ids if isinstance(self.decoder, Decoder) else []
+        return sum(map(len, held)) / self.budget
 
     def at(self, temperature: float) -> LocalEngine:
         """In lockstep, with a KV cache of its own."""
@@ -218,8 +205,6 @@ class LocalEngine(Engine):
         itself fail, nothing is sampled from the half of it: applied again, they are written from the start.
         """
         own = self.model.state_dict() if weights.adapter is None else adapter_tensors(self.model)
-        if self.draft is not None and weights.draft is not None:  # else it stays as it is
-            own = {**own, **travelling(self.draft)}
         _refuse_others(own, weights)
         follows = weights.changes is not None and weights.changes.base == self._digest
         pieces = _pieces(own, weights) if follows else None
@@ -334,7 +319,7 @@ class LocalEngine(Engine):
         if isinstance(self.decoder, PaddedDecoder):
             self.decoder.write(rows[:count])
             return count
-        self.decoder.places.forget(closed)
+        self.decoder.slots.free(closed)
         self._read(self.decoder, rows[:count], wished)
         while self.decoder.running:
             self._step(self.decoder)
@@ -369,7 +354,7 @@ class LocalEngine(Engine):
     def _go_on(self, rows: list[Row], closed: list[LocalSession], wished: int) -> None:
         assert isinstance(self.decoder, Decoder)
         self._refuse_torn()
-        self.decoder.places.forget(closed)
+        self.decoder.slots.free(closed)
         running = set(self.decoder.running)
         if any(row.ids and row not in running for row in rows):
             raise RuntimeError("what was being written is lost with the weights that could not be put in")
