@@ -18,7 +18,7 @@ from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.train.attention import Packed
-from offbook.train.trainer import Trainer
+from offbook.train.trainer import Trainer, weights_of
 from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
 
 STOP = 7
@@ -383,3 +383,26 @@ def test_on_policy_the_trainer_agrees_with_the_engine(temperature: float) -> Non
         samples.append(Sample(ids, logprobs, [1.0] * len(ids), mask, temperature=temperature))
     trainer = Trainer(tiny_model(), TrainConfig())
     assert trainer.step(samples).metrics["rl/mismatch"] < 1e-5
+
+
+def test_a_model_that_hangs_here_is_lost() -> None:
+    engine, goes_on = LocalEngine(tiny_model("qwen3"), frozenset(), deadline_s=0.5), threading.Event()
+
+    async def main() -> None:
+        session = engine.open("a")
+        engine._thread.submit(goes_on.wait)  # as a GPU does that never answers
+        asked = asyncio.create_task(session.complete(Prompt([5, 6]), 3))
+        await asyncio.sleep(0)
+        with pytest.raises(ModelLost) as also:
+            await engine.alive()
+        with pytest.raises(ModelLost, match="the model has not written a token for") as lost:
+            await asked
+        assert lost.value is also.value
+        with pytest.raises(ModelLost, match="has not taken version 1 of the weights: it hangs"):
+            await asyncio.to_thread(engine.apply, weights_of(tiny_model("qwen3", seed=1), 1))
+        goes_on.set()
+        assert len((await session.complete(Prompt([5, 6]), 3)).ids) == 3
+        await engine.alive()
+        assert engine.version == 0
+
+    asyncio.run(main())

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import in_bfloat16, random_ids, saved, tiny_model
+from conftest import random_ids, tiny_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from offbook.core.config import ConfigError, MtpConfig, TrainConfig, load_config
+from offbook.core.config import ConfigError, MtpConfig, load_config
 from offbook.core.draft import BASE, DraftHead, load_head, save_head
-from offbook.engine import LocalEngine
-from offbook.engine.subprocess_engine import ApartEngine
-from offbook.engine.sync import Publisher, Reader, open_store
 from offbook.rl.models import load_model
-from offbook.rl.train import train
 from offbook.stages.mtp import measure, mtp, read_samples, split
 from offbook.train import draft as train_draft
 from offbook.train.batches import Batch
-from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import Depths, DraftTrainer
 from offbook.train.forward import Decoder
-from offbook.train.trainer import Trainer
-from offbook.types import Completion, OffbookError, Prompt, Sample
+from offbook.types import OffbookError, Sample
 
 CPU = torch.device("cpu")
 
@@ -121,48 +113,6 @@ def test_a_row_of_samples_teaches_what_each_does_alone(monkeypatch: pytest.Monke
     assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_beside_training_the_model_learns_what_it_would_without(precision: str) -> None:
-    """And the head learns: nothing of it reaches the base."""
-    found = {}
-    for along in (False, True):
-        model = tiny_model() if precision == "float32" else in_bfloat16(tiny_model())
-        draft = DraftTrainer(model, DraftHead(model), MtpConfig(depth=2)) if along else None
-        trainer = Trainer(model, TrainConfig(precision=precision, learning_rate=1e-3), draft=draft)
-        rows = [trainer.step(samples()).metrics for _ in range(3)]
-        found[along] = model.state_dict()
-        assert ("mtp/loss_1" in rows[0]) == along
-    for name, tensor in found[False].items():
-        assert tensor.equal(found[True][name])
-    assert rows[-1]["mtp/loss_1"] < rows[0]["mtp/loss_1"]
-    assert rows[0]["mtp/train_s"] > 0
-
-
-def test_a_checkpoint_has_the_head_and_goes_on_with_it(tmp_path: Path) -> None:
-    def start() -> Trainer:
-        model = tiny_model()
-        torch.manual_seed(0)
-        return Trainer(model, TrainConfig(), draft=DraftTrainer(model, DraftHead(model), MtpConfig(depth=2)))
-
-    whole = start()
-    for _ in range(2):
-        whole.step(samples())
-    path = saved(whole, tmp_path, 2)
-    whole.step(samples())
-    again = start()
-    again.model.load_state_dict(AutoModelForCausalLM.from_pretrained(path).state_dict())
-    load_training_state(again, path)
-    again.step(samples())
-    assert again.draft is not None
-    assert whole.draft is not None
-    assert again.draft.head.fc.weight.equal(whole.draft.head.fc.weight)
-    loaded = load_head(path, load_model(path))
-    assert loaded.fc.weight.equal(load_file(path / "draft" / "model.safetensors")["fc.weight"])
-    shutil.rmtree(path / "draft")
-    with pytest.raises(OffbookError, match="no draft head, so it cannot be trained along"):
-        load_training_state(again, path)
-
-
 def test_it_lies_in_the_layout_that_vllm_loads(tmp_path: Path) -> None:
     """vLLM puts `model.` before each name, `Eagle` before the architecture, and takes embedding and head from the
     model: llama_eagle.py and configs/eagle.py of 0.24."""
@@ -215,61 +165,10 @@ def test_a_head_of_another_base_and_one_that_is_not_whole_are_refused(tmp_path: 
             load_head(tmp_path / name, base)
 
 
-def test_it_travels_with_the_weights(tmp_path: Path) -> None:
-    model = tiny_model()
-    draft = DraftTrainer(model, moved(DraftHead(model)), MtpConfig())
-    trainer = Trainer(model, TrainConfig(), draft=draft)
-    store = open_store(str(tmp_path / "store"))
-    publisher, reader = Publisher(store), Reader(open_store(str(tmp_path / "store")), "one")
-    engine = LocalEngine(tiny_model(seed=1), frozenset({7}), draft=DraftHead(tiny_model()), draft_tokens=2)
-    assert engine.draft is not None
-    for version in (1, 2):
-        trainer.step(samples())
-        publisher.publish(trainer.publish(version))
-        publisher.wait()
-        weights = reader.poll()
-        assert weights is not None
-        assert weights.draft is not None
-        assert weights.draft["architectures"] == ["LlamaForCausalLM"]
-        engine.apply(weights)
-        for name, tensor in draft.head.state_dict().items():
-            assert engine.draft.state_dict()[name].equal(tensor)
-    publisher.close()
-    reader.close()
-
-
-def test_an_engine_in_a_process_of_its_own_drafts_too(model: Path, tmp_path: Path) -> None:
-    network = load_model(model)
-    save_head(DraftHead(network), network, tmp_path / "head")
-    given = {"model": str(model), "out": str(tmp_path / "run"), "engine.draft": str(tmp_path / "head")}
-    config = load_config([], {**given, "engine.draft_tokens": "2"})
-    trainer = Trainer(network, TrainConfig(), draft=DraftTrainer(network, moved(DraftHead(network)), MtpConfig()))
-
-    async def written() -> tuple[Completion, tuple[list[int], list[int]]]:
-        engine = ApartEngine(config, model, frozenset())
-        try:
-            engine.apply(trainer.publish(1))
-            session = engine.open("one")
-            done = await session.complete(Prompt([1, 5, 2, 7]), 12)
-            session.close()
-            return done, engine.drafts
-        finally:
-            await engine.aclose()
-
-    done, (looked_at, kept) = asyncio.run(written())
-    ids = torch.tensor([[1, 5, 2, 7, *done.ids]])
-    with torch.no_grad():
-        logp = network(ids).logits[0, 3:-1].log_softmax(-1).gather(1, ids[0, 4:, None])[:, 0]
-    assert torch.allclose(torch.tensor(done.logprobs), logp, atol=1e-4)
-    assert done.versions == [1] * 12
-    assert looked_at[0] >= kept[0]
-    assert looked_at[0] + sum(kept) >= 11
-
-
 def test_settings_that_would_do_nothing_are_refused() -> None:
     for key, value, said in (
         ("engine.draft", "runs/mtp", "engine.draft_tokens is 0"),
-        ("mtp.along", "true", "as in --engine.draft_tokens 3"),
+        ("engine.draft_tokens", "3", "needs engine.kind vllm"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config([], {key: value})
@@ -295,23 +194,3 @@ def test_the_verb_trains_a_head_that_drafts(model: Path, tmp_path: Path) -> None
     assert ours["kept_2"] > 0.3
     with pytest.raises(OffbookError, match="is there already; give another --out"):
         mtp(config)
-
-
-def test_a_run_drafts_and_trains_the_head_along(model: Path, tmp_path: Path) -> None:
-    network = load_model(model)
-    save_head(DraftHead(network), network, tmp_path / "head")
-    given = {"model": str(model), "out": str(tmp_path / "run"), "engine.draft": str(tmp_path / "head")}
-    small = {"tasks.num_train": "2", "tasks.num_heldout": "1", "train.groups": "1", "train.group_size": "2"}
-    rest = {"engine.draft_tokens": "2", "mtp.along": "true", "train.steps": "1", "feedback.look": "false"}
-    recipe = Path(__file__).parents[1] / "recipes" / "pocket.toml"
-    for steps in (1, 2):  # the second goes on with the head of the first
-        train(load_config([recipe], {**given, **small, **rest, "train.steps": str(steps)}))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2]
-    for row in rows:
-        assert 0 <= row["draft/kept_1"] <= 1 <= row["draft/tokens_a_step"] <= 3
-        assert row["mtp/loss_1"] > 0
-        assert row["rl/mismatch"] < 1e-4
-    first, second = (load_file(tmp_path / "run" / "ckpt" / f"step_0000{n}" / "draft/model.safetensors") for n in (1, 2))
-    assert not first["fc.weight"].equal(second["fc.weight"])
-    load_head(tmp_path / "run" / "ckpt" / "step_00002", network)

@@ -88,13 +88,14 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
 def _cpu_s() -> dict[str, float]:
     """So far: of this process, of sandboxes and gradings that are over, and of processes that go on beside it."""
     own = Path("/proc/self")
-    now = {"run": _times(own / "stat", 11), "sandboxes": _times(own / "stat", 13), "engine": 0.0, "judge": 0.0}
+    now = {"run": _times(own / "stat", 11), "sandboxes": _times(own / "stat", 13), "judge": 0.0}
     for task in own.glob("task/*/children"):
         for child in task.read_text().split():
             with contextlib.suppress(OSError):  # gone
                 command = Path(f"/proc/{child}/cmdline").read_text()
-                for part, words in (("engine", "offbook.engine"), ("judge", "offbook.signals.monitors")):
-                    now[part] += _times(Path(f"/proc/{child}/stat"), 11) if words in command else 0.0
+                now["judge"] += (
+                    _times(Path(f"/proc/{child}/stat"), 11) if "offbook.signals.monitors" in command else 0.0
+                )
     return now
 
 

@@ -27,8 +27,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbook.engine import LocalEngine, attention
-from offbook.engine import kv_slots as places
+from offbook.engine import LocalEngine, attention, kv_slots
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.sampling import uniforms
 from offbook.types import Completion, Prompt
@@ -111,7 +110,7 @@ def many_turns(engine: LocalEngine, prompts: list[list[int]], new: int, turns: i
 def tokens_a_second(args: argparse.Namespace, model: PreTrainedModel, graphs: bool, mode: str) -> dict[str, float]:
     engine = LocalEngine(model, frozenset(), kv_tokens=args.kv_tokens, mode=mode, static=True)
     assert isinstance(engine.decoder, Decoder)
-    engine.decoder.graphs.on &= graphs
+    engine.decoder.use_graphs &= graphs
     prompts = make_prompts(args, model.config.vocab_size)
     first, _ = single_turn(engine, prompts, args.new)  # captures, allocates
     best = min(single_turn(engine, prompts, args.new)[0] for _ in range(args.repeat))
@@ -122,12 +121,12 @@ def tokens_a_second(args: argparse.Namespace, model: PreTrainedModel, graphs: bo
 def parts(args: argparse.Namespace, model: PreTrainedModel, graphs: bool) -> dict[str, float]:
     """One prefill of all rows, and one decode step, without the event loop."""
     decoder = Decoder(model, frozenset(), 1.0, args.rows * 8192, static=True)
-    decoder.graphs.on &= graphs
+    decoder.use_graphs &= graphs
     times: list[tuple[float, float]] = []
     for _ in range(3):
         prompts = make_prompts(args, model.config.vocab_size)
         rows = [Row(number, ids, args.new, uniforms(0, "", number, args.new)) for number, ids in enumerate(prompts)]
-        decoder.places.forget(range(args.rows))
+        decoder.slots.free(range(args.rows))
         synchronize()
         started = time.perf_counter()
         decoder.admit(rows, args.rows)
@@ -221,11 +220,11 @@ def grouped(args: argparse.Namespace, model: PreTrainedModel, constant: str, val
 def by_torch(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     """Without the kernel."""
     before = attention.kernel_for
-    attention.kernel_for = places.kernel_for = lambda keys, values: None
+    attention.kernel_for = kv_slots.kernel_for = lambda keys, values: None
     try:
         return measure()
     finally:
-        attention.kernel_for = places.kernel_for = before
+        attention.kernel_for = kv_slots.kernel_for = before
 
 
 class Clock:

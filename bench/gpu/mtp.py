@@ -4,12 +4,9 @@
    solves nothing has nothing to learn by RL.
 2. A head for each of --losses, trained on these rollouts: seconds, and what sampling keeps by depth on rollouts kept
    apart.
-3. RL with the head of KL trained along: seconds of the head as a share of the step's.
-4. Tokens a second without and with drafts at batch 1, 8 and 64: messages behind the beginnings of real rollouts, one
-   after the other, each to its own end, prompts included. Of the model before RL, after it with the head as it was, and
-   with the one that was trained along.
-5. The same through vLLM, without and with the head of KL, with its default drafts (the likeliest token) and with drawn
-   ones. vLLM is left out unless --parts names it.
+3. Tokens a second of vLLM at batch 1, 8 and 64, without drafts, with the head of KL drafting the likeliest token and
+   with drawn drafts: messages behind the beginnings of real rollouts, one after the other, each to its own end, prompts
+   included.
 
 --parts takes some of them; what they need of earlier ones has to be in --place. --tiny is for a CPU, to try the script
 itself. Each part goes on without the ones that failed.
@@ -36,22 +33,19 @@ import httpx2
 import torch
 
 from offbook.core.config import Config, EngineConfig, VllmConfig, load_config
-from offbook.core.draft import load_head
 from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint
-from offbook.engine import LocalEngine, VllmEngine
+from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.rl.collector import Collector, chat_of, with_drafts
-from offbook.rl.models import load_model, model_folder
+from offbook.rl.models import model_folder
 from offbook.rl.tasks import task_sets
-from offbook.rl.train import train
 from offbook.stages.mtp import mtp, read_samples
 from offbook.stages.sft import sft
 from offbook.types import Prompt, Rollout
 
 ON_GPU = torch.cuda.is_available()
 LOSSES = ("kl", "tv", "ce", "lk")
-PARTS = ("rollouts", "heads", "rl", "speed")
-VLLM = "vllm"
+PARTS = ("rollouts", "heads", "vllm")
 CACHE_BYTES = 8_000_000_000  # for the keys and values of a vLLM server
 Row = dict[str, Any]
 
@@ -88,10 +82,7 @@ def settings(options: argparse.Namespace, **given: Any) -> Config:
         "engine.mode": "continuous" if ON_GPU else "lockstep",
         "train.precision": precision,
         "engine.precision": precision,
-        "train.groups": options.groups,
         "train.group_size": options.group_size,
-        "train.steps": options.steps,
-        "train.learning_rate": options.learning_rate,
         "feedback.weight": 0,
         "tasks.num_train": options.tasks,
         "tasks.num_heldout": 1,
@@ -136,17 +127,6 @@ def head(options: argparse.Namespace, place: Path, loss: str) -> Row:
     return {"loss": loss, **kept, "seconds": sum(row["step_s"] for row in rows)}
 
 
-def reinforced(options: argparse.Namespace, place: Path) -> Row:
-    out = {"out": str(place / "run"), "engine__draft": str(place / "head-kl"), "engine__draft_tokens": options.depth}
-    rows: list[Row] = []
-    train(settings(options, mtp__along=True, **out), rows.append)
-    late = rows[len(rows) // 3 :]  # the first ones compile
-    share = sum(row.get("mtp/train_s", 0.0) for row in late) / sum(row["train_s"] for row in late)
-    kept = {key: rows[-1][key] for key in sorted(rows[-1]) if key.startswith("draft/")}
-    reward = {f"reward of step {row['step']}": row["reward"] for row in (rows[0], rows[-1]) if "reward" in row}
-    return {"steps": len(rows), "head's share of train_s": share, **kept, **reward}
-
-
 def beginnings(options: argparse.Namespace, place: Path, count: int) -> list[list[int]]:
     """Of real rollouts, up to where a message begins."""
     data = {"sft__data": [str(place / "rollouts.jsonl")]}
@@ -160,7 +140,7 @@ def beginnings(options: argparse.Namespace, place: Path, count: int) -> list[lis
     return found
 
 
-async def written(engine: LocalEngine | VllmEngine, prompts: list[list[int]], batch: int, new: int, key: str) -> float:
+async def written(engine: VllmEngine, prompts: list[list[int]], batch: int, new: int, key: str) -> float:
     """Tokens a second: as many at once as the batch has; each writes messages until it has written `new` tokens."""
 
     async def one(number: int) -> int:
@@ -178,69 +158,19 @@ async def written(engine: LocalEngine | VllmEngine, prompts: list[list[int]], ba
     return count / (time.perf_counter() - began)
 
 
-async def fastest(options: argparse.Namespace, engine: LocalEngine | VllmEngine, place: Path, batch: int) -> Row:
-    """Tokens a second, and of the local engine how much of its time went into reading prompts."""
+async def fastest(options: argparse.Namespace, engine: VllmEngine, place: Path, batch: int) -> Row:
+    """Tokens a second."""
     prompts = beginnings(options, place, 4 * batch)
     for warm in ("compiles", "captures"):
         await written(engine, prompts, batch, options.new, f"{warm}/{batch}")
-    spent = engine.counters if isinstance(engine, LocalEngine) else {}
     rates = [await written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)]
-    found: Row = {"tokens/s": max(rates)}
-    if isinstance(engine, LocalEngine):
-        read_s, write_s = (engine.counters[key] - spent[key] for key in ("engine/read_s", "engine/write_s"))
-        found["read_share"] = read_s / (read_s + write_s)
-    return found
-
-
-async def speed(
-    options: argparse.Namespace, place: Path, report: Report, policy: str, model: str, head: Path | None, tokens: int
-) -> None:
-    """A row for each batch, of one engine."""
-    config = settings(options)
-    folder = model_folder(model, config.seed)
-    network = load_model(folder, config.engine.precision)
-    draft = load_head(head, network) if head else None
-    stops = chat_of(folder, config).stop_ids
-    engine = LocalEngine(network, stops, 1.0, seed=1, mode="continuous", draft=draft, draft_tokens=tokens)
-    for batch in options.batches:
-        before = [list(counts) for counts in engine.drafts]
-        timed = await fastest(options, engine, place, batch)
-        looked_at, kept = (
-            [now - then for now, then in zip(counts, earlier, strict=True)]
-            for counts, earlier in zip(engine.drafts, before, strict=True)
-        )
-        shares = {f"kept_{depth + 1}": kept[depth] / max(1, looked_at[depth]) for depth in range(len(kept))}
-        each = {"tokens_a_step": 1 + sum(kept) / looked_at[0]} if draft else {}
-        plain = [row["tokens/s"] for row in report.rows if row.get("policy") == "plain" and row["batch"] == batch]
-        faster = {"speedup": timed["tokens/s"] / plain[0]} if draft and plain else {}
-        found = {"policy": policy, "batch": batch, "drafts": tokens, **timed, **shares, **each, **faster}
-        report.row("speed", partial(dict, found))
-
-
-def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
-    arms: list[tuple[str, str, Path | None, int]] = [("plain", options.model, None, 0)]
-    arms += [("before RL", options.model, place / "head-kl", tokens) for tokens in options.drafts]
-    if list((place / "run" / "ckpt").glob("step_*")):
-        after = latest_checkpoint(RunFolder(place / "run"))
-        heads = {"after RL, frozen": place / "head-kl", "after RL, along": after}
-        arms += [(name, str(after), folder, options.drafts[0]) for name, folder in heads.items()]
-    heads = {loss: place / f"head-{loss}" for loss in LOSSES[1:]}
-    arms += [
-        (f"before RL, {loss}", options.model, one, options.drafts[0])
-        for loss, one in heads.items()
-        if loss in options.losses and one.is_dir()
-    ]
-    for arm in arms:
-        try:
-            asyncio.run(speed(options, place, report, *arm))
-        except Exception:  # the others are worth having
-            traceback.print_exc()
+    return {"tokens/s": max(rates)}
 
 
 def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
     """Servers come up at the same time, and are asked one after the other."""
     folder = model_folder(options.model, 0)
-    drafts = EngineConfig(draft=str(place / "head-kl"), draft_tokens=options.drafts[0])
+    drafts = EngineConfig(kind="vllm", draft=str(place / "head-kl"), draft_tokens=options.drafts[0])
     drawn = with_drafts(drafts, folder).options
     likeliest = [drawn[0], json.dumps({**json.loads(drawn[1]), "draft_sample_method": "greedy"})]
     arms = {"plain": [], "drawn drafts": drawn, "likeliest drafts": likeliest}
@@ -302,10 +232,7 @@ def main() -> None:
     parser.add_argument("--sft", type=int, default=0, help="demonstrations that the model imitates first")
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--tasks", type=int, default=64, help="that rollouts are collected on")
-    parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=20, help="of RL")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="of RL")
     parser.add_argument("--head-steps", type=int, default=400)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), help="KL's head is the one of RL")
     parser.add_argument("--batch-tokens", type=int, default=16_384)
@@ -315,13 +242,13 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=256, help="tokens that a row writes, at least")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--place", type=Path, help="a folder that is kept; parts that are there are not done again")
-    parser.add_argument("--parts", nargs="+", choices=(*PARTS, VLLM), default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every part")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.tiny:
-        options.tasks, options.groups, options.group_size, options.steps, options.head_steps = 3, 1, 2, 2, 8
+        options.tasks, options.group_size, options.head_steps = 3, 2, 8
         options.batch_tokens, options.batches, options.new, options.repeat, options.drafts = 1024, [1, 2], 16, 1, [2]
         options.depth = 2
     report = Report(options.json)
@@ -338,11 +265,7 @@ def main() -> None:
         for loss in options.losses if "heads" in options.parts else ():
             if not (place / f"head-{loss}" / "draft").is_dir():
                 report.row("head", partial(head, options, place, loss))
-        if "rl" in options.parts:
-            report.row("rl", lambda: reinforced(options, place))
-        if "speed" in options.parts:
-            speeds(options, place, report)
-        if VLLM in options.parts:
+        if "vllm" in options.parts:
             vllm_speeds(options, place, report)
 
 

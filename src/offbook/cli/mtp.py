@@ -30,8 +30,8 @@ def mtp(
 ) -> None:
     """Train a draft head by self-distillation, for speculative decoding. The model stays as it is.
 
-    Configuration as in `offbook train`, and of its own: --mtp.steps, --mtp.depth, --mtp.loss. The head's folder is what
-    --engine.draft takes, and vLLM as a speculator of the method `eagle`.
+    Configuration as in `offbook train`, and of its own: --mtp.steps, --mtp.depth, --mtp.loss. --engine.draft takes the
+    head's folder: vLLM drafts with it by the method `eagle`.
     """
     if bool(model) == bool(model_option):
         raise OffbookError("give one model, as in: offbook mtp --model pocket")
@@ -60,4 +60,7 @@ def mtp(
     kept = ", ".join(f"{result[key]:.3f}" for key in result if key.startswith("validation/kept_"))
     print(f"{result['head']}: of drafts on text kept apart, sampling keeps {kept} by depth")
     head = quote(result["head"])
-    say(f"next: offbook train --model {quote(model)} --engine.draft {head} --engine.draft_tokens 3", to=console)
+    say(
+        f"next: offbook train --model {quote(model)} --engine.kind vllm --engine.draft {head} --engine.draft_tokens 3",
+        to=console,
+    )

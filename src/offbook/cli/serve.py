@@ -147,7 +147,7 @@ async def _serve(
     sessions = Sessions(make, keep, owner, ended)
     closed, app = versions or collector, make_app(sessions, collector.pages.told if collector.pages else None)
     async with aclosing(closed), aclosing(Serving(app, listener)):
-        following = asyncio.create_task(_follow(reader, _own_engine(collector))) if reader else None
+        following = asyncio.create_task(_follow(reader, collector.engine)) if reader else None
         session, key = sessions.open()
         began(session.rollout.id, key)
         try:
@@ -158,15 +158,6 @@ async def _serve(
             if following:
                 following.cancel()
             sessions.end_all()
-
-
-def _own_engine(collector: Collector) -> Engine:
-    from offbook.engine import RemoteEngine
-
-    engine = collector.engine
-    if isinstance(engine, RemoteEngine):
-        raise OffbookError("--follow puts weights into a model that is loaded here; --model is a URL")
-    return engine
 
 
 async def _follow(reader: Reader, engine: Engine) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from offbook.core.weights import Weights
 from offbook.types import OffbookError
 
 FOLDER = "draft"  # of a head, in that of its model
-PREFIX = "draft."  # of its tensors, where they travel with the model's
 BASE = "offbook_base"  # in config.json: numbers that tell one model from another
 ALIKE = 0.5  # cosine; training moves an embedding by far less, and that of another model has nothing to do with it
 
@@ -100,28 +97,6 @@ def load_head(folder: Path, model: PreTrainedModel) -> DraftHead:
         raise OffbookError(f"the draft head in {folder} is of another model ({reason}); {mend}")
     head.load_state_dict(tensors)
     return head
-
-
-def travelling(head: DraftHead) -> dict[str, Tensor]:
-    """Its tensors by the names that they have among a model's."""
-    return {PREFIX + name: tensor for name, tensor in head.tensors().items()}
-
-
-def without_head(weights: Weights) -> Weights:
-    """For an engine that drafts with none, or with one of its own."""
-    if weights.draft is None:
-        return weights
-    own = {name: tensor for name, tensor in weights.tensors.items() if not name.startswith(PREFIX)}
-    return replace(weights, tensors=own, draft=None)
-
-
-def head_entries(config: PreTrainedConfig) -> int:
-    """Parameters of a head for a model of this configuration."""
-    shape = _shape(config)
-    with torch.device("meta"):
-        layer = LlamaDecoderLayer(shape, 0)
-    own = sum(parameter.numel() for name, parameter in layer.named_parameters() if "input_layernorm" not in name)
-    return 2 * shape.hidden_size**2 + own
 
 
 def _shape(config: PreTrainedConfig) -> LlamaConfig:

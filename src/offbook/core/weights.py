@@ -42,7 +42,6 @@ class Weights:
 
     With `adapter`, PEFT's configuration of it, they are those of an adapter alone, by the names that PEFT's files have;
     those on experts are in the form that they have in a model (adapters.py).
-    With `draft`, the configuration of a draft head, its tensors are among them, under names that begin with `draft.`.
     What comes through a store has a `digest` of all its bits, and `changes` where it follows on others that have one.
     """
 
@@ -51,7 +50,6 @@ class Weights:
     adapter: Mapping[str, Any] | None = None
     digest: str = ""
     changes: Changes | None = None
-    draft: Mapping[str, Any] | None = None
 
     @property
     def like(self) -> Mapping[str, Any]:

@@ -85,7 +85,7 @@ class Engine:
         Blocks until they are in; sampling may go on meanwhile in another thread. Raises OffbookError if they do not
         fit, and then the old weights stay.
         """
-        raise OffbookError("a model behind a URL cannot take new weights; give --model a folder or a name")
+        raise OffbookError("a model behind a URL cannot take new weights: --model is a URL; give a folder or a name")
 
     def at(self, temperature: float) -> Engine:
         """An engine on the same model with another temperature, as for a judge. The owner closes the original only."""

@@ -192,7 +192,10 @@ class Decoder:
             position_S[:busy] = self._position_S[:busy]
             count_S[:busy] = self._count_S[:busy]
             uniform_SL[:busy, :upto] = self._uniform_SL[:busy, :upto]
-        self._token_S, self._position_S, self._count_S, self._uniform_SL = token_S, position_S, count_S, uniform_SL
+        self._token_S: Tensor = token_S
+        self._position_S: Tensor = position_S
+        self._count_S: Tensor = count_S
+        self._uniform_SL: Tensor = uniform_SL
         self._token_KS = torch.zeros(STEPS, count, dtype=torch.long, device=device)
         self._logprob_KS = torch.zeros(STEPS, count, device=device)
         self._number = torch.zeros(1, dtype=torch.long, device=device)  # of the step since the last look

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 # Queries [R, H G, 1, D], keys and values of all slots [S, H, L, D], positions [R] of the rows in the first slots, and
-# the scale of a score. Gives [R, 1, H G, D]. The result for a row at the last position (no row) is undefined but finite.
+# the scale of a score. Gives [R, 1, H G, D]. For a slot without a row (last position) the result is
+# arbitrary.
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 WIDTHS = (16, 32, 64, 128, 256)
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the norm of a query's output

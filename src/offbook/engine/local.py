@@ -35,8 +35,8 @@ from transformers import PreTrainedModel
 
 from offbook.core.adapters import adapter_tensors
 from offbook.core.weights import Weights
-from offbook.engine.base import Engine, Session
 from offbook.engine.attention import has_plain_attention
+from offbook.engine.base import Engine, Session
 from offbook.engine.decode import STEPS, Decoder, Row
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.sampling import uniforms
@@ -150,8 +150,8 @@ class LocalEngine(Engine):
             self.decoder = PaddedDecoder(*settings)
         else:
             raise OffbookError(
-                f"{self.model.config.model_type} has layers that are not plain attention, which the local engine decodes"
-                " in lockstep only: set engine.mode to lockstep"
+                f"{self.model.config.model_type} has layers that are not plain attention: the local engine decodes it"
+                " in lockstep only; set engine.mode to lockstep"
             )
         self.decoder.version = self.version
 

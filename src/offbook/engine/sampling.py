@@ -6,6 +6,7 @@ Axes: R rows, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+
 import torch
 from torch import Tensor
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -24,12 +23,10 @@ from offbook.agent.harness.pages import Pages
 from offbook.agent.recorder import Session as Recorder
 from offbook.core.client import Client
 from offbook.core.config import Config, EngineConfig, VllmConfig
-from offbook.core.draft import FOLDER, load_head
+from offbook.core.draft import FOLDER
 from offbook.core.runfolder import is_adapter
-from offbook.engine import LocalEngine, RemoteEngine, Session
-from offbook.engine.local import LocalSession
-from offbook.engine.subprocess_engine import ApartEngine, ApartSession
-from offbook.engine.vllm import AnyVllm, AnyVllmSession, SeveralEngines, VllmEngine, servers_of
+from offbook.engine import Engine, LocalEngine, RemoteEngine, Session
+from offbook.engine.vllm import SeveralEngines, VllmEngine, servers_of
 from offbook.engine.vllm.server import DRAFTS
 from offbook.pocket.tasks import level_named
 from offbook.rl.checks import Judges, judges_of
@@ -56,7 +53,9 @@ from offbook.types import (
 )
 
 
-def vllm_engine(config: Config, model: Path, stop_ids: frozenset[int], progress: Progress) -> AnyVllm:
+def vllm_engine(
+    config: Config, model: Path, stop_ids: frozenset[int], progress: Progress
+) -> VllmEngine | SeveralEngines:
     """For the model in a folder, or the adapter."""
     settings, base = config.engine, chat_folder(model)
     context, logs = min(config.harness.context, positions(base)), Path(config.out) / "logs"
@@ -80,7 +79,6 @@ def with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
 
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
-AnyEngine = LocalEngine | ApartEngine | Samplers | AnyVllm | RemoteEngine
 FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
 
 
@@ -117,8 +115,8 @@ class Collector:
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
     It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
-    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it. `apart`: a local one is in a
-    process of its own. `placed`: rollouts are done elsewhere, by samplers.
+    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it. `placed`:
+    rollouts are done elsewhere, by samplers.
     """
 
     def __init__(
@@ -129,15 +127,13 @@ class Collector:
         judges: Judges | None = None,
         progress: Progress = quiet,
         loaded: PreTrainedModel | None = None,
-        lent: AnyEngine | None = None,
-        apart: bool = False,
+        lent: Engine | None = None,
         placed: bool = False,
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
         self._progress, self._loaded, self._lent = progress, loaded, lent
-        self._apart, self._placed = apart, placed
-        self._work_before = lent.counters if isinstance(lent, LocalEngine) else {}
-        self._drafts_before = _by_depth(lent) if isinstance(lent, LocalEngine) else (Counter[int](), Counter[int]())
+        self._placed = placed
+        self._counters_before = dict(lent.counters) if lent else {}
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, SandboxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
@@ -171,23 +167,19 @@ class Collector:
         return replace(limits, context=min(limits.context, most))
 
     @cached_property
-    def engine(self) -> AnyEngine:
+    def engine(self) -> Engine:
         settings, chat = self.config.engine, self.chat
-        if isinstance(self._lent, LocalEngine):
-            self._lent.seed = self.config.seed
         if self._lent is not None:
+            self._lent.seed = self.config.seed
             return self._lent
         if self.model is not None and self._placed:
             return Samplers(self.config, self.model)
         if self.model is not None and settings.kind == "vllm":
             return vllm_engine(self.config, self.model, chat.stop_ids, self._progress)
-        if self.model is not None and self._apart:
-            return ApartEngine(self.config, self.model, chat.stop_ids)
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
             network = self._loaded or load_model(self.model, settings.precision)
             compute_linears(network, self.config.engine_linear)
-            draft = load_head(Path(settings.draft or self.model), network) if settings.draft_tokens else None
             return LocalEngine(
                 network,
                 chat.stop_ids,
@@ -196,8 +188,6 @@ class Collector:
                 self.config.seed,
                 settings.mode,
                 context=self.config.harness.context,
-                draft=draft,
-                draft_tokens=settings.draft_tokens,
                 deadline_s=self.config.loop.deadline_s,
             )
         return RemoteEngine(
@@ -210,13 +200,12 @@ class Collector:
 
     async def aclose(self) -> None:
         await self._door.aclose()
-        if self._lent is None and "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
+        if self._lent is None and "engine" in self.__dict__:
             await self.engine.aclose()
 
     def rest(self) -> None:
         """No rollout is wanted for now: an engine on the trainer's GPU may give its memory back."""
-        if isinstance(self.engine, AnyVllm):
-            self.engine.pause()
+        self.engine.pause()
 
     def recall(self, rollouts: Iterable[Rollout]) -> None:
         """What rollouts from before showed of their tasks."""
@@ -228,19 +217,12 @@ class Collector:
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
         engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
         done: dict[str, float] = {}
-        if isinstance(engine, LocalEngine | ApartEngine):
-            now, before = engine.counters, self._work_before
-            done = {name: amount - before.get(name, 0) for name, amount in now.items()} | self._drafts(engine)
-            self._work_before = now
+        if engine is not None:
+            now = dict(engine.counters)
+            done = {name: amount - self._counters_before.get(name, 0) for name, amount in now.items()}
+            self._counters_before = now
         elsewhere = engine.grades if isinstance(engine, Samplers) else 0
         return {"grades": self._grader.runs + elsewhere, **done, **aside}
-
-    def _drafts(self, engine: LocalEngine | ApartEngine) -> dict[str, float]:
-        """The share of drafts that were kept, by depth, and tokens that a row wrote in a step."""
-        before, self._drafts_before = self._drafts_before, _by_depth(engine)
-        looked_at, kept = (now - then for now, then in zip(self._drafts_before, before, strict=True))
-        found = {f"draft/kept_{depth}": kept[depth] / count for depth, count in looked_at.items()}
-        return {**found, "draft/tokens_a_step": 1 + kept.total() / looked_at[1]} if found else {}
 
     async def groups(
         self,
@@ -345,8 +327,8 @@ class Collector:
             seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
             midway = seat.midway() if seat else None
             async with self._sandbox(task, seat) as sandbox:
-                if midway is not None and isinstance(session, LocalSession | ApartSession):
-                    session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
+                if midway is not None:
+                    session.skip_turns(midway.rollout.usage.turns + midway.rollout.usage.summaries)
                 keep = partial(seat.keep, sandbox) if seat else None
                 agent = task, sandbox, session, self.chat, self.harness, job.id, job.group
                 if self.harness.command:
@@ -357,9 +339,8 @@ class Collector:
             record_crash(rollout, error)
         finally:
             session.close()
-        asked = session if isinstance(session, AnyVllmSession) else self.engine
-        if rollout.stop == "wall" and isinstance(asked, LocalEngine | ApartEngine | AnyVllmSession):
-            await asked.alive()  # if it is not, that is no failure of the agent's
+        if rollout.stop == "wall":
+            await session.alive()  # if it is not, that is no failure of the agent's
         return rollout
 
     @asynccontextmanager
@@ -417,11 +398,6 @@ class Collector:
         await self.rewards.assess(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
-
-
-def _by_depth(engine: LocalEngine | ApartEngine) -> tuple[Counter[int], Counter[int]]:
-    looked_at, kept = (Counter(dict(enumerate(counts, 1))) for counts in engine.drafts)
-    return looked_at, kept
 
 
 def _machine_fault(rollout: Rollout) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from offbook.agent.chat import Chat, Transcript, chat_for
 from offbook.core.client import Client, NoAnswer
 from offbook.core.config import LOCAL, Config, FeedbackConfig
-from offbook.engine import AnyVllm, Engine, LocalEngine
+from offbook.engine import Engine, LocalEngine
 from offbook.rl.models import Progress, chat_folder, load_model, model_folder, quiet
 from offbook.signals.feedback import MISTAKES
 from offbook.signals.judge import Judge, Judgement, TooLong
@@ -79,13 +79,10 @@ def local_judge(config: Config, engine: Engine, chat: Chat, progress: Progress =
         return None
     if settings.judge.name:
         folder = model_folder(settings.judge.name, config.seed, progress)
-        model, chat = load_model(folder), chat_for(chat_folder(folder))
-    elif isinstance(engine, AnyVllm):
-        return _judge(engine.at(GREEDY), chat, settings)
-    else:
-        assert isinstance(engine, LocalEngine)  # beside training it would read with weights that change
-        model = engine.model
-    return _judge(LocalEngine(model, chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed), chat, settings)
+        own_chat = chat_for(chat_folder(folder))
+        own = LocalEngine(load_model(folder), own_chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed)
+        return _judge(own, own_chat, settings)
+    return _judge(engine.at(GREEDY), chat, settings)
 
 
 def _judge(greedy: Engine, chat: Chat, settings: FeedbackConfig) -> Judge:

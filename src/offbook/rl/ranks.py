@@ -17,7 +17,6 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from offbook.core.config import Config, TrainConfig
-from offbook.core.draft import load_head
 from offbook.engine.sync import Publisher, open_store
 from offbook.engine.sync.layout import Layout
 from offbook.engine.sync.shards import LedShards, Shards, answer
@@ -25,7 +24,6 @@ from offbook.rl.models import Progress, chat_folder, load_model, load_weights, m
 from offbook.rl.train_step import teachers_of
 from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
-from offbook.train.draft import DraftTrainer
 from offbook.train.memory import ALONE, Share
 from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.ranks import PATIENCE
@@ -118,12 +116,7 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
     if other is not None:
         refuse_other_tokenizer(start, other)
     if orders is None:
-        draft = None
-        if config.mtp.along:
-            draft = DraftTrainer(trained, load_head(Path(config.engine.draft or start), trained), config.mtp)
-        return Trainer(trained, config.train, _teachers(config, other), draft=draft)
-    if config.mtp.along:
-        raise OffbookError("a draft head is trained along in one process only; leave mtp.along false")
+        return Trainer(trained, config.train, _teachers(config, other))
     dist.broadcast_object_list([(config, start, other)], 0, orders)
     return done_by_all(lambda: RankTrainer(trained, config.train, _teachers(config, other, HOST), orders))
 

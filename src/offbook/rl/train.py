@@ -27,12 +27,12 @@ from offbook.core.config import Config
 from offbook.core.processes import Watchdog, wait_with_heartbeat
 from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer
 from offbook.core.weights import Weights
-from offbook.engine import AnyVllm, Engine, LocalEngine, RemoteEngine
+from offbook.engine import Engine
 from offbook.engine.sync import Publisher, open_store
 from offbook.engine.vllm import refuse_missing_engine
 from offbook.rl.background import Evaluations, Harder, harder_tasks
 from offbook.rl.checks import judges_of, refuse_run
-from offbook.rl.collector import AnyEngine, Collector
+from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import HintProbe, NoHintHelps, correct, faults_in
 from offbook.rl.hint_probe import table as look_table
 from offbook.rl.judge import StepJudge, judge_of, local_judge, refuse_silent_judges
@@ -121,7 +121,7 @@ class Loaded:
     shape, precision and adapter. Whoever holds them closes the engine."""
 
     trained: PreTrainedModel | None = None
-    engine: AnyEngine | None = None
+    engine: Engine | None = None
 
     def load(self, config: Config, weights: Path, progress: Progress = quiet) -> PreTrainedModel:
         """The model with these weights in it."""
@@ -133,10 +133,10 @@ class Loaded:
         self.engine = Collector(config, weights, progress=progress, loaded=sampled).engine
         return self.trained
 
-    def publish(self, version: int) -> AnyEngine:
+    def publish(self, version: int) -> Engine:
         """The engine with the weights that are in the model."""
         assert self.trained is not None
-        assert isinstance(self.engine, LocalEngine | AnyVllm)
+        assert self.engine is not None
         self.engine.apply(weights_of(self.trained, version))
         return self.engine
 
@@ -250,16 +250,11 @@ def _prepared(
     if held is None:
         trained = model_to_train(config, start, "" if orders is None else HOST)
         sampled = None if placed else model_to_sample(config, start, trained)
-        beside = config.loop.max_staleness > 0 and config.engine.kind == "local"
-        apart = beside and sampled is None and not torch.cuda.is_available()
-        collector = Collector(
-            config, start, judges=judges, progress=progress, loaded=sampled, apart=apart, placed=placed
-        )
+        collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled, placed=placed)
     else:
         trained = held.load(config, start, progress)
         collector = Collector(config, start, judges=judges, progress=progress, lent=held.engine)
     engine, chat = collector.engine, collector.chat
-    assert not isinstance(engine, RemoteEngine)  # a model that is trained is here
     done = begin_run(folder, config)
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")

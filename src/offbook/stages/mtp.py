@@ -18,7 +18,7 @@ import torch
 
 from offbook.agent.chat import Chat
 from offbook.core.config import Config, ConfigError, TrainConfig
-from offbook.core.draft import FOLDER, DraftHead, load_head, save_head
+from offbook.core.draft import FOLDER, DraftHead, save_head
 from offbook.core.runfolder import RunFolder, only_writer, whole_folder, write_atomic
 from offbook.rl.models import Progress, described, load_model, model_folder, quiet
 from offbook.stages.conversations import Writing
@@ -52,7 +52,7 @@ def mtp(
         decoder = Decoder(load_model(start, config.train.precision))
         torch.manual_seed(config.seed)
         model = decoder.model
-        head = load_head(Path(config.engine.draft), model) if config.engine.draft else DraftHead(model)
+        head = DraftHead(model)
         write_atomic(folder.config_file, config.to_toml())
         write_atomic(folder.data_file, json.dumps({"verb": "mtp", "sources": config.sft.data}, indent=1) + "\n")
         folder.metrics_file.unlink(missing_ok=True)  # of one that was stopped

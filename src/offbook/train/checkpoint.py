@@ -19,14 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from offbook.core.adapters import adapter_tensors
-from offbook.core.draft import FOLDER
-from offbook.train.draft import DraftTrainer
 from offbook.train.lora import adapter_of, save_adapter
 from offbook.train.parallel.dense import put
 from offbook.train.parallel.gathering import dealt_out, gathered
@@ -74,10 +72,6 @@ class Contents:
             if own.kind.moves:
                 tensors[f"{TRAINING}/teacher.{name}"] = _trained(own.decoder.model, trainer)
         texts = {}
-        if trainer.draft is not None:
-            tensors[f"{FOLDER}/model"] = trainer.draft.head.tensors()
-            tensors[f"{TRAINING}/draft.optimizer"] = _optimizer_tensors(trainer.draft)
-            texts[f"{FOLDER}/config.json"] = json.dumps(trainer.draft.head.described(model), indent=1) + "\n"
         state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
         weights = model.state_dict() if adapter_of(model) is None else adapter_tensors(model)
         texts["state.json"] = json.dumps(state) + "\n"
@@ -207,15 +201,8 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
     kept = path / TRAINING if (path / TRAINING).is_dir() else path
     _load_optimizer(trainer, kept, "optimizer")
-    if trainer.draft is not None:
-        if not (path / FOLDER).is_dir():
-            raise OffbookError(f"{path} has no draft head, so it cannot be trained along; leave mtp.along false")
-        trainer.draft.head.load_state_dict(load_file(path / FOLDER / "model.safetensors"))
-        _load_optimizer(trainer.draft, kept, "draft.optimizer")
     state = json.loads((path / "state.json").read_text())
     trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
-    if trainer.draft is not None:
-        trainer.draft.steps = trainer.steps
     trainer.policy_norm = state.get("policy_norm", 0.0)
     for name, weights in trainer.own_weights().items():
         weights.steps = trainer.steps
@@ -257,7 +244,7 @@ def _stored(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
             yield from ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 - it is no dict
 
 
-def _load_optimizer(trainer: Trainer | DraftTrainer, folder: Path, file: str) -> None:
+def _load_optimizer(trainer: Trainer, folder: Path, file: str) -> None:
     masters = trainer.masters.named
     for key, stored in _stored(folder, file):
         name, state = key.rsplit("/", 1)
@@ -273,7 +260,7 @@ def _load_optimizer(trainer: Trainer | DraftTrainer, folder: Path, file: str) ->
             trainer.optimizer.state[master][state] = stored[...].to(master.device)
 
 
-def _optimizer_tensors(trainer: Trainer | DraftTrainer) -> dict[str, Tensor]:
+def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
     masters = trainer.masters
     tensors = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
     for name, master in masters.named.items():

@@ -23,12 +23,10 @@ from transformers import PreTrainedModel
 
 from offbook.core.adapters import adapter_tensors
 from offbook.core.config import TrainConfig
-from offbook.core.draft import travelling
 from offbook.core.weights import Gathered, Weights
 from offbook.train import head
 from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
-from offbook.train.draft import WARM_UP, DraftTrainer
 from offbook.train.forward import Decoder
 from offbook.train.gate import Shift, decided
 from offbook.train.host import round_length
@@ -83,15 +81,11 @@ class Trainer:
         settings: TrainConfig,
         teachers: Mapping[str, Kind] = NO_TEACHERS,
         ranks: Ranks = ALONE,
-        draft: DraftTrainer | None = None,
     ):
         """`teachers` by the names that branches call them. What `settings` leave to be chosen is what a CPU takes. With
-        other `ranks` the weights are sharded, and each steps on samples of its own. A `draft` head learns along, on one
-        rank."""
+        other `ranks` the weights are sharded, and each steps on samples of its own."""
         if model.dtype != getattr(torch, settings.precision):
             raise ValueError(f"train.precision is {settings.precision} and the model is in {model.dtype}; load it so")
-        if draft is not None and ranks.mesh is not None:
-            raise ValueError("a draft head is trained along on one rank only; leave mtp.along false")
         self.model = model
         self.settings = settings = settings.settled()
         assert settings.recompute != "auto"
@@ -103,7 +97,7 @@ class Trainer:
             raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
         self.replay = Replay(model)
         self.student.free_routing = self.replay.free
-        self.ranks, self.draft = ranks, draft
+        self.ranks = ranks
         self.base = "" if adapter_of(model) is None else fingerprint(model)  # of what an adapter is on
         if ranks.mesh is not None:
             owns = [own.decoder for own in self.own_weights().values()]
@@ -129,8 +123,6 @@ class Trainer:
         gradient_norm = self._clip()
         if not math.isfinite(gradient_norm):
             self.optimizer.zero_grad()
-            if self.draft is not None:
-                self.draft.forget()
             broken = [name for name, value in self.ranks.summed(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
         if not self._has_learned and any(self.ranks.gathered(any(map(_asks, samples)))):
@@ -157,8 +149,6 @@ class Trainer:
         if self.replay.routers:
             metrics |= figures_of(self.ranks.gathered(self.replay.counted()))
         metrics |= self.ranks.spread(sum(cost_of(sample, width) for micro in batches for sample in micro))
-        if self.draft is not None:
-            metrics |= self.draft.step(min(1.0, self.steps / WARM_UP))
         if isinstance(self.optimizer, Muon):
             metrics["muon/fallbacks"] = sum(self.ranks.gathered(self.optimizer.fallbacks)[: self.ranks.distinct])
         return StepResult({**metrics, **of_parts}, ledger.measured())
@@ -306,11 +296,6 @@ class Trainer:
         """They are not copied: apply them before the next step. Where they are sharded all ranks have to call it, and
         then to ask for the same tensors; rank 0 gets them."""
         weights = weights_of(self.model, version)
-        if self.draft is not None:
-            head = self.draft.head
-            weights = replace(
-                weights, tensors={**weights.tensors, **travelling(head)}, draft=head.described(self.model)
-            )
         if self.ranks.mesh is None:
             return weights
         self.offered = weights.tensors
@@ -347,8 +332,6 @@ class Trainer:
         """The forward pass: hidden states before each token that counts, and what scores these."""
         settings = self.settings
         hidden_1FD, teachers = self._forward(batch, micro)
-        if self.draft is not None and torch.is_grad_enabled():
-            self.draft.learn(batch, hidden_1FD)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
         hidden_ND = hidden_1FD[0].index_select(0, tokens.predictor_N)
         student: Scorer = self.student.head, hidden_ND.detach()[: len(tokens.weight_M)]

@@ -120,15 +120,14 @@ class CheckpointConfig(Section):
 
 
 class MtpConfig(Section):
-    """A draft head: `offbook mtp` trains one, and `offbook train` goes on with it beside the model: docs/mtp.md."""
+    """A draft head: `offbook mtp` trains one, vLLM drafts with it: docs/mtp.md."""
 
-    along: bool = Field(default=False, description="train the head of the engine along with the model")
     loss: Literal["kl", "tv", "lk", "ce"] = Field(
         default="kl",
         description="to the model's own distribution: KL(model || head), total variation, or -log of what sampling "
         "keeps; ce: to the tokens",
     )
     depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that it learns to draft")
-    learning_rate: float = Field(default=1e-3, gt=0, description="the highest; of `along` from the tenth step on")
-    steps: int = Field(default=400, ge=1, description="`offbook mtp` only, as the next")
+    learning_rate: float = Field(default=1e-3, gt=0, description="the highest")
+    steps: int = Field(default=400, ge=1, description="of the training")
     batch_tokens: int = Field(default=8192, ge=1, description="of one step, about")

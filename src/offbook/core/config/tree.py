@@ -88,10 +88,6 @@ class Config(Section):
             raise ValueError(f"loop.ray.samplers is {self.loop.ray.samplers}, and {problem}")
         if self.live.populations and not self.train.lora.rank:
             raise ValueError("live.populations get an adapter each: give --train.lora.rank, as in 16")
-        if self.mtp.along and not (self.engine.draft_tokens and self.engine.kind == "local"):
-            raise ValueError(
-                "mtp.along is for the head of a local engine; give it drafts, as in --engine.draft_tokens 3"
-            )
         if self.loop.refill and self.tasks.order != "select":
             raise ValueError("loop.refill draws other tasks in the middle of a batch; give --tasks.order select")
         if self.loop.refill and self.engine.kind == "local" and self.engine.mode == "lockstep":

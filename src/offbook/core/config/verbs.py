@@ -11,8 +11,7 @@ ENGINE = ("engine", "harness", "tools", "train.precision", "train.linear", "loop
 ROLLOUTS = (*ENGINE, "tasks", "sandbox", "rewards", "monitors")
 TRAINING = ("train", "checkpoint", "loop.deadline_s")
 LIVE = (*ROLLOUTS, *TRAINING, "feedback", "eval", "live")
-RL = (*ROLLOUTS, *TRAINING, "feedback", "teachers", "loop", "eval", "mtp.along", "mtp.loss", "mtp.depth",
-      "mtp.learning_rate")  # fmt: skip
+RL = (*ROLLOUTS, *TRAINING, "feedback", "teachers", "loop", "eval")
 NO_RL = ("!train.rl_weight", "!train.ratio_cap", "!train.reference_kl")
 OWN_SCHEDULE = ("!train.schedule", "!train.final_share", "!train.warmup_steps")
 NO_SAMPLES = ("!feedback.judge", "!feedback.corrections", "!feedback.look")

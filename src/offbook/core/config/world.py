@@ -186,16 +186,13 @@ class EngineConfig(Section):
         default=0,
         ge=0,
         le=16,
-        description="tokens that a draft head writes ahead, for the model to read at once; 0 is no drafts: docs/mtp.md",
+        description="vLLM: tokens that a draft head drafts per step; 0 turns speculative decoding off: docs/mtp.md",
     )
-    draft: str = Field(
-        default="", description="the draft head's folder; empty: `draft` in the model's, as `offbook train` leaves it"
-    )
+    draft: str = Field(default="", description="vLLM: the draft head's folder; empty: `draft` in the model's folder")
     timeout_s: float = Field(
         default=300.0,
         gt=0,
-        description="that a model behind a URL has for one answer, and vLLM or a local engine in a process of its own "
-        "for any sign of life",
+        description="that a model behind a URL has for one answer, and vLLM for any sign of life",
     )
     vllm: VllmConfig = VllmConfig()
 
@@ -203,4 +200,6 @@ class EngineConfig(Section):
     def _refuse_idle(self) -> Self:
         if self.draft and not self.draft_tokens:
             raise ValueError("engine.draft_tokens is 0, so engine.draft is never used; give a number, as in 3")
+        if self.draft_tokens and self.kind == "local":
+            raise ValueError("the local engine has no speculative decoding: engine.draft_tokens needs engine.kind vllm")
         return self

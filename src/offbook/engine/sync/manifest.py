@@ -68,7 +68,6 @@ class Manifest:
     shards: tuple[str, ...]
     ways: tuple[Way, ...]
     adapter: dict[str, Any] | None = None  # PEFT's configuration, where the tensors are those of an adapter
-    draft: dict[str, Any] | None = None  # the configuration of a draft head, where its tensors are among them
 
     @property
     def digest(self) -> str:

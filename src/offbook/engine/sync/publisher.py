@@ -181,8 +181,7 @@ class Publisher:
         elif number > anchored + 1 and (number - anchored) % self.catch_up_every == 0:
             ways.append(Way(_in_order(self.shards.parts(number, "anchor")), anchored, anchor.digest))
         adapter = json.loads(json.dumps(weights.adapter and dict(weights.adapter), default=sorted))  # it has sets in it
-        draft = None if weights.draft is None else dict(weights.draft)
-        manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter, draft)
+        manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter)
         if not self.store.create(manifest_key(number), dump(manifest)):
             found = self._manifest(number)
             self._refuse_later(found)

@@ -111,7 +111,7 @@ class Reader:
         self._hold(number)
         self._state = state
         manifest, tensors = state.manifest, state.layout.views(dict(enumerate(state.flats)))
-        told = manifest.adapter, manifest.digest, _changes(start, state), manifest.draft
+        told = manifest.adapter, manifest.digest, _changes(start, state)
         return Weights(manifest.version, tensors, *told)
 
     def _route(self, number: int, own: Manifest | None) -> list[Step]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from offbook.core.adapters import NOT_FOR_VLLM, ON_EXPERTS
-from offbook.core.draft import without_head
 from offbook.core.weights import Weights
 from offbook.engine.base import Engine, Session
 from offbook.engine.vllm.experts import Trail
@@ -208,7 +207,6 @@ class VllmEngine(Engine):
     def _update(self, weights: Weights) -> None:
         shared = self._shared
         assert shared.sender is not None
-        weights = without_head(weights)  # vLLM keeps the one that it started with
         shared.applied += 1
         if weights.adapter is None:
             shared.sender.send(weights)
