@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # `make TORCH_INDEX=` takes the default build.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 
-.PHONY: quickstart tasks-demo test test-slow test-browser test-s3 test-vllm docs check format clean
+.PHONY: quickstart tasks-demo test test-slow test-browser test-s3 test-vllm docs site check format clean
 
 quickstart: $(VENV)/ready
 	$(BIN)/offbook quickstart
@@ -40,6 +40,12 @@ test-vllm: $(VENV)/ready
 
 docs: $(VENV)/ready
 	$(BIN)/python docs/config_reference.py > docs/config.md
+
+# The pages of docs/ as a site in build/site, with its search; nothing is loaded from elsewhere.
+site: $(VENV)/ready
+	@echo "installing mkdocs ..."
+	@$(PIP) --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

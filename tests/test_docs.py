@@ -42,6 +42,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+def test_every_page_is_in_the_site_and_in_the_index() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    site = (ROOT / "mkdocs.yml").read_text()
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert not [page for page in pages if page not in site]
+    assert not [page for page in pages - {"README.md"} if f"]({page})" not in index]
+
+
 def test_the_verbs_of_the_readme_exist() -> None:
     verbs = README.partition("| | verbs |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`([a-z]+)`", verbs)) | {"tasks"}
