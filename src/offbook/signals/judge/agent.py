@@ -154,8 +154,8 @@ class Auditor:
             return whole
         findings = report if isinstance(report, list) else report["findings"]
         for name in self.rubrics.prompts:
-            some = [one for one in findings if _rule(one) in (name, PREFIX + name)]
-            found, refused = self.rubrics.read_reply(json.dumps([{**one, "rule": name} for one in some]), name, rollout)
+            some = [{**one, "rule": name} for one in findings if _rule(one) in (name, PREFIX + name)]
+            found, refused = self.rubrics.checked(some, name, rollout)
             whole.found += found
             whole.refused += refused
         unknown = sum(str(_rule(one)).removeprefix(PREFIX) not in self.rubrics.prompts for one in findings)

@@ -86,10 +86,20 @@ class Rubrics:
         self, reply: str, name: str, rollout: Rollout, task: Task | None = None
     ) -> tuple[list[Critique], Counter[str]]:
         """The critiques of a reply that hold, and the reasons why others do not."""
+        try:
+            value = json.loads(json_part(reply, "[{", "]}"))
+        except (ValueError, RecursionError):
+            value = None
+        listed = value.get("findings") if isinstance(value, dict) else value
+        if not isinstance(listed, list):
+            return [], Counter({"no JSON": 1})
+        return self.checked(listed, name, rollout, task)
+
+    def checked(
+        self, listed: list[Any], name: str, rollout: Rollout, task: Task | None = None
+    ) -> tuple[list[Critique], Counter[str]]:
+        """As `read_reply`, of the entries of a list."""
         found: list[Critique] = []
-        listed = _listed(reply)
-        if listed is None:
-            return found, Counter({"no JSON": 1})
         refused: Counter[str] = Counter()
         for number, value in enumerate(listed):
             try:
@@ -119,16 +129,6 @@ class Rubrics:
         if len(said.quote) < QUOTE_CHARS or not any(said.quote in " ".join(text.split()) for text in texts):
             return "a quote that is not in the record"
         return self.refusal(said.note, task)
-
-
-def _listed(reply: str) -> list[Any] | None:
-    """The list of a reply, with or without the object around it; None where there is none."""
-    try:
-        value = json.loads(json_part(reply, "[{", "]}"))
-    except (ValueError, RecursionError):
-        return None
-    listed = value.get("findings") if isinstance(value, dict) else value
-    return listed if isinstance(listed, list) else None
 
 
 class TooLong(OffbookError):
