@@ -220,8 +220,10 @@ def _loss(old: list[ast.stmt], new: list[ast.stmt], known: set[str], elsewhere: 
             if inner:
                 return inner
     in_test = not any(isinstance(one, (*FUNCTIONS, ast.ClassDef)) for one in old)
-    added = (told for one in left if (told := _takes_over(one, known, in_test)))
-    return next(((told, one.lineno) for told, one in zip(added, left, strict=False)), None)
+    for one in left:
+        if told := _takes_over(one, known, in_test):
+            return told, one.lineno
+    return None
 
 
 def _follows(old: ast.stmt, new: ast.stmt, request: str) -> bool:
