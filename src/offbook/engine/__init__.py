@@ -3,6 +3,6 @@
 from offbook.engine.base import Engine, Session
 from offbook.engine.local import LocalEngine
 from offbook.engine.remote import RemoteEngine, RemoteSession
-from offbook.engine.vllm import AnyVllm, VllmEngine
+from offbook.engine.vllm import VllmEngine
 
-__all__ = ["AnyVllm", "Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session", "VllmEngine"]
+__all__ = ["Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session", "VllmEngine"]
