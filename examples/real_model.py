@@ -42,7 +42,6 @@ ARMS: dict[str, dict[str, Any]] = {
         "bound": 0.3,  # ... and at most so much of its gradient: hints are not to hold RL back
         "rules": RULES,
         "max_targets": 6,  # a rollout: long ones have several faults
-        "max_candidates": 12,
     },
     "RL": {"weight": 0.0},
 }
