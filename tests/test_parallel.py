@@ -32,7 +32,7 @@ from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
 from offbook.train.parallel.ranks import ALONE, Ranks
-from offbook.train.parallel.spmd import LedTrainer
+from offbook.train.parallel.spmd import SpmdTrainer
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
 from offbook.train.validation import imitation_loss
@@ -360,7 +360,7 @@ def reads(trainer: Trainer, samples: list[Sample]) -> list[Any]:
 
 def led_reads(kind: str, ranks: RanksConfig, samples: list[Sample]) -> list[Any]:
     orders = torch.distributed.new_group(backend="gloo")
-    trainer = LedTrainer(make(kind), STEADY.model_copy(update={"ranks": ranks}), KINDS["ema"], orders)
+    trainer = SpmdTrainer(make(kind), STEADY.model_copy(update={"ranks": ranks}), KINDS["ema"], orders)
     if torch.distributed.get_rank():
         trainer.follow()
         return []

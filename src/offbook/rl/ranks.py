@@ -25,9 +25,9 @@ from offbook.rl.train_step import teachers_of
 from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
 from offbook.train.memory import ALONE, Share
-from offbook.train.parallel.gathering import gathered
+from offbook.train.parallel.gather import gathered
 from offbook.train.parallel.ranks import PATIENCE
-from offbook.train.parallel.spmd import Gone, LedTrainer, done_by_all, refuse_uneven, share_of, told_by
+from offbook.train.parallel.spmd import RankLost, SpmdTrainer, receive_call, refuse_uneven, run_on_all, share_of
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
@@ -35,7 +35,7 @@ from offbook.types import OffbookError
 HOST = "cpu"  # where a model is loaded that ranks share: each takes its parts of one layer after the other from there
 
 
-class RankTrainer(LedTrainer):
+class RankTrainer(SpmdTrainer):
     """With the shards that this rank publishes, once it does."""
 
     shards: Shards
@@ -81,7 +81,7 @@ def joined() -> Iterator[Any]:
         try:
             yield orders
         except (OffbookError, ValueError, KeyboardInterrupt) as error:
-            if isinstance(error, Gone):
+            if isinstance(error, RankLost):
                 raise
             with suppress(RuntimeError):  # a rank that has ended does not hear it, and why is in what was raised
                 _dismiss(orders)
@@ -118,11 +118,11 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
     if orders is None:
         return Trainer(trained, config.train, _teachers(config, other))
     dist.broadcast_object_list([(config, start, other)], 0, orders)
-    return done_by_all(lambda: RankTrainer(trained, config.train, _teachers(config, other, HOST), orders))
+    return run_on_all(lambda: RankTrainer(trained, config.train, _teachers(config, other, HOST), orders))
 
 
 def follow(orders: Any) -> None:
-    told = told_by(orders)
+    told = receive_call(orders)
     if told is None:  # it was over before it began
         return
     config, start, other = told
@@ -133,9 +133,9 @@ def follow(orders: Any) -> None:
         return RankTrainer(trained, config.train, _teachers(config, other, HOST), orders)
 
     try:
-        trainer = done_by_all(make)
+        trainer = run_on_all(make)
     except (OffbookError, ValueError):  # rank 0 has it, too, and tells of it
-        told_by(orders)
+        receive_call(orders)
         return
     trainer.follow()
 

@@ -27,7 +27,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from offbook.core.adapters import adapter_tensors
 from offbook.train.lora import adapter_of, save_adapter
 from offbook.train.parallel.dense import put
-from offbook.train.parallel.gathering import dealt_out, gathered
+from offbook.train.parallel.gather import assign_holders, gathered
 from offbook.train.trainer import Trainer, first_names
 from offbook.types import OffbookError
 
@@ -38,7 +38,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",  # which tokens end a message
 )
-TRAINING = "training"  # optimizer and slow teachers; beside the weights in checkpoints from before
+TRAINING = "training"  # optimizer and slow teachers
 ANOTHER = "remove its DONE, and the run goes on from the one before"
 MASTER = "master"  # a float32 weight, beside the optimizer's state of it
 
@@ -96,7 +96,7 @@ class Contents:
         files = {file: {name: copies[f"{file}/{name}"] for name in tensors} for file, tensors in self.tensors.items()}
         return replace(self, weights={name: copies[name] for name in self.weights}, tensors=files)
 
-    def dealt_out(self, buffers: dict[str, Tensor]) -> Contents:
+    def gathered_share(self, buffers: dict[str, Tensor]) -> Contents:
         """Of tensors that lie over ranks those that this one writes, whole and in `buffers`. All have to call it.
 
         Tensors of one block stay together, since files may spell several of them as one; an adapter is one file. Of
@@ -168,7 +168,7 @@ def _held(
     tensors: Mapping[str, Tensor], bundles: Mapping[str, str], prefix: str, buffers: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], str]:
     """Those that this rank holds, on the host, and the end of their file's name."""
-    holders = dealt_out(tensors, bundles, dist.get_world_size())
+    holders = assign_holders(tensors, bundles, dist.get_world_size())
     held = {}
     for name, whole in gathered(tensors, holders):
         held[name] = _copied(whole, prefix + name, buffers)
@@ -199,18 +199,17 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
-    kept = path / TRAINING if (path / TRAINING).is_dir() else path
+    kept = path / TRAINING
     _load_optimizer(trainer, kept, "optimizer")
     state = json.loads((path / "state.json").read_text())
-    trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
-    trainer.policy_norm = state.get("policy_norm", 0.0)
+    trainer.steps = state["updates"]  # fewer than steps where some were skipped
+    trainer.policy_norm = state["policy_norm"]
     for name, weights in trainer.own_weights().items():
         weights.steps = trainer.steps
         if weights.kind.moves:
-            is_named = any(kept.glob(f"teacher.{name}*.safetensors"))  # else it is from before they had names
             own = dict(weights.decoder.model.named_parameters())
             missing = {*trainer.masters.named}
-            for key, stored in _stored(kept, f"teacher.{name}" if is_named else "teacher"):
+            for key, stored in _stored(kept, f"teacher.{name}"):
                 put(own[key], stored)
                 missing.discard(key)
             if missing:

@@ -123,7 +123,7 @@ def begin(trainer: Trainer, path: Path, step: int, tokenizer_from: Path, keep: i
     new = sum(tensor.nbytes for name, tensor in contents.all_tensors() if name not in buffers) if is_alone else 0
     fits = new <= HOST_SHARE * free_host_memory()
     if fits:
-        contents = contents.on_host(buffers) if is_alone else contents.dealt_out(buffers)
+        contents = contents.on_host(buffers) if is_alone else contents.gathered_share(buffers)
     thread = ThreadPoolExecutor(1, "checkpoint")
     writing = thread.submit(_write, contents, path, keep, None if is_alone else _group())
     thread.shutdown(wait=not fits)

@@ -34,9 +34,9 @@ from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
-from offbook.train.parallel.dealing import cost_of
+from offbook.train.parallel.balance import cost_of
 from offbook.train.parallel.dense import in_common, shard, share_again
-from offbook.train.parallel.gathering import gathered
+from offbook.train.parallel.gather import gathered
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.precision import compute_linears
 from offbook.train.replay import Replay, figures_of

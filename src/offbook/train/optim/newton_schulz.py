@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offbook.train.host import compile_once
+
 Coefficients = tuple[tuple[float, float, float], ...]
 # By Jordan et al. (2024): ends between 0.7 and 1.2. By You (2025), one polynomial a step: between 0.98 and 1.15.
 JORDAN: Coefficients = ((3.4445, -4.7750, 2.0315),) * 5
@@ -106,8 +108,7 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype, norm_N: Tensor | 
     rows = x.shape[-2]
     if norm_N is None:
         norm_N = torch.linalg.matrix_norm(x, dtype=torch.float32)
-    y = torch.empty(x.shape, dtype=precision, device=x.device)
-    torch.mul(x, (rows**0.5 / norm_N.clamp(min=TINY))[:, None, None], out=y)
+    y = (compile_once(_scaled) if x.is_cuda else _scaled)(x, rows**0.5 / norm_N.clamp(min=TINY), precision)
     gram = symmetric_product(y, y)
     bound_N = torch.linalg.matrix_norm(gram, dtype=torch.float32).clamp(min=1.0)  # less is 0
     gram.mul_((1 / bound_N)[:, None, None])
@@ -131,6 +132,10 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype, norm_N: Tensor | 
     if method.restart > last:
         total.mul_(bound_N.rsqrt()[:, None, None])
     return torch.bmm(total, y), largest_N
+
+
+def _scaled(x: Tensor, scale_N: Tensor, precision: torch.dtype) -> Tensor:
+    return (x * scale_N[:, None, None]).to(precision).contiguous()
 
 
 def _largest(total: Tensor, gram: Tensor) -> Tensor:

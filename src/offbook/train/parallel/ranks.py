@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from offbook.train.parallel.balance import balanced
 from offbook.train.parallel.context import Context
-from offbook.train.parallel.dealing import dealt
 from offbook.train.scoring import Counts
 from offbook.types import Branch, OffbookError, Sample
 
@@ -96,7 +96,7 @@ class Ranks:
         if self.mesh is None:
             return list(samples)
         number, of = dist.get_rank() // self.sharing, dist.get_world_size() // self.sharing
-        return dealt(samples, of, width)[number]
+        return balanced(samples, of, width)[number]
 
     def spread(self, cost: float) -> dict[str, float]:
         """The largest cost of a rank by the mean: how long others wait."""

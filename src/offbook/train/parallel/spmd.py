@@ -1,13 +1,13 @@
-"""A run on many ranks: rank 0 is the run, and the others hold their parts of the weights and do what it tells them.
+"""SPMD training under a single controller: rank 0 is the run, the other ranks are workers with shards of the model.
 
-Rollouts, rewards, annotation and files are rank 0's. What all ranks have to take part in is a function of the trainer:
-rank 0 tells it to the others, with its arguments, and all of them call it. Samples are told whole; every rank deals
-them alike and takes its own. Whoever calls a trainer, or reads with one of its decoders, does not see that it is led.
+Rollouts, rewards, annotation and files belong to rank 0. Collective work is a function of the trainer: rank 0 sends
+the function with its arguments over the control group, and every rank calls it. Samples are broadcast whole; every rank
+balances them in the same way and takes its own share. Callers of a trainer or of its decoders see none of this.
 
-After each order ranks tell one another whether it went well. What all of them raise is rank 0's to deal with; where one
-failed alone, its part of the state is not that of the others any more, and the run ends. Others may wait for it in the
-middle of a collective and not answer: then it leaves word in the store that the group was made by, and ends; with it
-end the connections that they wait at, and they say which rank it was. NCCL does not see that: torchrun ends them.
+After each call the ranks exchange whether it succeeded. An error that all ranks raise is rank 0's to handle. Where one
+rank failed alone, its shard differs from the others' and the run ends. The others may be inside a collective and not
+answer within the timeout: then the failed rank writes its error to the group's store and exits, which closes the
+connections that the others wait on, and they report which rank it was. NCCL does not notice that: torchrun ends them.
 
 Left out: each rank loads the whole model, on the host, before it is cut.
 """
@@ -40,19 +40,19 @@ from offbook.train.teachers import Kind
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import OffbookError, Sample
 
-ANSWER_S = 10.0  # that other ranks have, where one failed, to be done with the same order
+ANSWER_S = 10.0  # timeout of the other ranks for the same call, where one failed
 T = TypeVar("T")
 GO_ON = "started again, it goes on from its last checkpoint"
-_numbers = count()  # of orders, alike on all ranks
+_numbers = count()  # of calls, equal on all ranks
 log = logging.getLogger(__name__)
 
 
-class Parted(OffbookError):
-    """Ranks that did not do the same. Nothing can be done together any more."""
+class RanksDiverged(OffbookError):
+    """Ranks whose states differ. No collective call is possible any more."""
 
 
-class Gone(Parted):
-    """A rank failed where others waited for it: none of them can be led any more."""
+class RankLost(RanksDiverged):
+    """A rank failed inside a collective that others wait for."""
 
 
 def ranks_of(settings: RanksConfig) -> Ranks:
@@ -86,13 +86,13 @@ def share_of(settings: RanksConfig, world: int) -> Share:
     return Share(shards, expert_shards * dealt_to, dealt_to, settings.context)
 
 
-class LedTrainer(Trainer):
-    """The same on every rank. Rank 0 calls what a Trainer has; the others `follow`."""
+class SpmdTrainer(Trainer):
+    """A Trainer that exists on every rank. Rank 0 calls its methods; the other ranks run `follow`, the worker loop."""
 
     def __init__(self, model: PreTrainedModel, settings: TrainConfig, teachers: Mapping[str, Kind], orders: Any):
-        """`orders` is the group that rank 0 tells others by."""
+        """`orders` is the control group, over which rank 0 broadcasts calls."""
         self.orders = orders
-        self.parted: Parted | None = None
+        self.diverged: RanksDiverged | None = None
         if settings.ranks.experts > 1 and not routers_of(model):
             refuse_undealt(0, settings.ranks.experts)
         super().__init__(model, settings, teachers, ranks_of(settings.ranks))
@@ -105,49 +105,49 @@ class LedTrainer(Trainer):
         return {"": self.student, **{name: own.decoder for name, own in self.own_weights().items()}}
 
     def together(self, work: Callable[..., T], *arguments: Any) -> T:
-        if self.parted is not None:
-            raise self.parted
+        if self.diverged is not None:
+            raise self.diverged
         dist.broadcast_object_list([(work, arguments)], 0, self.orders)
         try:
-            return done_by_all(partial(work, self, *arguments), ANSWER_S)
-        except Parted as problem:
-            self.parted = problem
+            return run_on_all(partial(work, self, *arguments), ANSWER_S)
+        except RanksDiverged as problem:
+            self.diverged = problem
             raise
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
-        return self.together(step_of_all, samples, lr_scale)
+        return self.together(step_on_all, samples, lr_scale)
 
     def publish(self, version: int) -> Weights:
         return self.together(Trainer.publish, version)
 
     def follow(self) -> None:
-        """Until rank 0 dismisses this one, also after a fault: rank 0 knows of it and what to do."""
-        while (order := told_by(self.orders)) is not None:
-            work, arguments = order
+        """Run rank 0's calls until it sends None. Errors that all ranks raise are handled by rank 0."""
+        while (call := receive_call(self.orders)) is not None:
+            work, arguments = call
             try:
-                done_by_all(partial(work, self, *arguments), ANSWER_S)
-            except Gone:
+                run_on_all(partial(work, self, *arguments), ANSWER_S)
+            except RankLost:
                 raise
             except (OffbookError, ValueError):
                 continue
 
 
-def told_by(orders: Any) -> Any:
-    """What rank 0 tells others. It may be gone, which is no fault of theirs."""
-    told: list[Any] = [None]
+def receive_call(orders: Any) -> Any:
+    """The next broadcast of rank 0."""
+    received: list[Any] = [None]
     try:
-        dist.broadcast_object_list(told, 0, orders)
+        dist.broadcast_object_list(received, 0, orders)
     except RuntimeError as error:
-        raise Gone(f"rank 0, which is the run, has ended; {GO_ON}") from error
-    return told[0]
+        raise RankLost(f"rank 0, which is the run, has ended; {GO_ON}") from error
+    return received[0]
 
 
-def done_by_all(work: Callable[[], T], answer_s: float | None = None) -> T:
-    """All ranks have to call it. What all of them raise is raised; where some do it is `Parted`, on each of them. What
-    is neither OffbookError nor ValueError ends the rank at once, and so the run; so does a fault that others do not
-    answer to within `answer_s`."""
+def run_on_all(work: Callable[[], T], answer_s: float | None = None) -> T:
+    """Run `work` on every rank: all ranks have to call this. An error that all raise is raised; one of some ranks
+    becomes `RanksDiverged` on all. Anything but OffbookError and ValueError ends the rank and so the run, as does an
+    error that the others do not answer within `answer_s`."""
     problem: Exception | None = None
-    word = f"offbook/failed/{next(_numbers)}"
+    key = f"offbook/failed/{next(_numbers)}"
     group, failed = _answers(), torch.tensor([0])  # made before anything can fail: all ranks have to
     try:
         try:
@@ -158,50 +158,51 @@ def done_by_all(work: Callable[[], T], answer_s: float | None = None) -> T:
         answers = dist.all_reduce(failed, group=group, async_op=True)
         answers.wait(*([timedelta(seconds=answer_s)] if problem is not None and answer_s else []))
     except Exception as error:
-        if (gone := _gone(word, problem or error)) is error:
+        lost = _lost(key, problem or error)
+        if lost is error:
             raise
-        raise gone from error
+        raise lost from error
     if not failed:
         return done
-    told: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(told, (type(problem).__name__, str(problem)) if problem else ("", ""), group)
-    if problem is not None and len({kind for kind, _ in told}) == 1:
+    raised: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(raised, (type(problem).__name__, str(problem)) if problem else ("", ""), group)
+    if problem is not None and len({kind for kind, _ in raised}) == 1:
         raise problem
-    rank, (kind, text) = next((rank, one) for rank, one in enumerate(told) if one[0])
-    raise Parted(
+    rank, (kind, text) = next((rank, one) for rank, one in enumerate(raised) if one[0])
+    raise RanksDiverged(
         f"rank {rank} failed alone ({kind}: {text}), so ranks no longer hold the same and the run ends; {GO_ON}"
     )
 
 
-def _gone(word: str, problem: Exception) -> Exception:
-    """What to end with. Whoever fails leaves word; who has lost it meanwhile has nothing to say but what that is."""
+def _lost(key: str, problem: Exception) -> Exception:
+    """The error to end with. The rank that fails first writes its error to the store; the others report that one."""
     is_expected = isinstance(problem, OffbookError | ValueError)
     has_lost_others = not is_expected and (isinstance(problem, dist.DistError) or "gloo" in str(problem))
-    store, first = dist.distributed_c10d._get_default_store(), "a rank has ended without a word"
+    store, first = dist.distributed_c10d._get_default_store(), "a rank has ended without an error message"
     try:
-        if store.check([word]):
-            first = store.get(word).decode()
+        if store.check([key]):
+            first = store.get(key).decode()
         elif not has_lost_others:
             first = f"rank {dist.get_rank()} failed ({type(problem).__name__}: {problem})"
-            store.set(word, first)
+            store.set(key, first)
             if not is_expected:
                 return problem
     except RuntimeError:  # the store was rank 0's
         first = "rank 0, which is the run, has ended"
-    return Gone(f"{first} while others waited for it, so the run ends; {GO_ON}")
+    return RankLost(f"{first} while others waited for it, so the run ends; {GO_ON}")
 
 
 @cache
 def _answers() -> Any:
-    """Of its own: rank 0 may dismiss others that still wait for its answer. They do so for the library's half hour."""
+    """A separate gloo group, so that shutdown cannot collide with pending answers. Its timeout is 30 minutes."""
     return dist.new_group(backend="gloo")
 
 
-def read(trainer: LedTrainer, name: str, work: Callable[..., T], *arguments: Any) -> T:
+def read(trainer: SpmdTrainer, name: str, work: Callable[..., T], *arguments: Any) -> T:
     return trainer.decoders()[name].read(work, *arguments)
 
 
-def step_of_all(trainer: Trainer, samples: list[Sample], lr_scale: float) -> StepResult:
+def step_on_all(trainer: Trainer, samples: list[Sample], lr_scale: float) -> StepResult:
     own = trainer.ranks.share_of(samples, trainer.model.config.get_text_config().hidden_size)
     result = Trainer.step(trainer, own, lr_scale)
     measured = {key: value for each in trainer.ranks.gathered(result.measured) for key, value in each.items()}

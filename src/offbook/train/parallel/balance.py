@@ -1,9 +1,9 @@
-"""Samples dealt out to ranks, so that all of them take about as long.
+"""Load balancing of samples over ranks.
 
 A sample of n tokens costs a layer of width D about n (12 D + n): its products, and attention over what stands before.
 Branches cost a third of that for their own tokens, since they have no backward pass. Samples whose branches compete for
-places stay together, as they would in one process. The costliest goes first, to whoever has least. Every rank that sees
-the same samples deals alike, so nothing has to be said.
+places stay together, as they would in one process. Greedy: the costliest bundle goes first, to the rank with the least
+load. Every rank computes the same assignment, so nothing is communicated.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def cost_of(sample: Sample, width: int) -> float:
     return tokens * (12 * width + tokens) + branches / 3
 
 
-def dealt(samples: Sequence[Sample], ranks: int, width: int) -> list[list[Sample]]:
-    """Of each rank."""
-    hands: list[list[Sample]] = [[] for _ in range(ranks)]
+def balanced(samples: Sequence[Sample], ranks: int, width: int) -> list[list[Sample]]:
+    """The samples of each rank."""
+    shares: list[list[Sample]] = [[] for _ in range(ranks)]
     load = [0.0] * ranks
     bundles = sorted(_bundles(samples), key=lambda bundle: -sum(cost_of(one, width) for one in bundle))
     for bundle in bundles:
         rank = min(range(ranks), key=load.__getitem__)
-        hands[rank] += bundle
+        shares[rank] += bundle
         load[rank] += sum(cost_of(one, width) for one in bundle)
-    return hands
+    return shares
 
 
 def _bundles(samples: Sequence[Sample]) -> list[list[Sample]]:

@@ -1,8 +1,8 @@
-"""Tensors that lie over ranks, each put together on one of them.
+"""Gathering sharded tensors, each whole on one rank, for publishing and checkpoints.
 
-Who publishes or keeps weights needs them whole, and no rank has room for all. So every tensor has a holder, and its
-rows travel there straight from whoever has them; of replicas, from the copy that the holder is a part of. A round has
-one tensor for each holder: a rank never has more than one beside its own parts, however large the model is.
+No rank has room for all tensors. So every tensor has a holder, and its rows are sent there directly from the ranks that
+have them; of replicas, from the one that the holder belongs to. A round has one tensor for each holder: a rank never
+holds more than one gathered tensor besides its own shards.
 
 Left out: tensors that are cut by columns, which nothing here does.
 """
@@ -21,8 +21,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from offbook.train.optim.units import local
 
 
-def dealt_out(tensors: Mapping[str, Tensor], bundles: Mapping[str, str], ranks: int) -> dict[str, int]:
-    """The holder of each, by bytes; those of one bundle have the same. All ranks deal alike."""
+def assign_holders(tensors: Mapping[str, Tensor], bundles: Mapping[str, str], ranks: int) -> dict[str, int]:
+    """The holder of each tensor, balanced by bytes; a bundle has one holder. Every rank computes the same."""
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
         sizes[bundles[name]] = sizes.get(bundles[name], 0) + tensor.numel() * tensor.element_size()
@@ -34,12 +34,12 @@ def dealt_out(tensors: Mapping[str, Tensor], bundles: Mapping[str, str], ranks: 
 
 
 def gathered(tensors: Mapping[str, Tensor], holders: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """Those that this rank holds, one by one, on the device. All ranks have to go through it, to its end. Whoever does
-    drops each before asking for the next: a loop's variable would keep it until then."""
-    hands: dict[int, list[str]] = {}
+    """Yield the tensors that this rank holds, on the device. All ranks have to iterate to the end. Drop each tensor
+    before asking for the next: a loop variable would keep it until then."""
+    queues: dict[int, list[str]] = {}
     for name in tensors:
-        hands.setdefault(holders[name], []).append(name)
-    for names in zip_longest(*hands.values()):
+        queues.setdefault(holders[name], []).append(name)
+    for names in zip_longest(*queues.values()):
         mine = _round({name: tensors[name] for name in names if name}, holders)
         while mine:
             yield mine.pop()

@@ -38,7 +38,7 @@ from offbook.stages.sft import sft
 from offbook.train.lora import stored_adapter
 from offbook.train.memory import ALONE, Share
 from offbook.train.parallel import spmd as led
-from offbook.train.parallel.spmd import LedTrainer, expert_shape, ranks_of
+from offbook.train.parallel.spmd import SpmdTrainer, expert_shape, ranks_of
 from offbook.types import OffbookError
 
 NOBODY, ALL = -1, -2
@@ -225,7 +225,7 @@ def test_experts_have_the_replicas_that_the_plan_draws(
     assert expert_shape(world, RanksConfig(replicate=replicate, experts=experts)) == wanted
 
 
-def failing(trainer: LedTrainer, rank: int) -> str:
+def failing(trainer: SpmdTrainer, rank: int) -> str:
     if rank in (dist.get_rank(), ALL):
         raise ValueError("this disk gives rubbish")
     return "fine"
@@ -233,7 +233,7 @@ def failing(trainer: LedTrainer, rank: int) -> str:
 
 def led_where_one_fails(rank: int) -> list[str]:
     orders = dist.new_group(backend="gloo")
-    trainer, told = LedTrainer(make("dense"), STEADY, KINDS["live"], orders), list[str]()
+    trainer, told = SpmdTrainer(make("dense"), STEADY, KINDS["live"], orders), list[str]()
     if dist.get_rank():
         trainer.follow()
         return told
@@ -247,17 +247,19 @@ def led_where_one_fails(rank: int) -> list[str]:
 
 
 def test_a_rank_that_fails_alone_ends_the_run() -> None:
-    parted = "Parted: rank 1 failed alone (ValueError: this disk gives rubbish), so ranks no longer hold the same"
+    parted = (
+        "RanksDiverged: rank 1 failed alone (ValueError: this disk gives rubbish), so ranks no longer hold the same"
+    )
     first, _ = on_ranks(2, led_where_one_fails, 1)
     assert first[0] == "fine"
     assert first[1].startswith(parted)
     assert first[2] == first[1], "nothing is done together any more"
     first, _ = on_ranks(2, led_where_one_fails, 0)
-    assert first[1].startswith("Parted: rank 0 failed alone (ValueError")
+    assert first[1].startswith("RanksDiverged: rank 0 failed alone (ValueError")
     assert on_ranks(2, led_where_one_fails, ALL)[0] == ["fine", "ValueError: this disk gives rubbish", "fine"]
 
 
-def hanging(trainer: LedTrainer, rank: int, kind: type[Exception]) -> None:
+def hanging(trainer: SpmdTrainer, rank: int, kind: type[Exception]) -> None:
     if rank == dist.get_rank():
         raise kind("this disk gives rubbish")
     dist.all_reduce(torch.zeros(1))
@@ -266,7 +268,7 @@ def hanging(trainer: LedTrainer, rank: int, kind: type[Exception]) -> None:
 def led_where_others_wait(rank: int, kind: type[Exception]) -> None:
     led.ANSWER_S = 1.0
     with joined() as orders:
-        trainer = LedTrainer(make("dense"), STEADY, KINDS["live"], orders)
+        trainer = SpmdTrainer(make("dense"), STEADY, KINDS["live"], orders)
         trainer.follow() if dist.get_rank() else trainer.together(hanging, rank, kind)
 
 
@@ -275,7 +277,7 @@ def test_a_rank_that_fails_where_others_wait_for_it_ends_all_within_seconds(rank
     """Whoever can still read rank 0's store says which it was; at the end of the group's 20 seconds none could."""
     with pytest.raises(AssertionError) as failed:
         on_ranks(3, led_where_others_wait, rank, kind)
-    said = re.findall(r"Gone: (.*) while others waited for it, so the run ends", str(failed.value))
+    said = re.findall(r"RankLost: (.*) while others waited for it, so the run ends", str(failed.value))
     own = f"rank {rank} failed ({kind.__name__}: this disk gives rubbish)"
     assert len(said) >= 2
     assert own in said or kind is RuntimeError  # rank 0 shows that whole, and may be gone before others ask
@@ -284,18 +286,18 @@ def test_a_rank_that_fails_where_others_wait_for_it_ends_all_within_seconds(rank
 
 def led_by_one_that_dies() -> None:
     with joined() as orders:
-        trainer = LedTrainer(make("dense"), STEADY, KINDS["live"], orders)
+        trainer = SpmdTrainer(make("dense"), STEADY, KINDS["live"], orders)
         trainer.follow() if dist.get_rank() else os._exit(1)
 
 
 def test_a_rank_whose_leader_died_says_so() -> None:
-    with pytest.raises(AssertionError, match=r"Gone: rank 0, which is the run, has ended; started again"):
+    with pytest.raises(AssertionError, match=r"RankLost: rank 0, which is the run, has ended; started again"):
         on_ranks(2, led_by_one_that_dies)
 
 
 def test_a_model_without_experts_has_none_to_deal_out() -> None:
     with pytest.raises(OffbookError, match=r"train.ranks.experts is 2 and the model has no experts; leave it 1"):
-        LedTrainer(make("dense"), TrainConfig(ranks=RanksConfig(experts=2)), KINDS["live"], None)
+        SpmdTrainer(make("dense"), TrainConfig(ranks=RanksConfig(experts=2)), KINDS["live"], None)
 
 
 def pretrained(tiny: Path, out: Path, data: list[Path], stop: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Samples dealt out to ranks by what they cost."""
+"""Samples balanced out to ranks by what they cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.train.parallel.dealing import cost_of, dealt
+from offbook.train.parallel.balance import balanced, cost_of
 from offbook.types import Branch, Sample
 
 WIDTH = 64
@@ -20,7 +20,7 @@ def sample_of(length: int, contest: str = "") -> Sample:
 @given(st.lists(st.tuples(st.integers(4, 5000), st.sampled_from(["", "", "a", "b"])), max_size=40), st.integers(1, 9))
 def test_every_sample_is_dealt_once_and_contests_stay_together(shapes: list[tuple[int, str]], ranks: int) -> None:
     samples = [sample_of(*shape) for shape in shapes]
-    hands = dealt(samples, ranks, WIDTH)
+    hands = balanced(samples, ranks, WIDTH)
     assert len(hands) == ranks
     assert sorted(id(one) for hand in hands for one in hand) == sorted(map(id, samples))
     for contest in ("a", "b"):
@@ -31,7 +31,7 @@ def test_every_sample_is_dealt_once_and_contests_stay_together(shapes: list[tupl
 def test_ranks_have_about_as_much_to_do() -> None:
     rng = random.Random(0)
     samples = [sample_of(int(200 * 2 ** (5 * rng.random()))) for _ in range(128)]  # 200 to 6,400 tokens
-    costs = [sum(cost_of(one, WIDTH) for one in hand) for hand in dealt(samples, 8, WIDTH)]
+    costs = [sum(cost_of(one, WIDTH) for one in hand) for hand in balanced(samples, 8, WIDTH)]
     assert max(costs) / (sum(costs) / 8) < 1.02
     in_turn = [sum(cost_of(one, WIDTH) for one in samples[rank::8]) for rank in range(8)]
     assert max(in_turn) / (sum(in_turn) / 8) > 1.1
@@ -39,5 +39,5 @@ def test_ranks_have_about_as_much_to_do() -> None:
 
 def test_contests_that_a_third_sample_joins_are_one() -> None:
     both = Sample([0] * 50, branches=[Branch(1, [0], ((2, 4),), contest=name) for name in ("a", "b")])
-    hands = dealt([sample_of(40, "a"), sample_of(40, "b"), both], 3, WIDTH)
+    hands = balanced([sample_of(40, "a"), sample_of(40, "b"), both], 3, WIDTH)
     assert sorted(map(len, hands)) == [0, 0, 3]
