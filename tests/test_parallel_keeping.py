@@ -27,7 +27,7 @@ from offbook.train import checkpoint_writer as writing
 from offbook.train.checkpoint import load_training_state
 from offbook.train.checkpoint_writer import begin
 from offbook.train.optim.units import local
-from offbook.train.parallel import gathering
+from offbook.train.parallel import gather
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
@@ -143,7 +143,7 @@ def watched() -> list[int]:
     """From now on, how many whole tensors there are on this rank, each time that room is made for one."""
     alive: list[int] = []
     rooms: list[weakref.ref[Tensor]] = []
-    begun = gathering._begin
+    begun = gather._begin
 
     def watching(tensor: Tensor, holder: int, works: list[dist.P2POp]) -> Tensor | None:
         room = begun(tensor, holder, works)
@@ -152,7 +152,7 @@ def watched() -> list[int]:
             alive.append(sum(one() is not None for one in rooms))
         return room
 
-    gathering._begin = watching
+    gather._begin = watching
     return alive
 
 
