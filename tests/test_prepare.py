@@ -608,10 +608,7 @@ def test_requirements_are_those_of_the_interpreter(tmp_path: Path) -> None:
           "b={version='1',optional=true}\n[tool.poetry.group.dev.dependencies]\nc='*'"}, ["a"], ["c"]),
         ({"setup.cfg": "[metadata]\nname=p\n[options]\ninstall_requires=\n  a\n  b>1\n"
           "[options.extras_require]\ntesting=\n  c"}, ["a", "b>1"], ["c"]),
-        ({"setup.py": "from setuptools import setup\nx=1/0\nsetup(name='p', install_requires=['a'], "
-          "tests_require=['b'], version=x)"}, ["a"], ["b"]),
         ({"requirements-test.txt": "-r other.txt\nb==1  # why\ngit+https://x/y\nmypy\n"}, [], ["b==1"]),
-        ({"tox.ini": "[testenv]\ndeps =\n  b\n  -rmore.txt\n"}, [], ["b"]),
         ({"setup.cfg": "not an ini file", "setup.py": "def (", "PKG-INFO": "\n"}, [], []),
     ],
 )  # fmt: skip

@@ -134,8 +134,8 @@ class _Work:
     async def set_up(self, checks: Sequence[Check]) -> Repository:
         targets = checks[:NUM_TARGETS]
         record = {"reason": self.stuck.reason, "checks": [asdict(one) for one in checks], "targets": NUM_TARGETS}
-        indexes, certificates = await pip_settings()
-        indexes = [without_secrets(url) for url in indexes if url.startswith("http")]
+        settings = await pip_settings()
+        indexes = [without_secrets(url) for url in settings.indexes if url.startswith("http")]
         allow = (*dict.fromkeys(hosts_of([*indexes, *await file_urls()])), *self.allow)
         problems: list[str] = []
         keep_before(self.folder)
@@ -145,7 +145,7 @@ class _Work:
                 self.stuck.draft.tree,
                 replace(self.spec, disk_mb=LIMIT_MB),
                 self.door,
-                variables(self.stuck.draft, indexes, self._shown(certificates)),
+                variables(self.stuck.draft, indexes, self._shown(settings.certificates)),
                 python=self.folder,
                 mounts={"/opt/pip/pip": _own_pip()},
             ) as sandbox,

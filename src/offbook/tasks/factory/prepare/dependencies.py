@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from importlib import metadata
@@ -12,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from offbook.tasks.factory.prepare.metadata import Project
-from offbook.tasks.factory.prepare.source import run_quietly
+from offbook.tasks.factory.prepare.source import pip_settings, run_quietly
 from offbook.tasks.factory.types import Unprepared
 from offbook.tasks.folder import write_files
 
@@ -38,20 +39,20 @@ async def install(project: Project, deps: Path, base: Path) -> tuple[str, ...]:
     named = {canonicalize_name(Requirement(line).name) for line in needs}
     wanted = list(dict.fromkeys([*needs, *(name for name in RUNNER if name not in named)]))
     left_out: list[str] = []
-    output = await _pip(wanted, deps, base)
+    output = await _install(wanted, deps, base)
     if output:
         # One of them cannot be had. Which one, only trying each of them tells reliably.
         kept: list[str] = []
         for line in wanted:
-            reason = await _pip([line], deps, base, "--dry-run")
+            reason = await _install([line], deps, base, "--dry-run")
             if reason and line in RUNNER:
                 raise Unprepared(f"the test runner cannot be installed ({reason})")
             (left_out if reason else kept).append(line)
-        output = await _pip(kept, deps, base)
+        output = await _install(kept, deps, base)
     if output:  # each can be had, but not together: what the tests need goes first
         mine = [line for line in project.needs if line not in left_out]
         left_out += [line for line in project.test_needs if line not in left_out]
-        output = await _pip([*mine, *RUNNER], deps, base)
+        output = await _install([*mine, *RUNNER], deps, base)
     if output:
         raise Unprepared(f"the dependencies of {project.name} cannot be installed ({output})")
     settle(project, deps)
@@ -68,14 +69,25 @@ def settle(project: Project, deps: Path) -> None:
     _write_own_metadata(project, deps)
 
 
-async def _pip(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
-    """Install and return nothing, or return pip's reason."""
+async def _install(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
+    """Install with uv where it is on the PATH, else with pip. Returns nothing, or the reason why it cannot be done."""
     if not more:
         shutil.rmtree(deps, ignore_errors=True)
         deps.mkdir(parents=True)
-    python = [] if base == Path(os.path.realpath(sys.executable)) else ["--python", str(base)]
-    options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-conflicts", "--only-binary", ":all:"]
-    command = [sys.executable, "-m", "pip", *python, "install", *options, *more, "--target", str(deps), "--", *wanted]
+    if uv := shutil.which("uv"):  # which does not read pip's settings
+        settings = await pip_settings()
+        command = [uv, "pip", "install", "--python", str(base), "--link-mode", "copy", "--compile-bytecode", *more]
+        for option, url in zip(
+            ["--default-index", *["--index"] * len(settings.indexes)], settings.indexes, strict=False
+        ):
+            command += [option, url]
+        command += ["--no-index"] * (not settings.indexes)
+        command += [f"--find-links={place}" for place in settings.find_links]
+    else:
+        python = [] if base == Path(os.path.realpath(sys.executable)) else ["--python", str(base)]
+        command = [sys.executable, "-m", "pip", *python, "install", "--no-input", "--no-warn-conflicts", *more]
+        command += ["--disable-pip-version-check"]
+    command += ["--quiet", "--only-binary", ":all:", "--target", str(deps), "--", *wanted]
     scratch = deps.with_name("pip")  # in the package's own folder: pip leaves what it has there when it is killed
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
@@ -87,8 +99,8 @@ async def _pip(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
         raise Unprepared(f"installing the dependencies took longer than {INSTALL_S:.0f} s")
     if "No module named pip" in output:
         raise Unprepared(f"pip is not installed beside {sys.executable}")
-    lines = [line for line in output.splitlines() if line.startswith("ERROR: ")]
-    return "" if exit_code == 0 else (lines[-1] if lines else f"pip ended with {exit_code}").removeprefix("ERROR: ")
+    reasons = re.findall(r"^(?:ERROR: |error: |\s*╰─▶ )(.*)", output, re.M)
+    return "" if exit_code == 0 else reasons[-1] if reasons else f"the installer ended with {exit_code}"
 
 
 def _remove_own(project: Project, deps: Path) -> None:

@@ -1,13 +1,15 @@
-"""What a repository says of itself: its name, its version and what it needs. setup.py is parsed, never run."""
+"""What a repository says of itself: its name, its version and what it needs. Nothing of it is run.
+
+Read are what the index or setuptools published (PKG-INFO, egg-info), pyproject.toml and setup.cfg. A setup.py is not
+read: a source distribution of it has the published metadata.
+"""
 
 from __future__ import annotations
 
-import ast
 import configparser
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
@@ -33,14 +35,13 @@ REQUIREMENT_FILES = (
     *("requirements*test*.txt", "test*requirements*.txt", "tests/requirements*.txt", "test/requirements*.txt"),
     *("requirements/test*.txt", "requirements*dev*.txt", "dev*requirements*.txt", "requirements/dev*.txt"),
 )
-# Every form of metadata comes down to `readable`, and only that asks which interpreter it is for.
-_MARKERS: ContextVar[Mapping[str, str]] = ContextVar("markers")
 VERSION_FILES = (
     (("tool", "setuptools_scm"), "write_to"),
     (("tool", "setuptools_scm"), "version_file"),
     (("tool", "hatch", "build", "hooks", "vcs"), "version-file"),
     (("tool", "pdm", "version"), "write_to"),
 )
+Lines = Callable[..., list[str]]  # the requirements among some lines, or only those of an extra
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Project:
 
     def fill(self, other: Project) -> None:
         """What `other` says counts where nothing was said before."""
-        extras = other.extras | self.extras
+        extras = {name.lower(): lines for name, lines in other.extras.items() if lines} | self.extras
         for said in fields(self):
             setattr(self, said.name, getattr(self, said.name) or getattr(other, said.name))
         self.extras = extras
@@ -81,29 +82,49 @@ class Project:
 def read_project(tree: Path, name: str, version: str, markers: Mapping[str, str] | None = None) -> Project:
     """The metadata of a tree: what the index published first, then what the sources say. `name` and `version` stand
     in where nothing says better. `markers` is the environment of another interpreter than ours."""
-    token = _MARKERS.set(markers or {})
-    try:
-        return _read_project(tree, name, version)
-    finally:
-        _MARKERS.reset(token)
 
+    def lines(value: Any, extra: str = "") -> list[str]:
+        return readable(lines_of(value), extra, markers or {})
 
-def _read_project(tree: Path, name: str, version: str) -> Project:
     pyproject = read_toml(tree / "pyproject.toml")
+    standard, poetry = table_of(pyproject, "project"), table_of(pyproject, "tool", "poetry")
+    setup = _ini(tree / "setup.cfg")
+    dependency_groups = table_of(pyproject, "dependency-groups")
+    groups = {name: lines(_group(dependency_groups, name, frozenset())) for name in dependency_groups}
+    poetry_groups = {"dev": table_of(poetry, "dev-dependencies")}
+    for group, table in table_of(poetry, "group").items():
+        poetry_groups[group] = poetry_groups.get(group, {}) | table_of(table, "dependencies")
+    said_version = setup.get("metadata", "version", fallback="")
+    setup_extras = setup["options.extras_require"] if setup.has_section("options.extras_require") else {}
     project = Project()
     for other in (
-        *map(_published, (tree, *tree.glob("*.egg-info"), *tree.glob("*/*.egg-info"))),
+        *(_published(folder, lines) for folder in (tree, *tree.glob("*.egg-info"), *tree.glob("*/*.egg-info"))),
         Project(version=version),
-        _standard(table_of(pyproject, "project")),
-        _poetry(table_of(pyproject, "tool", "poetry")),
-        _setup_cfg(_ini(tree / "setup.cfg")),
-        _setup_py(tree / "setup.py"),
-        Project(name, "0", extras=_groups(table_of(pyproject, "dependency-groups"))),
+        Project(
+            str(standard.get("name", "")),
+            str(standard.get("version", "")),
+            str(standard.get("requires-python", "")),
+            lines(standard.get("dependencies")),
+            {name: lines(value) for name, value in table_of(standard, "optional-dependencies").items()},
+            _entry_points({"console_scripts": table_of(standard, "scripts"), **table_of(standard, "entry-points")}),
+        ),
+        Project(
+            str(poetry.get("name", "")),
+            str(poetry.get("version", "")),
+            needs=lines(_of_poetry(table_of(poetry, "dependencies"))),
+            extras={name: lines(_of_poetry(table)) for name, table in poetry_groups.items()},
+        ),
+        Project(
+            setup.get("metadata", "name", fallback=""),
+            "" if said_version.startswith(("attr:", "file:")) else said_version,
+            needs=lines(setup.get("options", "install_requires", fallback="")),
+            extras={name: lines(value) for name, value in setup_extras.items()},
+        ),
+        Project(name, "0", extras=groups),
     ):
         project.fill(other)
     if not project.test_needs:
-        in_tox = _ini(tree / "tox.ini").get("testenv", "deps", fallback="")
-        project.extras["test"] = _requirement_files(tree) or readable(in_tox.splitlines())
+        project.extras["test"] = _requirement_files(tree, lines)
     files = (str(table_of(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
     project.version_file = next(filter(None, files), "")
     _refuse_odd(project, tree)
@@ -124,16 +145,16 @@ def _refuse_odd(project: Project, tree: Path) -> None:
         raise Unprepared(f"the project's version file: {error}") from None
 
 
-def readable(lines: Iterable[Any], extra: str = "") -> list[str]:
+def readable(lines: Iterable[Any], extra: str, markers: Mapping[str, str]) -> list[str]:
     """The requirements among some lines that hold for the interpreter, without their markers; or only an extra's."""
-    kept, environment = [], dict(_MARKERS.get({}))
+    kept = []
     for line in lines:
         try:
             requirement = Requirement(str(line).partition(" #")[0].strip())
             marker, requirement.marker = requirement.marker, None
-            applies = marker is None or marker.evaluate({**environment, "extra": ""})
+            applies = marker is None or marker.evaluate({**markers, "extra": ""})
             if extra:
-                applies = not applies and marker is not None and marker.evaluate({**environment, "extra": extra})
+                applies = not applies and marker is not None and marker.evaluate({**markers, "extra": extra})
         except (InvalidRequirement, UndefinedEnvironmentName):
             continue
         if applies and not requirement.url:
@@ -143,10 +164,6 @@ def readable(lines: Iterable[Any], extra: str = "") -> list[str]:
 
 def lines_of(value: Any) -> list[str]:
     return value.splitlines() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
-
-
-def _extras(groups: Mapping[Any, Any]) -> dict[str, list[str]]:
-    return {str(name).lower(): readable(lines_of(lines)) for name, lines in groups.items() if lines}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -186,111 +203,50 @@ class _Published(metadata.Distribution):
         return self._folder / path
 
 
-def _published(folder: Path) -> Project:
+def _published(folder: Path, lines: Lines) -> Project:
     """Requirements of extras are marked `extra == "name"`."""
     said = _Published(folder)
-    lines = said.requires or []
+    requires = said.requires or []
     name, version, python = (said.metadata.get_all(key, [""])[0] for key in ("Name", "Version", "Requires-Python"))
-    extras = [*said.metadata.get_all("Provides-Extra", []), *re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(lines))]
+    marked = re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(requires))
     return Project(
         name,
         version,
         python,
-        readable(lines),
-        {extra.lower(): readable(lines, extra) for extra in extras},
+        lines(requires),
+        {extra: lines(requires, extra) for extra in (*said.metadata.get_all("Provides-Extra", []), *marked)},
         said.read_text("entry_points.txt"),
         tuple(said.read_text("top_level.txt").split()),
     )
 
 
-def _standard(table: dict[str, Any]) -> Project:
-    groups = {"console_scripts": table_of(table, "scripts"), **table_of(table, "entry-points")}
-    return Project(
-        str(table.get("name", "")),
-        str(table.get("version", "")),
-        str(table.get("requires-python", "")),
-        readable(table.get("dependencies", [])),
-        _extras(table_of(table, "optional-dependencies")),
-        "".join(
-            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items())
-            for group, lines in groups.items()
-            if lines
-        ),
-    )
+def _entry_points(groups: Mapping[str, dict[str, Any]]) -> str:
+    listed = {group: "".join(f"{name} = {value}\n" for name, value in rows.items()) for group, rows in groups.items()}
+    return "".join(f"[{group}]\n{rows}" for group, rows in listed.items() if rows)
 
 
-def _poetry(table: dict[str, Any]) -> Project:
+def _of_poetry(table: dict[str, Any]) -> list[str]:
     """Poetry writes version ranges its own way; the newest versions are as good a guess as a translation."""
-
-    def plain(lines: dict[str, Any]) -> list[str]:
-        asked = {name: {"version": value} if isinstance(value, str) else value for name, value in lines.items()}
-        asked = {name: value for name, value in asked.items() if name != "python" and isinstance(value, dict)}
-        return [name for name, value in asked.items() if "version" in value and not value.get("optional")]
-
-    groups = {name: table_of(group, "dependencies") for name, group in table_of(table, "group").items()}
-    groups["dev"] = {**table_of(table, "dev-dependencies"), **groups.get("dev", {})}
-    return Project(
-        str(table.get("name", "")),
-        str(table.get("version", "")),
-        needs=readable(plain(table_of(table, "dependencies"))),
-        extras={name.lower(): readable(plain(lines)) for name, lines in groups.items() if lines},
-    )
+    asked = {name: {"version": value} if isinstance(value, str) else value for name, value in table.items()}
+    asked = {name: value for name, value in asked.items() if name != "python" and isinstance(value, dict)}
+    return [name for name, value in asked.items() if "version" in value and not value.get("optional")]
 
 
-def _groups(table: dict[str, Any]) -> dict[str, list[str]]:
-    """PEP 735. A group may include others."""
-
-    def all_lines(name: str, seen: frozenset[str]) -> Iterable[str]:
-        for line in table.get(name, []):
-            if isinstance(line, str):
-                yield line
-            elif (other := table_of({"": line}, "").get("include-group")) and other not in seen:
-                yield from all_lines(other, seen | {other})
-
-    return {name.lower(): readable(all_lines(name, frozenset({name}))) for name in table}
+def _group(groups: dict[str, Any], name: str, seen: frozenset[str]) -> list[str]:
+    """A dependency group with those that it includes (PEP 735)."""
+    found = []
+    for line in groups.get(name, []) if name not in seen else []:
+        if isinstance(line, str):
+            found.append(line)
+        elif isinstance(line, dict):
+            found += _group(groups, str(line.get("include-group")), seen | {name})
+    return found
 
 
-def _setup_cfg(parser: configparser.ConfigParser) -> Project:
-    def said(section: str, key: str) -> str:
-        return parser.get(section, key, fallback="")
-
-    computed = said("metadata", "version").startswith(("attr:", "file:"))
-    extras = parser["options.extras_require"] if parser.has_section("options.extras_require") else {}
-    return Project(
-        said("metadata", "name"),
-        "" if computed else said("metadata", "version"),
-        needs=readable(said("options", "install_requires").splitlines()),
-        extras=_extras({"test": said("options", "tests_require"), **extras}),
-    )
-
-
-def _setup_py(path: Path) -> Project:
-    """The arguments of `setup(...)` that are plain literals."""
-    try:
-        module = ast.parse(path.read_bytes()) if path.is_file() else ast.Module([], [])
-    except (SyntaxError, ValueError):
-        return Project()
-    values: dict[str, Any] = {}
-    for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
-        if (call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")) == "setup":
-            for keyword in call.keywords:
-                try:
-                    values[keyword.arg or ""] = ast.literal_eval(keyword.value)
-                except (ValueError, TypeError):
-                    continue
-    extras = values.get("extras_require")
-    return Project(
-        str(values.get("name", "")),
-        str(values.get("version", "")),
-        needs=readable(lines_of(values.get("install_requires"))),
-        extras=_extras({"test": values.get("tests_require"), **(extras if isinstance(extras, dict) else {})}),
-    )
-
-
-def _requirement_files(tree: Path) -> list[str]:
+def _requirement_files(tree: Path, lines: Lines) -> list[str]:
     for pattern in REQUIREMENT_FILES:
         for path in sorted(tree.glob(pattern)):
-            kept = readable(path.read_text(errors="replace").splitlines())
+            kept = lines(path.read_text(errors="replace"))
             kept = [line for line in kept if not NOT_FOR_TESTS.fullmatch(canonicalize_name(Requirement(line).name))]
             if kept:
                 return kept

@@ -46,7 +46,8 @@ PIP_SETTINGS = """\
 import json
 from pip._internal.commands import create_command
 options, _ = create_command("download").parse_args([])
-print(json.dumps([[] if options.no_index else [options.index_url, *options.extra_index_urls], options.cert or ""]))
+indexes = [] if options.no_index else [options.index_url, *options.extra_index_urls]
+print(json.dumps([indexes, options.cert or "", options.find_links]))
 """
 
 
@@ -239,12 +240,12 @@ async def source_distribution(
     name: str, version: str | None, work: Path, limits: SourceLimits, python: str = PYTHON_VERSION
 ) -> tuple[Path, str]:
     """Download the newest one that is final and runs on the version `python`, or the one asked for."""
-    return await asyncio.to_thread(_source_distribution, name, version, *await pip_settings(), work, limits, python)
+    return await asyncio.to_thread(_source_distribution, name, version, await pip_settings(), work, limits, python)
 
 
 async def final_versions(name: str, limits: SourceLimits, python: str = PYTHON_VERSION) -> list[Version]:
     """All that have a source distribution which runs on the version `python`, the newest first."""
-    found = await asyncio.to_thread(_listed, name, *await pip_settings(), limits)
+    found = await asyncio.to_thread(_listed, name, await pip_settings(), limits)
     final = [one for one, file in found.items() if not one.is_prerelease and not file.yanked]
     return sorted((one for one in final if runs_on(found[one].requires_python, python)), reverse=True)
 
@@ -253,24 +254,30 @@ async def file_urls() -> list[str]:
     """Some of the files themselves, which an index may keep on another host: those of pip."""
     settings = await pip_settings()
     with contextlib.suppress(Unprepared):
-        found = await asyncio.to_thread(_listed, "pip", *settings, SourceLimits())
+        found = await asyncio.to_thread(_listed, "pip", settings, SourceLimits())
         return [file.url for file in found.values() if file.url.startswith("http")]
     return []
 
 
-async def pip_settings() -> tuple[list[str], str]:
-    """The indexes that pip is set up with, and a file of certificates or nothing."""
+@dataclass(frozen=True, slots=True)
+class PipSettings:
+    indexes: list[str]
+    certificates: str  # a file, or nothing
+    find_links: list[str]
+
+
+async def pip_settings() -> PipSettings:
+    """What pip is set up with."""
     exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
     if exit_code != 0:
         raise Unprepared(f"pip's settings cannot be read; is pip installed beside {sys.executable}?")
-    urls, certificates = json.loads(output.splitlines()[-1])
-    return urls, certificates
+    return PipSettings(*json.loads(output.splitlines()[-1]))
 
 
 def _source_distribution(
-    name: str, version: str | None, indexes: list[str], certificates: str, work: Path, limits: SourceLimits, python: str
+    name: str, version: str | None, settings: PipSettings, work: Path, limits: SourceLimits, python: str
 ) -> tuple[Path, str]:
-    found = _listed(name, indexes, certificates, limits)
+    found = _listed(name, settings, limits)
     if version is not None:
         try:
             asked = [one for one in found if one == Version(version)]
@@ -286,21 +293,21 @@ def _source_distribution(
         raise Unprepared(needs_another(f"{name} {newest}", found[newest].requires_python, python))
     newest = max([one for one in usable if not one.is_prerelease] or usable)
     file = found[newest]
-    content, _ = download(file.url, limits, certificates=certificates)
+    content, _ = download(file.url, limits, certificates=settings.certificates)
     algorithm, _, expected = file.digest.partition("=")
     if expected and hashlib.new(algorithm, content).hexdigest() != expected:
         raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
     return _written(content, file.url, work), str(newest)
 
 
-def _listed(name: str, indexes: list[str], certificates: str, limits: SourceLimits) -> dict[Version, _File]:
+def _listed(name: str, settings: PipSettings, limits: SourceLimits) -> dict[Version, _File]:
     """The source distributions, of whatever Python they are."""
     found: dict[Version, _File] = {}
     known = False
-    for url in indexes:
+    for url in settings.indexes:
         page = f"{url.rstrip('/')}/{name}/" + ("index.html" if url.startswith("file:") else "")
         try:
-            content, kind = download(page, limits, SIMPLE_API, certificates)
+            content, kind = download(page, limits, SIMPLE_API, settings.certificates)
         except Missing:
             continue
         known = True
