@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from offbook.cli.tasks import part_of, read_sources
+from offbook.core.copies import SAME, SKETCH_SIZE, shared, sketch_of
 from offbook.tasks import load_task
-from offbook.tasks.factory.repeated import KEPT, SAME, Taken, shared, sketch_of
+from offbook.tasks.factory.records import Taken
 from offbook.tasks.factory.workers import workers
 from offbook.tasks.folder import Contents, places, write_task, write_whole
 from offbook.tasks.git import only_commit
@@ -232,7 +233,7 @@ def test_what_is_written_otherwise_is_the_same_and_what_does_another_thing_is_no
     assert shared(one, sketch_of([other])) < 0.3
     assert shared((), ()) == 0.0
     long = [f"def f{n}(a):\n    return a + {n} * a - {n}\n" for n in range(80)]
-    assert len(sketch_of(long)) == KEPT
+    assert len(sketch_of(long)) == SKETCH_SIZE
     assert shared(sketch_of(long), sketch_of(reversed(long))) == 1.0
     assert shared(sketch_of(["no ( python"]), sketch_of(["no ( python"])) == 1.0
 

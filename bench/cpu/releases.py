@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.factory import funnel
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, make_tasks
+from offbook.tasks.factory.records import funnel
 
 JUMPS = (
     *("cachetools==5.3.0..6.2.0", "more-itertools==10.1.0..10.7.0", "parse==1.18.0..1.20.2", "sqlparse==0.4.4..0.5.5"),

@@ -27,9 +27,9 @@ from typing import Any
 from offbook.cli.tasks import read_sources
 from offbook.sandbox import SandboxSpec
 from offbook.signals.monitors.rules import annotated
-from offbook.tasks.factory.factory import funnel
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, make_tasks
+from offbook.tasks.factory.records import funnel
 
 PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0", "humanize==4.16.0", "bottle==0.13.4")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def summary(result: list[Made]) -> Iterator[Table | Text]:
     """The repositories, and what became of the candidates."""
-    from offbook.tasks.factory.factory import funnel
+    from offbook.tasks.factory.records import funnel
 
     for made in result:
         if made.unprepared:

@@ -75,13 +75,13 @@ def make(
     brings. The same command goes on where it was stopped."""
     from offbook.sandbox import SandboxSpec
     from offbook.signals.monitors.rules import annotated
-    from offbook.tasks.factory.factory import held_out
     from offbook.tasks.factory.instruction.instruct import rewriter
     from offbook.tasks.factory.make import MakeSettings
     from offbook.tasks.factory.on_ray import make_on_ray
     from offbook.tasks.factory.pipeline import make_tasks
     from offbook.tasks.factory.prepare.prepare import PrepareSettings
     from offbook.tasks.factory.proposals import proposer, read_proposals
+    from offbook.tasks.factory.records import held_out
     from offbook.tasks.factory.workers import workers as started
 
     given = [*(sources or []), *(read_sources(listed) if listed else [])]

@@ -17,7 +17,8 @@ import keyword
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -27,7 +28,10 @@ import numpy.typing as npt
 
 from offbook.core.pycode import lowered
 
+SKETCH_SHINGLE, SKETCH_SIZE = 5, 64
+SAME = 0.7  # of the shingles of two sketches, from which on their code is the same
 Hashes = npt.NDArray[np.uint64]
+Sketch = tuple[int, ...]
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 SHINGLE = 10  # tokens; a line or a line and a half of Python
@@ -66,9 +70,10 @@ def normalise(text: str) -> str:
     return _LINE_START.sub("", text)
 
 
-def hashed(words: list[str]) -> Hashes:
-    """Python's own hash of each word; good within one process, which is as long as an index lives."""
-    return np.fromiter(map(hash, words), dtype=np.int64, count=len(words)).view(np.uint64)
+def hashed(words: Sequence[str]) -> Hashes:
+    """A hash of each word that is the same in every process: sketches are kept in files."""
+    values = (zlib.crc32(word.encode(errors="replace")) for word in words)
+    return np.fromiter(values, dtype=np.uint64, count=len(words))
 
 
 _DOT, _OPEN = hashed([".", "("])
@@ -84,7 +89,7 @@ def _rolled(columns: Iterator[Hashes], count: int) -> Hashes:
     return total
 
 
-def named_shingles(tokens: list[str], length: int = SHINGLE) -> Hashes:
+def named_shingles(tokens: Sequence[str], length: int = SHINGLE) -> Hashes:
     count = max(0, len(tokens) - length + 1)
     values = hashed(tokens)
     return _rolled((values[start : start + count] for start in range(length)), count)
@@ -130,6 +135,29 @@ def winnowed(shingles: Hashes, window: int) -> Hashes:
     return np.unique(least)
 
 
+def sketch_of(sources: Iterable[str]) -> Sketch:
+    """The smallest shingles of Python code without comments, docstrings and layout.
+
+    Enough to tell which share two sets have in common (Broder 1997, bottom-k sketch). What is nothing but comments and
+    docstrings is taken as it is.
+    """
+    return sketch_of_words(
+        tokens_of(normalise(divided(*parsed(without_comments(source)))[1])) or tokens_of(source) for source in sources
+    )
+
+
+def sketch_of_words(texts: Iterable[Sequence[str]]) -> Sketch:
+    shingles = [named_shingles(words, min(len(words), SKETCH_SHINGLE)) for words in texts]
+    return tuple(map(int, np.unique(np.concatenate(shingles))[:SKETCH_SIZE])) if shingles else ()
+
+
+def shared(one: Sketch, other: Sketch) -> float:
+    """About which share of what both have is in both."""
+    size = SKETCH_SIZE if SKETCH_SIZE in (len(one), len(other)) else len({*one, *other})
+    smallest = sorted({*one, *other})[:size]
+    return len({*smallest} & {*one} & {*other}) / len(smallest) if smallest else 0.0
+
+
 def tokens_of(normalised: str) -> list[str]:
     return _TOKEN.findall(normalised)
 
@@ -152,7 +180,7 @@ def page_of(text: str, is_source: bool) -> Page:
 
 
 def best_stretch(shingles: Hashes, wanted: Hashes, num_tokens: int) -> tuple[float, int]:
-    """The largest share of the wanted shingles that lies close together, and where that stretch starts.
+    """The largest share of the wanted shingles that are close together, and where that stretch starts.
 
     Over a whole large file the shingles of a function add up by chance; within its own length they do not.
     """
@@ -366,8 +394,8 @@ def shared_code(text: str, removed: Mapping[str, str]) -> str | None:
     """Why a request gives removed code ("path::name" -> source) away, or None. Stricter than a search for copies: a
     line, or SHARED_TOKENS in a row, is enough. Signatures and docstrings are no code."""
     text = re.sub(r"\bdef \w+\([^`\n]*", "", text)  # a call that passes everything on looks like the signature
-    told = _marks_and_words(text)
-    shown = {tuple(told[start : start + SHARED_TOKENS]) for start in range(len(told) - SHARED_TOKENS + 1)}
+    words = _marks_and_words(text)
+    shown = {tuple(words[start : start + SHARED_TOKENS]) for start in range(len(words) - SHARED_TOKENS + 1)}
     flat = " ".join(text.split())
     for where, source in removed.items():
         for line in _code_lines(source):

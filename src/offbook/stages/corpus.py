@@ -21,13 +21,12 @@ from pathlib import Path, PurePosixPath
 
 from offbook.core import pycode
 from offbook.core.config import ConfigError, PretrainConfig
-from offbook.core.copies import tokens_of
+from offbook.core.copies import SAME, Sketch, shared, sketch_of, sketch_of_words, tokens_of
 from offbook.pocket.tasks import draft_tasks
 from offbook.rl.models import Progress
 from offbook.stages.names import names_of
 from offbook.tasks.contamination import Sought, repository_of
 from offbook.tasks.factory.prepare.source import SKIPPED, fetch
-from offbook.tasks.factory.repeated import SAME, Sketch, shared, sketch_of, sketch_of_words
 from offbook.tasks.factory.types import Unprepared
 from offbook.types import OffbookError, is_test_file
 

@@ -26,7 +26,7 @@ WHY_NOT: dict[Way, str] = {
 
 
 def workshop_of(task: Task) -> Workshop:
-    """The repository that a task was made from, where it still lies beside it."""
+    """The repository that a task was made from, while it is still there."""
     environment = task.suite.environment
     if task.deleted is None or environment is None or not (environment / "repository.json").is_file():
         raise OffbookError(f"{task.folder} was not made from a repository that is still here, so it cannot be changed")

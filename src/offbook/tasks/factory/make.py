@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from offbook.core.copies import shared_code
+from offbook.core.copies import shared_code, sketch_of
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.blanks import Blanks
 from offbook.tasks.check import check_gold
@@ -22,7 +23,6 @@ from offbook.tasks.factory.instruction.instruct import Rewrite, complete, instru
 from offbook.tasks.factory.instruction.needs import Evidence, Needs
 from offbook.tasks.factory.prepare.prepare import PrepareSettings
 from offbook.tasks.factory.proposals import Propose
-from offbook.tasks.factory.repeated import Taken, sketch_of
 from offbook.tasks.factory.types import Deletion, Feature, Level
 from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySettings, verify
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
@@ -31,6 +31,9 @@ from offbook.tasks.git import changed_lines, gold_patch, single_commit
 from offbook.tasks.mutants import Mutants
 from offbook.tasks.shared import share
 from offbook.types import Deleted, OffbookError, Task
+
+if TYPE_CHECKING:
+    from offbook.tasks.factory.records import Taken
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
@@ -85,7 +88,7 @@ class Outcome:
     seconds: float = 0.0
     test_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
-    sketch: tuple[int, ...] = ()  # of the deleted code (repeated.py)
+    sketch: tuple[int, ...] = ()  # of the deleted code (core/copies.py)
     asked: str = ""  # the level that was asked for, of which `level` came
 
 
@@ -138,8 +141,8 @@ async def make_task(
     return replace(outcome, asked=level, seconds=outcome.seconds + delete_s, stages=stages)
 
 
-class _Told:
-    """What the agent sees and is told. It depends on which tests fail."""
+class _Request:
+    """What the agent sees and is asked. It depends on which tests fail."""
 
     shown: Shown
     words: dict[str, str]  # the request, complete
@@ -208,11 +211,11 @@ async def task_from(
     clock.mark("leaks")
     if leaks:
         return ended(COPIED, str(leaks[0]))
-    told = _Told(workshop, deletion, settings, show, clock)
-    verdict = await verify(workshop, deletion, spec, settings.verify, told.objection, clock)
+    request = _Request(workshop, deletion, settings, show, clock)
+    verdict = await verify(workshop, deletion, spec, settings.verify, request.objection, clock)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
-    shown, words = told.shown, told.words
+    shown, words = request.shown, request.words
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.factory import settle
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, OnOutcome, make_tasks, prepare_all
-from offbook.tasks.factory.prepare.prepare import Told
+from offbook.tasks.factory.prepare.prepare import Progress
 from offbook.tasks.factory.prepare.source import one_spelling
+from offbook.tasks.factory.records import settle
 from offbook.tasks.factory.releases.release import pairs
 from offbook.types import OffbookError
 
@@ -30,7 +30,7 @@ def make_on_ray(
     out: Path,
     spec: SandboxSpec,
     settings: MakeSettings,
-    progress: Told = lambda message: None,
+    progress: Progress = lambda message: None,
     on_outcome: OnOutcome = lambda made: None,
     address: str = "",
 ) -> list[Made]:

@@ -1,12 +1,17 @@
-"""From repositories to a folder of verified tasks.
+"""From repositories to a folder of verified tasks, in this order (`_Run` has a method for each):
+
+    prepare     source, dependencies, reliable tests, and which test enters which function
+    settle      whole repositories are held out, over all calls
+    features    what can be deleted; of two releases or a commit the pieces of the change
+    make        delete, verify, write the request and the task folder (make.py)
 
     out/train/ID/, out/heldout/ID/      task folders; whole repositories are held out, so their code is really unseen
-    out/.factory/                       what later calls go on from (factory.py)
+    out/.factory/                       what later calls go on from (records.py)
     out/.factory/NAME/                  a prepared repository: tree/, deps/, python/, map.json (prepare/)
     out/.factory/NAME/made.json         all of them are done, and what came out
 
 Every step that is done is found done by the next call, which goes on from there. Several processes, also of several
-machines, may work into one folder: a repository belongs to one at a time (lock.py), the others take the next one.
+machines, may work into one folder: a repository belongs to one at a time (core/lock.py), the others take the next one.
 """
 
 from __future__ import annotations
@@ -28,17 +33,16 @@ from pydantic import TypeAdapter
 
 from offbook.core.runfolder import Held, only_writer, write_atomic
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.factory import differing, earlier_outcomes, record, settle
 from offbook.tasks.factory.features import FeatureSettings, Finder
 from offbook.tasks.factory.make import MakeSettings, Outcome, make_task, task_from
-from offbook.tasks.factory.prepare.prepare import Told, clear, prepare
+from offbook.tasks.factory.prepare.prepare import Progress, clear, prepare
 from offbook.tasks.factory.prepare.source import one_spelling
 from offbook.tasks.factory.prepare.tests import map_tests
 from offbook.tasks.factory.proposals import Proposal, Refused, apply_proposal, deletion_of
+from offbook.tasks.factory.records import Taken, differing, earlier_outcomes, record, settle
 from offbook.tasks.factory.releases.cut import Piece, cut_release, hunks_between
 from offbook.tasks.factory.releases.piece import identity, make_piece
 from offbook.tasks.factory.releases.release import is_release, open_release, pairs, prepare_release
-from offbook.tasks.factory.repeated import Taken
 from offbook.tasks.factory.types import LEVELS, Feature, Level, Unprepared
 from offbook.tasks.factory.verification.verify import ENDLESS
 from offbook.tasks.factory.workshop import Workshop, open_workshop
@@ -93,13 +97,13 @@ async def make_tasks(
     out: Path,
     spec: SandboxSpec,
     settings: MakeSettings | None = None,
-    progress: Told = lambda message: None,
+    progress: Progress = lambda message: None,
     on_outcome: OnOutcome = lambda made: None,
     proposals: Sequence[Proposal] = (),
 ) -> list[Made]:
     """A repository that cannot be prepared is named with the reason, and the others go on.
 
-    `proposals` are deletions that somebody proposes as patches: held to the same as our own, refused with the reason.
+    `proposals` are deletions as patches, verified like our own and refused with the reason.
     """
     settings = settings or MakeSettings()
     if settings.level not in (*LEVELS, "mix"):
@@ -137,12 +141,13 @@ async def prepare_all(sources: Sequence[str], out: Path, spec: SandboxSpec, sett
 
 
 class _Run:
-    """One call, and who is told of it."""
+    """One call of `make_tasks`."""
 
-    def __init__(self, out: Path, spec: SandboxSpec, settings: MakeSettings, progress: Told, on_outcome: OnOutcome):
+    def __init__(self, out: Path, spec: SandboxSpec, settings: MakeSettings, progress: Progress, on_outcome: OnOutcome):
         self.out, self.spec, self.settings, self.progress, self.on_outcome = out, spec, settings, progress, on_outcome
         self.slots = asyncio.Semaphore(settings.jobs)  # candidates at a time, of all repositories
         self.taken = Taken(out / ".factory")
+        self.asked = {"level": settings.level, "limit": settings.max_tasks}  # what made.json is the answer to
 
     def folder(self, made: Made) -> Path:
         return self.out / ".factory" / folder_name(made.source)
@@ -171,7 +176,7 @@ class _Run:
                 jobs.create_task(one(made))
 
     async def prepare_each(self, result: Sequence[Made]) -> None:
-        """What others that ran beside it may have made late is tried again alone."""
+        """Timeouts that parallel work may have caused are tried again alone."""
         await self.each([made for made in result if not made.unprepared], self.settings.jobs, self.prepare)
         for made in result:
             if LATE.search(made.unprepared):
@@ -180,7 +185,7 @@ class _Run:
                 await self.each([made], 1, self.prepare)
 
     async def prepare(self, made: Made) -> None:
-        """One that cannot be prepared is told why."""
+        """Prepare and map one repository; `made.unprepared` says why it cannot be done."""
         folder, began = self.folder(made), time.monotonic()
         try:
             ready = prepare_release if is_release(made.source) else prepare
@@ -194,7 +199,7 @@ class _Run:
             kind = "" if isinstance(error, OffbookError) else f"{type(error).__name__}: "
             why = str(error) if isinstance(error, Unprepared) else f"it cannot be prepared ({kind}{error})"
             made.unprepared = why
-            if not (folder / "outcomes.jsonl").is_file():  # or tasks stand on what lies there
+            if not (folder / "outcomes.jsonl").is_file():  # or its tasks need the folder
                 clear(folder)
         if made.unprepared:
             made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
@@ -210,21 +215,20 @@ class _Run:
     async def make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
         """What ends one repository leaves the others, and its own tasks as far as they are."""
         try:
-            await self._make(made, proposals, is_whole)
+            if not is_whole or proposals or self.settings.propose or not self._found_made(made):
+                await self._candidates(made, proposals, is_whole)
+            if is_whole and 0 < self.settings.max_tasks < len(made.verified):
+                self.progress(f"{made.name}: {len(made.verified)} tasks are there and stay, more than --limit asks for")
         except (OffbookError, ExceptionGroup):
             raise
         except Exception as error:  # the border of a repository
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
             made.unprepared = f"{OURS} ({type(error).__name__}: {error})"
-            self.on_outcome(made)
+        self.on_outcome(made)
 
-    async def _make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
+    async def _candidates(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
         folder, began = self.folder(made), time.monotonic()
-        if is_whole and not proposals and not self.settings.propose and self._found_made(made):
-            self._say_more(made)
-            self.on_outcome(made)
-            return
         self.progress(f"{made.name}: reading everything that an agent could read")
         workshop = await asyncio.to_thread(open_workshop, folder)
         (self.out / made.split).mkdir(parents=True, exist_ok=True)
@@ -233,26 +237,18 @@ class _Run:
         if is_whole:
             await (self.releases if is_release(made.source) else self.features)(made, workshop)
             made.make_s = time.monotonic() - began
-            self._say_more(made)
             if not any(outcome.refused == OURS for outcome in made.outcomes):
-                found = {"asked": self._asked(), "made": _MADE.dump_python(made, mode="json")}
+                found = {"asked": self.asked, "made": _MADE.dump_python(made, mode="json")}
                 write_atomic(folder / "made.json", json.dumps(found))
             if self.settings.propose and not is_release(made.source):
                 self.progress(f"{made.name}: asking a model what could be deleted")
-                proposals = [
-                    *proposals,
-                    *await self.settings.propose(workshop, made.source, self.settings.num_proposals),
-                ]
-        await self.proposals(made, workshop, proposals)
+                found_more = await self.settings.propose(workshop, made.source, self.settings.num_proposals)
+                proposals = [*proposals, *found_more]
+        made.candidates += len(proposals)
+        for proposal in proposals:
+            made.outcomes.append(await self._proposal(made, workshop, proposal))
+            self.on_outcome(made)
         made.make_s = time.monotonic() - began
-
-    def _say_more(self, made: Made) -> None:
-        if 0 < self.settings.max_tasks < len(made.verified):
-            self.progress(f"{made.name}: {len(made.verified)} tasks are there and stay, more than --limit asks for")
-
-    def _asked(self) -> dict[str, str | int]:
-        """What made.json is the answer to."""
-        return {"level": self.settings.level, "limit": self.settings.max_tasks}
 
     def _found_made(self, made: Made) -> bool:
         """Whether an earlier call has done all that this one would, and its folders are there."""
@@ -260,7 +256,7 @@ class _Run:
             data = json.loads((self.folder(made) / "made.json").read_bytes())
             found = _MADE.validate_python(data["made"])
             folders = [self.out / made.split / outcome.id for outcome in found.verified]
-            if data["asked"] == self._asked() and all((folder / "task.toml").is_file() for folder in folders):
+            if data["asked"] == self.asked and all((folder / "task.toml").is_file() for folder in folders):
                 made.candidates, made.left_out, made.outcomes = found.candidates, found.left_out, found.outcomes
                 made.make_s = found.make_s
                 return True
@@ -352,12 +348,6 @@ class _Run:
             record(self.folder(made) / "outcomes.jsonl", outcome)
         return outcome
 
-    async def proposals(self, made: Made, workshop: Workshop, proposals: Sequence[Proposal]) -> None:
-        made.candidates += len(proposals)
-        for proposal in proposals:
-            made.outcomes.append(await self._proposal(made, workshop, proposal))
-            self.on_outcome(made)
-
     async def _proposal(self, made: Made, workshop: Workshop, proposal: Proposal) -> Outcome:
         name = proposal.name
         try:
@@ -378,7 +368,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def is_late(outcome: Outcome) -> bool:
-    """Whether it was refused for something that may be the fault of what ran beside it."""
+    """Whether it was refused for a timeout, which parallel work may have caused."""
     return bool(outcome.refused) and (outcome.refused == ENDLESS or bool(LATE.search(outcome.evidence)))
 
 

@@ -1,4 +1,4 @@
-"""Deletions that somebody proposes: a person, or a model that read the repository. Each is a patch that removes code.
+"""Deletions proposed by a person, or by a model that read the repository. Each is a patch that removes code.
 
 A file of proposals has a JSON object a line: {"source": "pypi:toolz", "patch": "diff --git ...", "name": "groupby"}.
 """

@@ -138,7 +138,7 @@ def files_of(tests: Iterable[str]) -> list[str]:
 
 
 def is_inside(path: str, places: Iterable[str]) -> bool:
-    """Whether it is one of these files, or lies in one of these folders."""
+    """Whether it is one of these files, or is in one of these folders."""
     return any(path == place or path.startswith(f"{place}/") for place in places)
 
 

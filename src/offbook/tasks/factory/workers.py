@@ -23,7 +23,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 def workers(count: int, work: Callable[[], None], folder: Path) -> Iterator[None]:
     """Forked, so nothing has to be passed on: before there are threads. What they say is in folder/worker-N.log.
 
-    One that dies leaves its repository to whoever comes next. They end with this process, however that ends.
+    One that dies leaves its repository to the next process. They end with this process, however that ends.
     """
     before = interrupt_at_term()
     context = multiprocessing.get_context("fork")

@@ -23,7 +23,7 @@ class Workshop:
     map: Map
     files: dict[str, str]  # the tree, as far as it is text
     symbols: Symbols
-    corpus: Corpus  # of the tree and the packages beside it
+    corpus: Corpus  # of the tree and the installed packages
 
     def leaks(self, deletion: Deletion, files: Mapping[str, str | None], library: bool) -> list[Leak]:
         """Where removed code can still be read, in the tree with these files, its packages, and maybe the library."""

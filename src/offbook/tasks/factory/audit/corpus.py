@@ -157,7 +157,7 @@ class Corpus:
         changed = _indexed((None, leaf) for leaf in own.values())
         found = [*_search(self._index, traces, hidden, {}), *_search(changed, traces, frozenset(), own)]
         first = {(leak.path, leak.what): leak for leak in reversed(found)}  # of several ways to find it, the first
-        # What lies in an archive without compression shows in the archive's own bytes too.
+        # What is in an archive without compression shows in the archive's own bytes too.
         outer = {(leak.path.rpartition("!")[0], leak.what) for leak in found}
         return [first[place] for place in sorted(first.keys() - outer)]
 

@@ -1,6 +1,6 @@
 """Everything that can be read below a folder: archives, streams, databases, encodings and git objects opened.
 
-Nothing that is read is ever executed. What cannot be read is named with the reason, so that nobody takes it for clean.
+Nothing that is read is ever executed. What cannot be read is named with the reason.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One agent reads the repository and proposes ten commands with what they print: how one would see that it works. A second
 gets three of them as targets, in a sandbox with a way out to the package index, and installs and mocks until they hold
-in a sandbox that has none, and the tests can be relied on. It has five tries, and is told what was wrong with the last
+in a sandbox that has none, and the tests can be relied on. It has five tries, each with the problem of the last
 one.
 
 Of its work two things are kept: the packages and modules in .setup/packages, which go to deps/, and .setup/start.sh,
@@ -33,7 +33,7 @@ from offbook.sandbox import Sandbox, SandboxSpec, open_sandbox
 from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardSandbox, entry
 from offbook.tasks.factory.instruction.instruct import PROMPTS
 from offbook.tasks.factory.prepare.dependencies import LIMIT_MB, settle
-from offbook.tasks.factory.prepare.prepare import Stuck, Told
+from offbook.tasks.factory.prepare.prepare import Progress, Stuck
 from offbook.tasks.factory.prepare.source import file_urls, pip_settings, run_quietly, without_secrets
 from offbook.tasks.factory.types import Repository, Unprepared
 from offbook.tasks.suite import suite_sandbox
@@ -65,7 +65,7 @@ _CHECKS = TypeAdapter(list[Check])
 
 @dataclass(frozen=True, slots=True)
 class SetUpAgents:
-    """The model `name` behind `url`. `allow` names hosts, beside the package index, that it may reach while at it."""
+    """The model `name` behind `url`. `allow` names hosts, besides the package index, that it may reach."""
 
     url: str
     name: str
@@ -76,7 +76,7 @@ class SetUpAgents:
         for host in self.allow:
             entry(host)
 
-    async def __call__(self, stuck: Stuck, spec: SandboxSpec, progress: Told) -> Repository:
+    async def __call__(self, stuck: Stuck, spec: SandboxSpec, progress: Progress) -> Repository:
         """What `stuck.finished` makes of it in the end, or Unprepared."""
         if spec.backend != "bwrap":
             raise OffbookError(f"agents set repositories up in sandboxes of the kind bwrap, and not {spec.backend}")
@@ -102,7 +102,7 @@ class SetUpAgents:
 class _Work:
     stuck: Stuck
     spec: SandboxSpec
-    progress: Told
+    progress: Progress
     engine: RemoteEngine
     door: Path
     allow: tuple[str, ...]
@@ -152,9 +152,9 @@ class _Work:
         ):
             for number in range(1, TRIES + 1):
                 self.progress(f"{self.stuck.draft.name}: an agent sets it up, try {number} of {TRIES}")
-                told = "".join(f"{AGAIN}\n\n{problem}" for problem in problems[-1:])
+                again = "".join(f"{AGAIN}\n\n{problem}" for problem in problems[-1:])
                 asked = {"targets": "\n".join(map(str, targets)), "allowed": ", ".join(allow) or "nothing"}
-                await self._agent(sandbox, "set_up", problem=told, **asked)
+                await self._agent(sandbox, "set_up", problem=again, **asked)
                 try:
                     repository = await self._tried(sandbox, targets)
                     break
@@ -181,7 +181,7 @@ class _Work:
         await run_agent(task, sandbox, session, byte_chat(), Harness(LIMITS, told=True), words, draft.name)
 
     async def _tried(self, sandbox: OutwardSandbox, targets: Sequence[Check]) -> Repository:
-        """The repository with what lies in the sandbox, in sandboxes without a network."""
+        """The repository with the packages of the sandbox, in sandboxes without a network."""
         try:
             start = (await sandbox.read(".setup/start.sh")).strip()
         except OSError:
@@ -251,7 +251,7 @@ def variables(repository: Repository, indexes: Sequence[str], certificates: str)
 def _own_pip() -> Path:
     found = importlib.util.find_spec("pip")
     if found is None or found.origin is None:
-        raise OffbookError("pip is not installed beside offbook, and agents need it to set a repository up")
+        raise OffbookError("pip is not installed in offbook's environment, and agents need it to set a repository up")
     return Path(found.origin).parent
 
 
@@ -265,7 +265,7 @@ def keep_before(folder: Path) -> None:
 
 
 def keep_modules(packages: Path, into: Path) -> None:
-    """What the agent wrote itself, beside what it installed: images of the tasks have it from no index."""
+    """Keep modules that the agent wrote itself: images of the tasks have it from no index."""
     listed = {
         packages / row.partition(",")[0]
         for record in packages.glob("*.dist-info/RECORD")

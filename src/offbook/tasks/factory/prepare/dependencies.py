@@ -1,4 +1,4 @@
-"""What a repository's code and tests import, installed beside its tree. Only wheels: no code of any package runs."""
+"""What a repository's code and tests import, installed in a folder next to its tree. Only wheels: no code of any package runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def _install(wanted: list[str], deps: Path, base: Path, *more: str) -> str
     if exit_code is None:
         raise Unprepared(f"installing the dependencies took longer than {INSTALL_S:.0f} s")
     if "No module named pip" in output:
-        raise Unprepared(f"pip is not installed beside {sys.executable}")
+        raise Unprepared(f"pip is not installed for {sys.executable}")
     reasons = re.findall(r"^(?:ERROR: |error: |\s*╰─▶ )(.*)", output, re.M)
     return "" if exit_code == 0 else reasons[-1] if reasons else f"the installer ended with {exit_code}"
 

@@ -88,7 +88,7 @@ def _find_product(tree: Path, project: Project) -> tuple[str, tuple[str, ...]]:
     plain = re.sub(r"[-_.]+", "_", project.name).lower()
     own = {plain, plain.removeprefix("python_"), plain.removesuffix("_python"), plain.removeprefix("py"), f"py{plain}"}
     own |= {project.name.lower().split(".")[0], re.sub(r"\d+$", "", plain), plain.replace("_", "")}
-    # Folders of other names count where a package lies in them that is called like the project: pysrc/, packages/.
+    # Folders of other names count if they hold a package with the project's name: pysrc/, packages/.
     others = {path.parts[-3] for path in sorted(tree.glob("*/*/__init__.py")) if path.parts[-2].lower() in own}
     roots = (*ROOTS, *sorted(others - {*ROOTS} - NOT_PRODUCT))
     importable = {root: _importable(tree / root) for root in roots if (tree / root).is_dir()}

@@ -48,7 +48,7 @@ _REPOSITORY = TypeAdapter(Repository)
 _PROJECT = TypeAdapter(Project)
 
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Stuck:
     finished: Callable[[Repository], Awaitable[Repository]]
 
 
-SetUp = Callable[[Stuck, SandboxSpec, Told], Awaitable[Repository]]
+SetUp = Callable[[Stuck, SandboxSpec, Progress], Awaitable[Repository]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ async def prepare(
     spec: str,
     folder: Path,
     sandbox: SandboxSpec | None = None,
-    progress: Told = lambda message: None,
+    progress: Progress = lambda message: None,
     settings: PrepareSettings | None = None,
 ) -> Repository:
     """Make the repository that `spec` names (see source.fetch) ready in `folder`, or raise Unprepared.
@@ -111,7 +111,12 @@ async def prepare(
 
 
 async def _made_ready(
-    project: Project, folder: Path, sandbox: SandboxSpec, settings: PrepareSettings, python: Interpreter, progress: Told
+    project: Project,
+    folder: Path,
+    sandbox: SandboxSpec,
+    settings: PrepareSettings,
+    python: Interpreter,
+    progress: Progress,
 ) -> Repository:
     layout = find_layout(folder / "tree", project)
     draft = Repository(
@@ -159,7 +164,7 @@ def load_repository(folder: Path) -> Repository:
 
 
 async def fetch_project(
-    spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Told
+    spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Progress
 ) -> Project:
     """Its source in folder/tree, scrubbed, and what its metadata say."""
     tree, marker, saved = folder / "tree", folder / "source.json", folder / "project.json"
@@ -193,7 +198,7 @@ def _write_version(path: Path, version: str) -> None:
         )
 
 
-async def _install(project: Project, folder: Path, python: Interpreter, progress: Told) -> None:
+async def _install(project: Project, folder: Path, python: Interpreter, progress: Progress) -> None:
     marker = folder / "dependencies.json"
     before = folder / "deps.before"
     if before.is_dir():  # agents were at work when the last call was stopped
@@ -246,7 +251,7 @@ def _log(folder: Path, text: str) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Nothing half-made stays. The log does, and whoever holds the folder still does."""
+    """Remove what is half made. The log and the lock of the folder stay."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

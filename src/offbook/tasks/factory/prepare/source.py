@@ -53,7 +53,7 @@ print(json.dumps([indexes, options.cert or "", options.find_links]))
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Source that lies in a folder: as it was published, without version control and caches."""
+    """Source in a folder: as it was published, without version control and caches."""
 
     name: str
     version: str  # empty where only the metadata in the tree can tell
@@ -159,7 +159,7 @@ async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> tuple[
         ["archive", "--format=tar", f"--output={archive}", "FETCH_HEAD" + "^" * ref.endswith("^")],
         ["log", "-1", "--format=%B", "FETCH_HEAD"],
     ):
-        # The limit is on one file: everything that is fetched lies in one pack, everything archived in one tar.
+        # The limit is on one file: a fetch is one pack, an archive one tar.
         limit_mb = limits.tree_mb if arguments[0] == "archive" else limits.archive_mb
         command = ["sh", "-c", f'ulimit -f {limit_mb * 2048}; exec "$@"', "sh", *here, *arguments]
         exit_code, output = await run_quietly(command, deadline - asyncio.get_running_loop().time(), quiet)
@@ -270,7 +270,7 @@ async def pip_settings() -> PipSettings:
     """What pip is set up with."""
     exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
     if exit_code != 0:
-        raise Unprepared(f"pip's settings cannot be read; is pip installed beside {sys.executable}?")
+        raise Unprepared(f"pip's settings cannot be read; is pip installed for {sys.executable}?")
     return PipSettings(*json.loads(output.splitlines()[-1]))
 
 

@@ -198,7 +198,7 @@ def _sort_out(run: SuiteRun, tests: Sequence[str], state: _State, limits: Baseli
 
 def timed_tests(tree: Path, files: Iterable[str], tests: Sequence[str]) -> set[str]:
     """Those of `tests` (node ids) that call a clock, or a helper in `files` (test code) that does, by its name: whether
-    they pass depends on what runs beside them. In one file a name is one function; a helper's name that functions of
+    they pass depends on the load. In one file a name is one function; a helper's name that functions of
     other files have too, which do not, says nothing."""
     calls = defaultdict[tuple[str, str], set[str]](set)
     for file in files:

@@ -21,9 +21,9 @@ from offbook.tasks.factory.instruction.examples import split_name, words_of
 from offbook.tasks.factory.instruction.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain
 from offbook.tasks.factory.instruction.needs import Evidence, Needs
 from offbook.tasks.factory.make import MakeSettings, Outcome, Shown, task_from
+from offbook.tasks.factory.records import Taken
 from offbook.tasks.factory.releases.cut import Hunk, Hunks, Piece
 from offbook.tasks.factory.releases.release import Release, entries_for
-from offbook.tasks.factory.repeated import Taken
 from offbook.tasks.factory.types import Deletion, Feature, FunctionKey, identity_of
 from offbook.tasks.factory.verification.verify import Verdict
 from offbook.tasks.factory.workshop import Workshop

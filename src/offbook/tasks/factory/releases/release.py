@@ -35,7 +35,7 @@ from offbook.tasks.factory.delete.symbols import Module, absolute, module_name, 
 from offbook.tasks.factory.prepare.interpreter import find_interpreter
 from offbook.tasks.factory.prepare.prepare import (
     PrepareSettings,
-    Told,
+    Progress,
     clear,
     fetch_project,
     load_repository,
@@ -120,7 +120,7 @@ def chosen_pairs(versions: Sequence[Version]) -> list[tuple[Version, Version]]:
 
 
 async def prepare_release(
-    source: str, folder: Path, spec: SandboxSpec, progress: Told, settings: PrepareSettings
+    source: str, folder: Path, spec: SandboxSpec, progress: Progress, settings: PrepareSettings
 ) -> Repository:
     """After Unprepared nothing is left but folder/prepare.log."""
     folder = folder.resolve()

@@ -1,11 +1,11 @@
-"""What lies in out/.factory beside prepared repositories, so that later calls and other processes go on from there.
+"""What is kept in out/.factory next to the prepared repositories, so that later calls and other processes go on.
 
-    splits.json             which repositories are held out, whole: once and for all calls
+    splits.json             which repositories are held out, as a whole: decided once, for all calls
     NAME/asked.json         the options that a repository's tasks were begun with
     NAME/outcomes.jsonl     what became of its candidates, a line each
 
-What is done is not done again, so a later call with other options does not change it. Which these are is said, and what
-holds. A limit is none of them: a higher one just goes on.
+What is done is not done again, so a later call with other options does not change it; the call says which differ. A
+higher limit goes on.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ import json
 import re
 import shlex
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbook.core.copies import SAME, Sketch, shared
 from offbook.core.runfolder import write_atomic
 from offbook.tasks.factory.make import MakeSettings, Outcome
 
-TASKS = "tasks that are there stay as they are, only new ones have it"
-SIDE = "it stays on the side where it is"
-PREPARED = "it is prepared already, and stays so"
-HOLDS = {
-    "level": TASKS, "wording": TASKS, "context": TASKS, "rewrite": TASKS, "heldout": SIDE,
-    "python": PREPARED, "pytest-options": PREPARED, "start": PREPARED,
-}  # fmt: skip
+MOST = 200  # tasks that are compared: those that have most in common
 ORIGIN = re.compile(r'^origin = "(.*)==[^"=]*"$', re.M)
 _OUTCOME = TypeAdapter(Outcome)
 
@@ -52,21 +47,19 @@ def options_of(settings: MakeSettings) -> dict[str, str]:
 
 
 def differing(folder: Path, settings: MakeSettings) -> str:
-    """Which options the first call had otherwise and what holds, in one sentence; or nothing."""
-    place, now = folder / "asked.json", options_of(settings)
-    if not place.is_file():
-        if not (folder / "outcomes.jsonl").is_file():  # or the first call was one that did not write it down
-            write_atomic(place, json.dumps(now))
+    """Which options the first call had otherwise, in one sentence; or nothing."""
+    path, now = folder / "asked.json", options_of(settings)
+    if not path.is_file():
+        if not (folder / "outcomes.jsonl").is_file():  # or the first call did not write it down
+            write_atomic(path, json.dumps(now))
         return ""
-    before = json.loads(place.read_bytes())
-    told: dict[str, list[str]] = {}
-    for option, holds in HOLDS.items():
-        if before[option] != now[option]:
-            was, is_now = (f"`{value}`" if value else "not given" for value in (before[option], now[option]))
-            told.setdefault(holds, []).append(f"--{option} was {was} and is {is_now}")
-    if not told:
+    before = json.loads(path.read_bytes())
+    changed = [f"--{name} was {before[name] or 'not given'} and is {now[name] or 'not given'}" for name in now]
+    changed = [text for name, text in zip(now, changed, strict=True) if before[name] != now[name]]
+    if not changed:
         return ""
-    return "; ".join(f"{' and '.join(options)}: {holds}" for holds, options in told.items()) + "; or give another --out"
+    kept = "what is prepared, its side and the tasks that are there stay as they are, only new tasks have other options"
+    return f"{'; '.join(changed)}: {kept}; or give another --out"
 
 
 def record(path: Path, outcome: Outcome) -> None:
@@ -128,3 +121,45 @@ def held_out(out: Path) -> list[str]:
     place = out / ".factory" / "splits.json"
     splits = json.loads(place.read_bytes()) if place.is_file() else {}
     return sorted(name for name, split in splits.items() if split == "heldout")
+
+
+class Taken:
+    """The code that tasks of all repositories took away, as outcomes say, those of other processes too.
+
+    The same code is in several repositories: vendored copies, forks, functions that everybody copies.
+    """
+
+    def __init__(self, factory: Path):
+        self._factory = factory
+        self._read: dict[Path, int] = {}  # path -> how far it was read
+        self._known: list[tuple[str, str, Sketch]] = []  # repository, task, sketch
+        self._having: dict[int, list[int]] = defaultdict(list)  # hash -> numbers in that list
+
+    def repeats(self, repository: str, sketch: Sequence[int]) -> str:
+        """The task of another repository that is nearly the same, or nothing."""
+        for path in sorted(self._factory.glob("*/outcomes.jsonl")):
+            for row in self._new_in(path):
+                for number in row[2]:
+                    self._having[number].append(len(self._known))
+                self._known.append(row)
+        near = Counter(place for number in sketch for place in self._having.get(number, ()))
+        for place, _ in near.most_common(MOST):
+            other, task, known = self._known[place]
+            if other != repository and shared(tuple(sketch), known) >= SAME:
+                return task
+        return ""
+
+    def _new_in(self, path: Path) -> Iterator[tuple[str, str, Sketch]]:
+        start = self._read.get(path, 0)
+        if path.stat().st_size == start:
+            return
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read[path] = start + len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError):  # of a call that was killed
+                row = json.loads(line)
+                if row.get("sketch") and not row["refused"]:
+                    yield row["repository"], row["id"], tuple(row["sketch"])
