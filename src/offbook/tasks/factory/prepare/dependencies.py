@@ -1,4 +1,4 @@
-"""What a repository's code and tests import, installed in a folder next to its tree. Only wheels: no code of any package runs."""
+"""What a repository imports, installed in a folder next to its tree. Only wheels: no code of any package runs."""
 
 from __future__ import annotations
 
@@ -74,25 +74,28 @@ async def _install(wanted: list[str], deps: Path, base: Path, *more: str) -> str
     if not more:
         shutil.rmtree(deps, ignore_errors=True)
         deps.mkdir(parents=True)
-    if uv := shutil.which("uv"):  # which does not read pip's settings
-        settings = await pip_settings()
-        command = [uv, "pip", "install", "--python", str(base), "--link-mode", "copy", "--compile-bytecode", *more]
-        for option, url in zip(
-            ["--default-index", *["--index"] * len(settings.indexes)], settings.indexes, strict=False
-        ):
-            command += [option, url]
-        command += ["--no-index"] * (not settings.indexes)
-        command += [f"--find-links={place}" for place in settings.find_links]
+    environment = dict(os.environ)
+    if uv := shutil.which("uv"):
+        settings = await pip_settings()  # uv does not read them; not as arguments, which others on the machine can see
+        given = {
+            "UV_DEFAULT_INDEX": "".join(settings.indexes[:1]),
+            "UV_INDEX": " ".join(settings.indexes[1:]),
+            "UV_NO_INDEX": "" if settings.indexes else "1",
+            "UV_FIND_LINKS": ",".join(settings.find_links),
+            "SSL_CERT_FILE": settings.certificates,
+        }
+        environment = {name: value for name, value in given.items() if value} | environment
+        command = [uv, "pip", "install", "--python", str(base), "--link-mode", "copy", "--compile-bytecode"]
     else:
         python = [] if base == Path(os.path.realpath(sys.executable)) else ["--python", str(base)]
-        command = [sys.executable, "-m", "pip", *python, "install", "--no-input", "--no-warn-conflicts", *more]
+        command = [sys.executable, "-m", "pip", *python, "install", "--no-input", "--no-warn-conflicts"]
         command += ["--disable-pip-version-check"]
-    command += ["--quiet", "--only-binary", ":all:", "--target", str(deps), "--", *wanted]
+    command += ["--quiet", "--only-binary", ":all:", *more, "--target", str(deps), "--", *wanted]
     scratch = deps.with_name("pip")  # in the package's own folder: pip leaves what it has there when it is killed
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
-        exit_code, output = await run_quietly(command, INSTALL_S, {**os.environ, "TMPDIR": str(scratch)})
+        exit_code, output = await run_quietly(command, INSTALL_S, environment | {"TMPDIR": str(scratch)})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if exit_code is None:

@@ -236,13 +236,6 @@ def without_secrets(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
 
 
-async def source_distribution(
-    name: str, version: str | None, work: Path, limits: SourceLimits, python: str = PYTHON_VERSION
-) -> tuple[Path, str]:
-    """Download the newest one that is final and runs on the version `python`, or the one asked for."""
-    return await asyncio.to_thread(_source_distribution, name, version, await pip_settings(), work, limits, python)
-
-
 async def final_versions(name: str, limits: SourceLimits, python: str = PYTHON_VERSION) -> list[Version]:
     """All that have a source distribution which runs on the version `python`, the newest first."""
     found = await asyncio.to_thread(_listed, name, await pip_settings(), limits)
@@ -274,17 +267,16 @@ async def pip_settings() -> PipSettings:
     return PipSettings(*json.loads(output.splitlines()[-1]))
 
 
-def _source_distribution(
-    name: str, version: str | None, settings: PipSettings, work: Path, limits: SourceLimits, python: str
+async def source_distribution(
+    name: str, version: str | None, work: Path, limits: SourceLimits, python: str = PYTHON_VERSION
 ) -> tuple[Path, str]:
-    found = _listed(name, settings, limits)
-    if version is not None:
-        try:
-            asked = [one for one in found if one == Version(version)]
-        except InvalidVersion:
-            raise Unprepared(f"{version} is no version") from None
-    else:
-        asked = [one for one, file in found.items() if not file.yanked]
+    """Download the newest one that is final and runs on the version `python`, or the one asked for."""
+    settings = await pip_settings()
+    found = await asyncio.to_thread(_listed, name, settings, limits)
+    try:
+        asked = [one for one in found if (not found[one].yanked if version is None else one == Version(version))]
+    except InvalidVersion:
+        raise Unprepared(f"{version} is no version") from None
     if not asked:
         raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
     usable = [one for one in asked if runs_on(found[one].requires_python, python)]
@@ -293,7 +285,7 @@ def _source_distribution(
         raise Unprepared(needs_another(f"{name} {newest}", found[newest].requires_python, python))
     newest = max([one for one in usable if not one.is_prerelease] or usable)
     file = found[newest]
-    content, _ = download(file.url, limits, certificates=settings.certificates)
+    content, _ = await asyncio.to_thread(download, file.url, limits, certificates=settings.certificates)
     algorithm, _, expected = file.digest.partition("=")
     if expected and hashlib.new(algorithm, content).hexdigest() != expected:
         raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
