@@ -3,10 +3,9 @@
 A hunk is a function, method or class that came, went or changed, one other statement, one line of a list of names (an
 import over several lines, `__all__`), or a whole new file. Deleted files stay: tests seldom need their absence.
 
-Tests that enter the same changed functions are tried together: with these hunks, with all hunks of their files, or with
-all there are. Hunks are then left out as long as the tests pass (delta debugging: Zeller and Hildebrandt, Simplifying
-and Isolating Failure-Inducing Input, 2002). Every other failing test that passes with the same hunks joins the piece.
-Pieces that share most of their lines are one.
+Tests that enter the same changed functions are tried together. Their hunks are guessed, then left out as long as the
+tests pass (delta debugging: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). Every
+other failing test that passes with the same hunks joins the piece. Pieces that share most of their lines are one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 
 from pydantic import TypeAdapter
 
@@ -40,7 +40,9 @@ NOTICING_S = 20.0  # how long the tests may take, together, that a piece must no
 MORE_THAN_SOURCE = "needs more than the product's Python files"
 TOO_MANY = "the cutting was stopped before it"
 BREAKS = "its hunks alone break other tests"
+WORD = re.compile(r"[A-Za-z_]\w*")
 VERSION = re.compile(r"\s*(__version__|__version_info__|__version_tuple__|VERSION|version(_info|_tuple)?|__date__)\b")
+TOP_NAME = re.compile(r"^(?:(?:async )?def |class )?([A-Za-z_]\w*)(?=\s*[(:=])", re.M)
 LISTS = (ast.ImportFrom, ast.Import, ast.Assign, ast.AnnAssign, ast.AugAssign)
 Passing = Callable[[Sequence[frozenset[int]]], Awaitable[list[bool]]]
 
@@ -55,9 +57,28 @@ class Hunk:
     is_file: bool = False  # the whole of a new file
 
     @property
+    def words(self) -> frozenset[str]:
+        """Names that it adds."""
+        return frozenset(WORD.findall(self.new)) - frozenset(WORD.findall(self.old))
+
+    @property
+    def defines(self) -> frozenset[str]:
+        """Names that other hunks may need it for."""
+        if self.name:
+            return frozenset() if self.old else frozenset({self.name.rpartition(".")[2]})
+        if self.is_file:
+            path = PurePosixPath(self.path)
+            return frozenset({*TOP_NAME.findall(self.new), path.stem if path.stem != "__init__" else path.parent.name})
+        return self.words
+
+    @property
     def changed_lines(self) -> int:
         matcher = difflib.SequenceMatcher(None, self.old.split("\n"), self.new.split("\n"), autojunk=False)
         return sum(j2 - j1 + i2 - i1 for how, i1, i2, j1, j2 in matcher.get_opcodes() if how != "equal")
+
+    def lists(self, other: Hunk) -> bool:
+        """Whether it is a list that names the function or class which the other hunk adds."""
+        return not self.name and not self.is_file and bool(other.name and not other.old) and other.name in self.words
 
 
 @dataclass(slots=True)
@@ -271,7 +292,7 @@ class Cutter:
             if len(found) >= MAX_PIECES or self.rounds > MAX_ROUNDS:
                 refused.append(Piece((), tuple(mine), TOO_MANY, mine[0]))
                 continue
-            chosen = await self._needed(entered, mine[:PROBED])
+            chosen = await self._needed(self._with_names(entered), mine[:PROBED])
             (run,) = await self.run([chosen], sorted({*left, *mine}))
             left -= run.passed
             if run.passed:
@@ -296,8 +317,19 @@ class Cutter:
             groups[frozenset(hunks)].append(test)
         return groups
 
+    def _with_names(self, hunks: Iterable[int]) -> frozenset[int]:
+        """With the hunks that add a name which those use for the first time, or list one which they add."""
+        found = {*hunks}
+        waiting = [*found]
+        while waiting:
+            hunk = self.hunks.hunks[waiting.pop()]
+            more = {one.number for one in self.hunks.hunks if one.defines & hunk.words or one.lists(hunk)} - found
+            found |= more
+            waiting += more
+        return frozenset(found)
+
     async def _needed(self, start: frozenset[int], tests: Sequence[str]) -> frozenset[int]:
-        """The fewest hunks with which the tests pass."""
+        """The fewest hunks with which the tests pass, and the lists that name what these add."""
 
         async def passing(sets: Sequence[frozenset[int]]) -> list[bool]:
             return [run.passed >= {*tests} for run in await self.run(sets, tests)]
@@ -306,7 +338,9 @@ class Cutter:
         paths = {hunks[number].path for number in start}
         starts = [start, frozenset(one.number for one in hunks if one.path in paths), self.every]
         good = await passing(starts)
-        return await minimal(starts[good.index(True)] if any(good) else self.every, passing)
+        kept = await minimal(starts[good.index(True)] if any(good) else self.every, passing)
+        complete = kept | {one.number for one in hunks for other in kept if one.lists(hunks[other])}
+        return complete if complete == kept or (await passing([complete]))[0] else kept
 
     def _merged(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Pieces that share most of their lines, as one."""
@@ -328,14 +362,19 @@ class Cutter:
         return merged
 
     async def _finished(self, piece: Piece, waiting: Sequence[str]) -> Piece:
-        """The piece with all tests that it makes pass; refused if it breaks others."""
+        """The piece with all tests that it makes pass. If it breaks others, once more with what these take."""
         hunks = frozenset(piece.hunks)
-        noticing = self._noticing(hunks)
-        (run,) = await self.run([hunks], [*noticing, *waiting])
-        broken = [test for test in noticing if test not in run.passed]
-        if broken:
-            return replace(piece, refused=BREAKS, evidence=broken[0])
-        return replace(piece, tests=tuple(test for test in waiting if test in run.passed))
+        for is_last in (False, True):
+            noticing = self._noticing(hunks)
+            (run,) = await self.run([hunks], [*noticing, *waiting])
+            broken = [test for test in noticing if test not in run.passed]
+            if not broken:
+                return Piece(tuple(sorted(hunks)), tuple(test for test in waiting if test in run.passed))
+            if is_last or self.rounds > MAX_ROUNDS:
+                break
+            more = hunks.union(*self._entered(broken))
+            hunks = await self._needed(self._with_names(more), [*piece.tests[:PROBED], *broken[:PROBED]])
+        return Piece(piece.hunks, piece.tests, BREAKS, broken[0])
 
     def _noticing(self, hunks: Iterable[int]) -> list[str]:
         """Stable tests that enter a file which the hunks change, the quick ones first, up to a limit."""
