@@ -274,7 +274,7 @@ class Cutter:
     async def cut(self) -> tuple[frozenset[str], list[Piece]]:
         """The tests that pass on both trees, and the pieces: those that are refused first."""
         name, tests = self.release.repository.name, self.release.repository.tests
-        self.progress(f"{name}: the newer tests on the older tree, {len(self.every)} hunks")
+        self.progress(f"{name}: the newer tests on the older tree, {len(self.every)} hunks apart")
         without, whole = await self.run([frozenset(), self.every], tests)
         self.stable = frozenset(without.passed & whole.passed)
         failing = [test for test in tests if test not in without.passed]

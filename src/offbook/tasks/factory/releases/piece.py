@@ -168,11 +168,13 @@ def requests(release: Release, change: Change, tests: Sequence[str]) -> dict[str
     entries = entries_for(release.entries, names, words)
     if release.message and not entries:
         entries = release.entries[:1]
-    documented = [f"## `{key.name}`\n\n{plain(text)}" for key in keys if (text := new_docstring(change, key))]
-    if any(shared_code(text, change.deletion.removed) for text in documented):
-        documented = []  # an example in a docstring may be a line of the body
+    documented = _docstrings(change, keys)
     if not entries and (not documented or 2 * len(documented) < len(keys)):
         return {}
+    if any(shared_code(text, change.deletion.removed) for text in documented):
+        documented = []  # an example in a docstring may be a line of the body
+        if not entries:
+            return {}
     said = " ".join(entries)
     functions = [change.new.functions[key] for key in (*change.came, *change.changed) if key in change.new.functions]
     found = behaviours(tests, functions)
@@ -183,18 +185,24 @@ def requests(release: Release, change: Change, tests: Sequence[str]) -> dict[str
         parts = [said or "Please make these changes.", "\n".join(interface), *docstrings, covered]
         return "\n\n".join(filter(None, parts)).strip() + "\n"
 
-    subjects = change.public(change.came) or keys
-    names_of = listed([f"`{key.name}`" for key in subjects[:8]])
-    paths_of = listed(sorted({key.path for key in subjects} or {hunk.path for hunk in change.hunks})[:3])
-    summary = (
-        f"Please {'add' if change.public(change.came) else 'change'} {names_of or 'what is tested'} in {paths_of}."
-    )
-    short = next((text for text in (said, *entries[:1]) if 0 < len(text) < TERSE_CHARACTERS), summary)
+    short = next((text for text in (said, *entries[:1]) if 0 < len(text) < TERSE_CHARACTERS), "")
     return {
-        "terse": short[: TERSE_CHARACTERS - 1],
+        "terse": short or _summary(change, keys),
         "normal": whole([] if said else documented, MOST_BEHAVIOURS),
         "detailed": whole(documented, 2 * MOST_BEHAVIOURS),
     }
+
+
+def _summary(change: Change, keys: Sequence[FunctionKey]) -> str:
+    came = [key for key in keys if key in change.came and not key.is_inside(change.came)]
+    names = listed([f"`{key.name}`" for key in (came or keys)[:8]])
+    paths = listed(sorted({key.path for key in came or keys} or {hunk.path for hunk in change.hunks})[:3])
+    if came:
+        first = change.new.functions.get(came[0])
+        text = f"Please add {names} to {paths}. {first_sentence(first.docstring) if first else ''}"
+    else:
+        text = f"Please change {names} in {paths}." if keys else f"Please change what {paths} does."
+    return text.strip()[: TERSE_CHARACTERS - 1]
 
 
 def _interface(change: Change, said: str) -> list[str]:
@@ -203,9 +211,7 @@ def _interface(change: Change, said: str) -> list[str]:
     lists = [hunk for hunk in change.hunks if not hunk.name and not hunk.is_file]
     for key in change.public(change.came):
         function = change.new.functions.get(key)
-        word = re.compile(rf"\b{re.escape(key.name)}\b")
-        adding = (hunk for hunk in lists if word.search(hunk.new) and not word.search(hunk.old))
-        paths = {hunk.path for hunk in adding} - {key.path}
+        paths = {hunk.path for hunk in lists if key.name in hunk.words and hunk.path != key.path}
         homes = [f"`{change.new.modules[path].name}`" for path in sorted(paths & change.new.modules.keys())]
         home = f" Importable from {listed(homes[:3])} as well." if homes else ""
         if function is None:
@@ -230,13 +236,17 @@ def _interface(change: Change, said: str) -> list[str]:
     return [f"- {line}" for line in lines[:MOST_LINES]]
 
 
-def new_docstring(change: Change, key: FunctionKey) -> str:
-    """The lines of a docstring that it did not have before, if there is prose among them."""
-    before, after = change.old.functions.get(key), change.new.functions.get(key)
-    known = {line.strip() for line in before.docstring.split("\n") if line.strip()} if before else set[str]()
-    fresh = [line for line in (after.docstring if after else "").split("\n") if line.strip() not in known]
-    has_prose = any(">>>" not in line and len(line.split()) > 2 for line in fresh)
-    return "\n".join(fresh).strip() if has_prose else ""
+def _docstrings(change: Change, keys: Sequence[FunctionKey]) -> list[str]:
+    """What docstrings say that they did not say before."""
+    found = []
+    for key in keys:
+        before, after = change.old.functions.get(key), change.new.functions.get(key)
+        known = {line.strip() for line in before.docstring.split("\n") if line.strip()} if before else set[str]()
+        fresh = [line for line in (after.docstring if after else "").split("\n") if line.strip() not in known]
+        if any(">>>" not in line and len(line.split()) > 2 for line in fresh):
+            text = plain("\n".join(fresh)).strip()
+            found.append(f"## `{key.name}`\n\n{text}")
+    return found
 
 
 def _parameters(text: str) -> set[str]:
