@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from offbook.agent.chat import BLOCK_END, BLOCK_START, CALL_END, CALL_START, ChatFormat
+from offbook.engine import Engine, Session
 from offbook.types import Completion, Prompt
 
 
@@ -37,8 +38,8 @@ def spelled(chat: ChatFormat, text: str) -> list[int]:
     return ids
 
 
-@dataclass(slots=True)
-class Scripted:
+@dataclass
+class Scripted(Engine):
     """`answers` are given in order. None is never given, an error is raised; the next one takes so many seconds."""
 
     chat: ChatFormat
@@ -78,7 +79,7 @@ class Scripted:
 
 
 @dataclass(slots=True)
-class ScriptedLine:
+class ScriptedLine(Session):
     engine: Scripted
     key: str
 

@@ -222,7 +222,7 @@ from offbook.core import processes
 from offbook.cli import main
 from offbook.rl import train
 processes.TELL_S = 0.2
-train.learn = lambda *_: time.sleep(600)
+train.train_step = lambda *_: time.sleep(600)
 main()
 """
 
@@ -282,7 +282,7 @@ def test_a_store_that_hangs_is_named(given: dict[str, str], tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("where", "call"),
-    [("offbook.train.trainer.Trainer.step", 2), ("offbook.rl.train.publish", 3)],  # the first are the start's weights
+    [("offbook.train.trainer.Trainer.step", 2), ("offbook.rl.train._publish", 3)],  # the first are the start's weights
 )
 def test_ctrl_c_in_a_step_ends_it_first_and_keeps_it(
     where: str,
@@ -345,8 +345,8 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
     is known to a run that goes on."""
     orders = list[Selected]()
 
-    def order_of(*arguments: Any) -> Any:
-        orders.append(task_order(*arguments))
+    def order_of(*arguments: Any, **named: Any) -> Any:
+        orders.append(task_order(*arguments, **named))
         return orders[-1]
 
     monkeypatch.setattr("offbook.rl.train.task_order", order_of)

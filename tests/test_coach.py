@@ -17,12 +17,12 @@ from test_remote import reply, serving
 from test_trajectories import atif, openai, other, written
 from transformers import PreTrainedModel
 
-from offbook.agent.chat import ChatFormat, Transcript, render_call
+from offbook.agent.chat import ChatFormat, Transcript, render_call, written_again
 from offbook.cli import main
 from offbook.cli.options import pocket_tasks, tasks_in
 from offbook.core.config import Config, load_config
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines
-from offbook.rl.hint_probe import effects_of, measure, with_donor_hints, written_again
+from offbook.rl.hint_probe import effects_of, measure, with_donor_hints
 from offbook.signals.feedback import MISTAKES, RULES
 from offbook.signals.feedback.coach import (
     NO_STATUS,

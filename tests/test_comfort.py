@@ -14,7 +14,7 @@ from test_loop import offbook, train
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder
-from offbook.rl.trackers import SINKS, Tracker
+from offbook.rl.trackers import PACKAGES, Tracker
 
 LATER = """
 class Run:
@@ -103,7 +103,7 @@ def test_a_tracker_that_fails_is_one_warning_and_is_caught_up_with_later(
     assert '"step": 1' in (out.path / "trackers.json").read_text(), "the next run sends step 2 again"
 
 
-@pytest.mark.parametrize("kind", SINKS)
+@pytest.mark.parametrize("kind", PACKAGES)
 def test_a_package_that_is_missing_is_named(
     kind: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
 from offbook.core.runfolder import RunFolder
 from offbook.engine import LocalEngine
 from offbook.pocket.model import Recipe, make_pocket
-from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, local_judge
+from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, step_judge
 from offbook.rl.train_step import annotate
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
@@ -405,8 +405,8 @@ def test_a_judge_that_runs_here_is_the_trained_model_or_the_named_one(chat: Chat
 
     def asked_by(weight: float = 1.0, **settings: Any) -> Any:
         feedback = FeedbackConfig(weight=weight, judge=JudgeConfig(**settings))
-        judge = local_judge(Config(feedback=feedback), engine, chat)
-        return judge and judge.model
+        judge = step_judge(Config(feedback=feedback), engine, chat)
+        return judge and judge.judge.model
 
     own = asked_by(url="local", rate=0.5)
     assert own.engine.model is engine.model, "so it follows the training"
@@ -415,7 +415,7 @@ def test_a_judge_that_runs_here_is_the_trained_model_or_the_named_one(chat: Chat
     assert (
         named.engine.model.config.vocab_size == named.chat.tokenizer.get_vocab_size() != chat.tokenizer.get_vocab_size()
     )
-    assert asked_by() is asked_by(url="http://h/v1", name="m", rate=0.5) is None
+    assert asked_by() is None
     assert asked_by(url="local", weight=0.0) is None
 
 

@@ -8,7 +8,6 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from offbook.agent.chat import ChatFormat, Transcript, render_call
 from offbook.api import configure
 from offbook.core.config import Config, FeedbackConfig, TeachersConfig, TrainConfig
 from offbook.core.runfolder import dump_lines
+from offbook.engine import Engine, Session
 from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import Corrections, HintProbe
 from offbook.rl.models import load_model, quiet
@@ -247,7 +247,7 @@ def test_demonstrations_are_the_shortest_that_solved(chat: ChatFormat, tmp_path:
         demonstrations([str(tmp_path / "none.jsonl")])
 
 
-class ByHint:
+class ByHint(Engine):
     """An engine whose model errs until it is told of the rule, and then works to the end."""
 
     def __init__(self, chat: ChatFormat, hinted: list[str], after: list[str]):
@@ -256,11 +256,14 @@ class ByHint:
     def open(self, key: str) -> Any:
         lines = list(self.after if key.endswith("/on") else self.hinted[int(key.rpartition("/")[2]) :])
 
-        async def complete(prompt: Prompt, max_tokens: int) -> Completion:
-            assert ("Reminder" in self.chat.decode(prompt.ids)) == (not key.endswith("/on"))
-            return completion(self.chat, lines.pop(0))
+        chat = self.chat
 
-        return SimpleNamespace(complete=complete, close=lambda: None, turn=0)
+        class Line(Session):
+            async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+                assert ("Reminder" in chat.decode(prompt.ids)) == (not key.endswith("/on"))
+                return completion(chat, lines.pop(0))
+
+        return Line()
 
 
 @pytest.fixture(scope="module")
@@ -279,8 +282,9 @@ def corrected(task: Task, chat: ChatFormat, hinted: list[str], after: list[str])
     collector.chat = chat
     (target,) = read_all(rollout, task, ["unknown_tool"], RULES, ())
     found = Found(rollout, Feedback(target, RULES["unknown_tool"].hint(rollout.tools)), "", ())
-    look, counts = HintProbe(collector, {task.id: task}, RULES, len(hinted)), Counter[str]()
-    return asyncio.run(Corrections(look, config.feedback.corrections).samples([found], "correct1", counts)), counts
+    probe, counts = HintProbe(collector, {task.id: task}, RULES, len(hinted)), Counter[str]()
+    learned = Corrections(probe, 0.5).samples([found], "correct1", counts)
+    return asyncio.run(learned), counts
 
 
 def test_what_keeps_the_rule_and_solves_is_learned(pocket_task: Task, chat: ChatFormat) -> None:

@@ -22,7 +22,6 @@ from offbook.rl.rollout_buffer import (
     forget_other_work,
     quantile,
     read_journal,
-    recall,
 )
 from offbook.rl.scheduler import LEAST, LOOK_S, ConcurrencyLimit, choose
 from offbook.tasks.select import Record
@@ -53,24 +52,24 @@ def test_a_group_that_another_took_the_place_of_does_not_come_back(slots: Rollou
     new = slots.refill(first, 2, task("c"))
     slots.running(new, 0)
     slots.scored(new, 0, rollout_of(new, 0))
-    assert slots.counts["aside"] == 2
+    assert slots.counts["filtered"] == 2
     slots.close()
     later = RolloutBuffer(slots.run, 2, fingerprint="c")
-    found = recall(later, 0, {id: task(id) for id in "abc"})
-    assert [(group.name, group.place, [*group.rollouts]) for group in found.groups] == [
+    later.restore(0, {id: task(id) for id in "abc"})
+    assert [(group.name, group.place, [*group.rollouts]) for group in later.waiting] == [
         (second.name, 1, []),
         ("step1/c", 2, [0]),
     ]
-    assert (found.refills[1], found.tasks()) == (1, {"a", "b", "c"})
+    assert (later.refills[1], later.taken()) == (1, {"a", "b", "c"})
     shown = FilteredGroup("a", Record(rollouts=2, turns=4))
-    assert (found.aside, found.learned) == ([shown], {}), "no step has learned from it"
-    second, new = found.groups
+    assert (later.filtered, later.learned) == ([shown], {}), "no step has learned from it"
+    second, new = later.waiting
     later.scored(new, 1, rollout_of(new, 1))
     later.given(1, [over(later, second), new])
     later.close()
     last = RolloutBuffer(slots.run, 2, fingerprint="c")
-    found = recall(last, 1, {id: task(id) for id in "abc"})
-    assert (found.aside, found.learned) == ([], {1: [shown]})
+    last.restore(1, {id: task(id) for id in "abc"})
+    assert (last.filtered, last.learned) == ([], {1: [shown]})
     last.close()
 
 
@@ -94,8 +93,8 @@ def again(
     for step in slots.run.steps():
         if step <= done:
             new.already(slots.run.rollouts(step)[0])
-    found = recall(new, done, {id: task(id) for id in tasks})
-    return new, found.groups, found.stored
+    new.restore(done, {id: task(id) for id in tasks})
+    return new, new.waiting, new.stored
 
 
 def test_what_was_scored_is_there_after_a_kill_and_what_a_step_was_given_is_given_again(slots: RolloutBuffer) -> None:
@@ -250,7 +249,7 @@ def test_lengths_are_told_by_bucket() -> None:
     assert 5000 <= quantile(lengths, 1.0) <= 5632
 
 
-def test_pace_follows_what_is_full() -> None:
+def test_the_concurrency_limit_follows_the_load() -> None:
     use = [0.0, 0.0]
     pace = ConcurrencyLimit(lambda: (use[0], use[1]), limit=8)
 

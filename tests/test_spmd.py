@@ -28,7 +28,7 @@ from offbook.core.config import RanksConfig, TrainConfig, load_config, recipe_fo
 from offbook.core.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.engine.sync import FolderStore, Reader
 from offbook.pocket.model import POCKETS, make_pocket
-from offbook.rl import train as loop_train
+from offbook.rl import plan as plan_room
 from offbook.rl.models import model_to_train, quiet
 from offbook.rl.plan import Device, make_plan, this_device
 from offbook.rl.ranks import HOST, follow, follows, joined, make_trainer
@@ -181,7 +181,7 @@ def test_ranks_that_cannot_be_are_refused_before_anything_is_made(cache: Path, m
 
 
 def with_memory(cache: Path, model: Path, out: Path, size: float) -> str:
-    loop_train.this_device = lambda: Device("a small machine", size, is_gpu=False)
+    plan_room.this_device = lambda: Device("a small machine", size, is_gpu=False)
     return refused_run(cache, model, out, {"train__ranks__replicate": "1"})
 
 

@@ -633,8 +633,10 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
 
     solved = group("plural", 4)
 
-    def begun(done: int = 0, *aside: FilteredGroup) -> Harder:
-        return Harder(config, RolloutBuffer(run, 4), dict(tasks), added.extend, done, {done: aside})
+    def begun(done: int = 0, *filtered: FilteredGroup) -> Harder:
+        buffer = RolloutBuffer(run, 4)
+        buffer.learned = {done: list(filtered)}
+        return Harder(config, buffer, dict(tasks), added.extend, done)
 
     first = begun()
     first.look_at([solved])

@@ -154,7 +154,9 @@ def _line(row: dict[str, Any]) -> str:
 class Replayed:
     """In the place of a collector and its engine: every rollout is there at once."""
 
-    version = 0
+    version, kv_load = 0, 0.0
+    losses: Sequence[Any] = ()
+    keeps_weights, monitors = False, None
 
     def __init__(self, rollout: Any):
         self.rollout, self.engine = rollout, self
@@ -183,7 +185,7 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from offbook.core.config import load_config
     from offbook.core.runfolder import RunFolder
     from offbook.core.weights import Weights
-    from offbook.rl.rollout_buffer import RolloutBuffer, Unfinished
+    from offbook.rl.rollout_buffer import RolloutBuffer
     from offbook.rl.scheduler import Scheduler
     from offbook.types import Message, Rollout, Segment, Task, Usage
 
@@ -203,7 +205,7 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         settings = {"out": scratch, "train.steps": str(steps), "engine.mode": "continuous", "loop.max_staleness": "2"}
         config = load_config(["pocket"], settings)
         kept = RolloutBuffer(RunFolder(scratch), config.train.group_size)
-        scheduler = Scheduler(config, replayed, replayed, kept, tasks, Unfinished())
+        scheduler = Scheduler(config, replayed, kept, tasks)
         scheduler.start()
         began = time.monotonic()
         for step in range(1, steps + 1):

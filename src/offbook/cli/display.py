@@ -15,7 +15,7 @@ from rich.text import Text
 from offbook.cli.options import console, is_plain, say
 
 if TYPE_CHECKING:
-    from offbook.rl.collector import Watch
+    from offbook.rl.collector import OnRollout
     from offbook.types import Rollout
 
 ROWS = 20  # of the table
@@ -24,7 +24,7 @@ COLUMNS = ("rollout", "turns", "calls", "invalid", "tokens", "state", "last call
 
 
 @contextmanager
-def rollout_display(label: str, total: int, plain: bool, each: bool = False) -> Iterator[Watch]:
+def rollout_display(label: str, total: int, plain: bool, each: bool = False) -> Iterator[OnRollout]:
     """A table of the newest, and a bar with the score so far and the time that is left.
 
     When plain: `each` that is over in a line of its own, or ten lines of the score so far.
@@ -48,7 +48,7 @@ def rollout_display(label: str, total: int, plain: bool, each: bool = False) -> 
         yield update
 
 
-def _lines() -> Watch:
+def _lines() -> OnRollout:
     header = iter([COLUMNS])
 
     def line(rollout: Rollout, over: bool) -> None:
@@ -58,7 +58,7 @@ def _lines() -> Watch:
     return line
 
 
-def _scores(label: str, total: int) -> Watch:
+def _scores(label: str, total: int) -> OnRollout:
     finished: list[Rollout] = []
 
     def line(rollout: Rollout, over: bool) -> None:

@@ -12,7 +12,7 @@ from offbook.core.config import Config
 from offbook.core.runfolder import write_atomic
 from offbook.evals.metrics import measure, row_of
 from offbook.evals.suites import Suites
-from offbook.rl.collector import Collector, Watch, unwatched
+from offbook.rl.collector import Collector, OnRollout, unwatched
 from offbook.rl.evaluate import PARALLEL, collect_into, crashes, summarize
 from offbook.rl.resume import RolloutFiles
 from offbook.tasks.contamination import contamination
@@ -33,7 +33,7 @@ def run_eval(
     subject: Subject,
     suites: Suites,
     files: RolloutFiles,
-    watch: Watch = unwatched,
+    watch: OnRollout = unwatched,
     train: list[Task] | None = None,
     fresh: bool = False,
     parallel: int = PARALLEL,
@@ -52,7 +52,7 @@ def _measure(
     suites: Suites,
     files: RolloutFiles,
     collector: Collector,
-    watch: Watch,
+    watch: OnRollout,
     train: list[Task] | None,
     parallel: int,
 ) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from offbook.core.runfolder import write_atomic
 from offbook.live.kept import git, head, lines_of
 from offbook.live.sessions import Arm, Reaction, Session, kind_of, refuse_no_folder
-from offbook.rl.collector import Collector, Job, Watch, unwatched
+from offbook.rl.collector import Collector, Job, OnRollout, unwatched
 from offbook.types import OffbookError, Rollout, Task
 
 TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")
@@ -66,7 +66,7 @@ def _files(path: Path) -> list[str]:
     return [str(file) for file in every if not any(part in SKIPPED for part in file.parts)]
 
 
-async def work(collector: Collector, path: Path, request: str, id: str, watch: Watch = unwatched) -> Worked:
+async def work(collector: Collector, path: Path, request: str, id: str, watch: OnRollout = unwatched) -> Worked:
     """Unscored. Nothing of `path` is touched."""
     tools = POCKET_TOOLS if collector.config.harness.profile == "pocket" else TOOLS
     with copy_of(path) as tree:

@@ -12,11 +12,10 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from types import MappingProxyType
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
@@ -44,8 +43,8 @@ class Evaluations:
     OUT/eval/step_00010.json, .rollouts.jsonl, .log    then
     """
 
-    def __init__(self, config: Config, folder: RunFolder, slots: RolloutBuffer, tell: Callable[[str], None]):
-        self.config, self.folder, self.slots, self.tell = config, folder, slots, tell
+    def __init__(self, config: Config, folder: RunFolder, buffer: RolloutBuffer, tell: Callable[[str], None]):
+        self.config, self.folder, self.buffer, self.tell = config, folder, buffer, tell
         self._due: asyncio.Queue[int] = asyncio.Queue()
         self._left = 0
         for model in sorted(folder.path.glob("eval/step_*/model")):
@@ -114,7 +113,7 @@ class Evaluations:
         found = json.loads((place / "results.json").read_text())
         os.replace(place / "rollouts" / "step_00000.jsonl", place.with_suffix(".rollouts.jsonl"))
         write_atomic(place.with_suffix(".json"), json.dumps({"step": step, **found}, indent=2) + "\n")
-        self.slots.note("evaluated", step=step, solved=found["solved"])
+        self.buffer.note("evaluated", step=step, solved=found["solved"])
         self.tell(f"held out, after step {step}: {found['solved']:.0%} solved")
         shutil.rmtree(place)
 
@@ -139,43 +138,41 @@ class Harder:
     def __init__(
         self,
         config: Config,
-        slots: RolloutBuffer,
+        buffer: RolloutBuffer,
         tasks: dict[str, Task],
         added: Callable[[list[Task]], None],
         done: int = 0,
-        aside: Mapping[int, Iterable[FilteredGroup]] = MappingProxyType({}),
     ):
-        """`aside` is what steps from before learned of groups that they were not given."""
-        self.share, self.slots, self.tasks, self.added = config.tasks.harden, slots, tasks, added
+        self.share, self.buffer, self.tasks, self.added = config.tasks.harden, buffer, tasks, added
         self._recent: deque[list[_Shown]] = deque(maxlen=RECENT)  # by step
-        for step in [step for step in slots.run.steps() if step <= done][-RECENT:]:
-            rollouts, _ = slots.run.rollouts(step)
+        for step in [step for step in buffer.run.steps() if step <= done][-RECENT:]:
+            rollouts, _ = buffer.run.rollouts(step)
             groups = [list(group) for _, group in groupby(rollouts, lambda one: one.group)]
-            self._recent.append(self._shown(groups, aside.get(step, ())))
+            self._recent.append(self._shown(groups, buffer.learned.get(step, ())))
         self.spec = SandboxSpec(**config.sandbox.model_dump())
-        self.folder = slots.run.path / "harder"
+        self.folder = buffer.run.path / "harder"
         self._easy: asyncio.Queue[Task] = asyncio.Queue()
         self._is_making = False
-        lines = [line for line in read_journal(slots.run.path) if line["state"] in ("easy", "harder")]
+        lines = [line for line in read_journal(buffer.run.path) if line["state"] in ("easy", "harder")]
         over = {line["task"] for line in lines if line["state"] == "harder"}
         self._seen = {line["task"] for line in lines}
         for line in lines:
             if line["state"] == "easy" and line["task"] not in over and line["task"] in tasks:
                 self._easy.put_nowait(tasks[line["task"]])
 
-    def look_at(self, groups: Iterable[list[Rollout]], aside: Iterable[FilteredGroup] = ()) -> None:
+    def look_at(self, groups: Iterable[list[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> None:
         """Those of the next step."""
-        self._recent.append(self._shown(groups, aside))
+        self._recent.append(self._shown(groups, filtered))
         for one in chain(*self._recent):
             task, rate = self.tasks[one.task], self._rate(one.origin)
             if task.deleted and min(one.solved, rate) >= self.share and task.id not in self._seen:
                 self._seen.add(task.id)
-                self.slots.note("easy", task=task.id, solved=one.solved, recent=rate)
+                self.buffer.note("easy", task=task.id, solved=one.solved, recent=rate)
                 self._easy.put_nowait(task)
 
-    def _shown(self, groups: Iterable[list[Rollout]], aside: Iterable[FilteredGroup]) -> list[_Shown]:
+    def _shown(self, groups: Iterable[list[Rollout]], filtered: Iterable[FilteredGroup]) -> list[_Shown]:
         found = []
-        for id, shown in chain(((group[0].task, Record.of(group)) for group in groups), aside):
+        for id, shown in chain(((group[0].task, Record.of(group)) for group in groups), filtered):
             if shown.rollouts and (task := self.tasks.get(id)):
                 found.append(_Shown(id, task.origin, shown.solved / shown.rollouts))
         return found
@@ -204,7 +201,7 @@ class Harder:
             except OffbookError as reason:  # its repository is not here any more
                 why = str(reason)
             new = [one for one in map(load_task, dict.fromkeys(folders)) if one.id not in self.tasks]
-            self.slots.note("harder", task=task.id, made=[one.id for one in new], why=why)
+            self.buffer.note("harder", task=task.id, made=[one.id for one in new], why=why)
             self.tasks |= {one.id: one for one in new}
             self._is_making = False
             self.added(new)

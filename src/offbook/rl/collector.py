@@ -32,7 +32,6 @@ from offbook.pocket.tasks import level_named
 from offbook.rl.checks import Judges, judges_of
 from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, pocket_cache, positions, quiet
 from offbook.rl.rollout_buffer import RolloutRecord
-from offbook.rl.samplers import Samplers
 from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec
 from offbook.signals.monitors.policy import withhold
 from offbook.signals.rewards import Grader
@@ -52,38 +51,12 @@ from offbook.types import (
     Task,
 )
 
-
-def vllm_engine(
-    config: Config, model: Path, stop_ids: frozenset[int], progress: Progress
-) -> VllmEngine | SeveralEngines:
-    """For the model in a folder, or the adapter."""
-    settings, base = config.engine, chat_folder(model)
-    context, logs = min(config.harness.context, positions(base)), Path(config.out) / "logs"
-    servers = servers_of(base, with_drafts(settings, model), context, logs, progress, mixture_in(base))
-    engines = [VllmEngine(server, stop_ids, settings.temperature, settings.timeout_s) for server in servers]
-    vllm = SeveralEngines(engines) if len(engines) > 1 else engines[0]
-    if is_adapter(model):
-        vllm.apply(stored_adapter(model))
-    return vllm
-
-
-def with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
-    """With a draft head, as vLLM takes it. By default that drafts the likeliest token alone, of which few are kept."""
-    if not settings.draft_tokens:
-        return settings.vllm
-    head = Path(settings.draft or model)
-    head = head / FOLDER if (head / FOLDER).is_dir() else head
-    how = {"method": "eagle", "model": str(head.resolve()), "num_speculative_tokens": settings.draft_tokens}
-    option = json.dumps({**how, "draft_sample_method": "probabilistic"})
-    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, DRAFTS, option]})
-
-
-Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
-FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
+OnRollout = Callable[[Rollout, bool], None]  # a rollout as it is now, and whether it is over
+FREE: AbstractAsyncContextManager[Any] = nullcontext()  # no limit on how many run at once
 
 
 def unwatched(rollout: Rollout, over: bool) -> None:
-    """No-op watch callback."""
+    """No-op callback."""
 
 
 def rollout_ids(name: str, task: Task, size: int) -> list[str]:
@@ -102,7 +75,7 @@ def chat_of(model: Path | None, config: Config) -> Chat:
 
 
 class Job(NamedTuple):
-    """A rollout to be had. With a seat it is kept after every turn, and goes on from there."""
+    """A rollout to sample. With a seat it is kept after every turn, and resumes there."""
 
     task: Task
     id: str
@@ -114,9 +87,8 @@ class Collector:
     """Yields scored groups of rollouts. Owns engine, chat format, harness, sandboxes, grader, rewards and monitors.
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
-    It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
-    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it. `placed`:
-    rollouts are done elsewhere, by samplers.
+    It is loaded when the first rollout asks for it, so never if all rollouts are stored already. `loaded` is a model in
+    memory that a local engine samples from. `lent` is an engine that the caller owns and closes.
     """
 
     def __init__(
@@ -128,21 +100,18 @@ class Collector:
         progress: Progress = quiet,
         loaded: PreTrainedModel | None = None,
         lent: Engine | None = None,
-        placed: bool = False,
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
         self._progress, self._loaded, self._lent = progress, loaded, lent
-        self._placed = placed
-        self._counters_before = dict(lent.counters) if lent else {}
+        self._counted = dict(lent.counters) if lent else {}
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, SandboxSpec(**config.sandbox.model_dump())
-        prices = Prices(settings.price_input, settings.price_output)
         self.pages = Pages(config.tools.pages) if config.tools.pages else None
         self.harness = Harness(
             settings.limits(),
             settings.profile,
             settings.variation,
-            prices,
+            Prices(settings.price_input, settings.price_output),
             told=model is None,
             own_tools=own_tools(config.tools.files) | ({SEARCH: self.pages.tool()} if self.pages else {}),
             added=(*config.tools.add, *([SEARCH] if self.pages else [])),
@@ -161,68 +130,82 @@ class Collector:
 
     @cached_property
     def limits(self) -> Limits:
-        """Of agents other than offbook's own: they are told how much the model reads before they ask."""
+        """Of other agents: they are told how much the model reads before they ask."""
         limits = self.harness.limits
         most = limits.context if self.model is None else positions(chat_folder(self.model))
         return replace(limits, context=min(limits.context, most))
 
     @cached_property
     def engine(self) -> Engine:
-        settings, chat = self.config.engine, self.chat
         if self._lent is not None:
             self._lent.seed = self.config.seed
             return self._lent
-        if self.model is not None and self._placed:
-            return Samplers(self.config, self.model)
-        if self.model is not None and settings.kind == "vllm":
-            return vllm_engine(self.config, self.model, chat.stop_ids, self._progress)
-        if self.model is not None:
-            torch.set_num_threads(self.config.threads)
-            network = self._loaded or load_model(self.model, settings.precision)
-            compute_linears(network, self.config.engine_linear)
-            return LocalEngine(
-                network,
-                chat.stop_ids,
-                settings.temperature,
-                settings.kv_tokens,
-                self.config.seed,
-                settings.mode,
-                context=self.config.harness.context,
-                deadline_s=self.config.loop.deadline_s,
+        settings = self.config.engine
+        if self.model is None:
+            return RemoteEngine(
+                Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
+                temperature=settings.temperature,
+                encode=self.chat.encode,
+                end_id=self.chat.end_id,
+                render_call=render_call,
             )
-        return RemoteEngine(
-            Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
-            temperature=settings.temperature,
-            encode=chat.encode,
-            end_id=chat.end_id,
-            render_call=render_call,
+        if settings.kind == "vllm":
+            return self._vllm_engine(self.model)
+        torch.set_num_threads(self.config.threads)
+        network = self._loaded or load_model(self.model, settings.precision)
+        compute_linears(network, self.config.engine_linear)
+        return LocalEngine(
+            network,
+            self.chat.stop_ids,
+            settings.temperature,
+            settings.kv_tokens,
+            self.config.seed,
+            settings.mode,
+            context=self.config.harness.context,
+            deadline_s=self.config.loop.deadline_s,
         )
+
+    def _vllm_engine(self, model: Path) -> Engine:
+        settings = self.config.engine
+        base = chat_folder(model)
+        servers = servers_of(
+            base,
+            with_drafts(settings, model),
+            min(self.config.harness.context, positions(base)),
+            Path(self.config.out) / "logs",
+            self._progress,
+            mixture_in(base),
+        )
+        engines = [
+            VllmEngine(server, self.chat.stop_ids, settings.temperature, settings.timeout_s) for server in servers
+        ]
+        engine: Engine = SeveralEngines(engines) if len(engines) > 1 else engines[0]
+        if is_adapter(model):
+            engine.apply(stored_adapter(model))
+        return engine
 
     async def aclose(self) -> None:
         await self._door.aclose()
         if self._lent is None and "engine" in self.__dict__:
             await self.engine.aclose()
 
-    def rest(self) -> None:
-        """No rollout is wanted for now: an engine on the trainer's GPU may give its memory back."""
-        self.engine.pause()
-
     def recall(self, rollouts: Iterable[Rollout]) -> None:
-        """What rollouts from before showed of their tasks."""
+        """What earlier rollouts showed of their tasks."""
         if self.monitors is not None:
             self.monitors.recall(rollouts)
 
+    @property
+    def grades(self) -> int:
+        return self._grader.runs
+
     def metrics(self) -> dict[str, float]:
-        """So far, but for what the engine did: that since it was last asked for."""
-        aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
-        engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
-        done: dict[str, float] = {}
-        if engine is not None:
-            now = dict(engine.counters)
-            done = {name: amount - self._counters_before.get(name, 0) for name, amount in now.items()}
-            self._counters_before = now
-        elsewhere = engine.grades if isinstance(engine, Samplers) else 0
-        return {"grades": self._grader.runs + elsewhere, **done, **aside}
+        """Totals so far, but of the engine what it did since the last call."""
+        engine = self.__dict__.get("engine")  # not made if all rollouts were stored
+        before = self._counted
+        self._counted = dict(engine.counters) if engine else {}
+        counted = {name: total - before.get(name, 0) for name, total in self._counted.items()}
+        quarantined = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
+        return {"grades": self.grades, **counted, **quarantined}
 
     async def groups(
         self,
@@ -230,12 +213,12 @@ class Collector:
         size: int,
         name: str,
         kept: Sequence[Rollout] = (),
-        watch: Watch = unwatched,
+        on_rollout: OnRollout = unwatched,
         parallel: int = 0,
     ) -> list[list[Rollout]]:
         """For each task, in order, a group of `size` scored rollouts. `name` makes their ids, and so their RNG, unique.
 
-        Those of `kept` are from before: they have their places and are not run again. `parallel` is how many rollouts
+        Those of `kept` are from before: they keep their ids and are not run again. `parallel` is how many rollouts
         are open at once; 0 is all. A local model decodes them in lockstep, so they come in waves of whole groups; of a
         server one follows the other.
         """
@@ -245,11 +228,11 @@ class Collector:
         left = [of_task for of_task in missing if of_task]
         in_lockstep = self.model is not None and self.config.engine.kind == "local"
         wave = max(1, parallel // size if parallel and in_lockstep else len(left))
-        places = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
+        limit = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
         new: list[Rollout] = []
         for start in range(0, len(left), wave):
             jobs = [Job(task, id, f"{name}/{task.id}") for task, id in chain(*left[start : start + wave])]
-            new += await self.rollouts(jobs, watch, places)
+            new += await self.rollouts(jobs, on_rollout, limit)
         in_order = iter(new)
         groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
         for group in groups:
@@ -262,23 +245,19 @@ class Collector:
             self.monitors.settle(group)
 
     async def rollouts(
-        self, jobs: Sequence[Job], watch: Watch = unwatched, places: AbstractAsyncContextManager[Any] = FREE
+        self, jobs: Sequence[Job], on_rollout: OnRollout = unwatched, limit: AbstractAsyncContextManager[Any] = FREE
     ) -> list[Rollout]:
-        """Scored, in the order of the jobs. `places` is entered by each while it works."""
+        """Scored, in the order of the jobs. `limit` is entered by each while it works."""
         unbegun: dict[int, Session] = {}
 
         async def one(number: int, job: Job) -> Rollout:
-            async with places:
+            async with limit:
                 session = unbegun.pop(number)  # closed by its work
-                rollout = await self._rollout(job, session, watch)
-            watch(rollout, True)
+                rollout = await self._rollout(job, session, on_rollout)
+            on_rollout(rollout, True)
             return rollout
 
         try:
-            if isinstance(self.engine, Samplers):
-                elsewhere = await self.engine.rollouts(jobs, watch, places)
-                self.recall(elsewhere)
-                return elsewhere
             # All are opened before the first asks: they decode together.
             unbegun |= {number: self.engine.open(job.id) for number, job in enumerate(jobs)}
             async with asyncio.TaskGroup() as tasks:
@@ -293,17 +272,17 @@ class Collector:
                 session.close()
         return [each.result() for each in running]
 
-    async def _rollout(self, job: Job, session: Session, watch: Watch) -> Rollout:
+    async def _rollout(self, job: Job, session: Session, on_rollout: OnRollout) -> Rollout:
         """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new sandbox.
 
         That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
         """
         task = job.task
-        rollout = first = await self.work(job, session, watch)
+        rollout = first = await self.work(job, session, on_rollout)
         if fault := _machine_fault(first):
             if job.seat is not None:
                 job.seat.clear()
-            rollout = await self.work(job, self.engine.open(job.id), watch)
+            rollout = await self.work(job, self.engine.open(job.id), on_rollout)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
@@ -318,7 +297,7 @@ class Collector:
         rollout.usage.scoring_seconds = time.monotonic() - began
         return grade
 
-    async def work(self, job: Job, session: Session, watch: Watch) -> Rollout:
+    async def work(self, job: Job, session: Session, on_rollout: OnRollout) -> Rollout:
         """One attempt, not graded yet. Without a sandbox it is a crashed one, of which nothing but the fault is
         known."""
         task, seat = job.task, job.seat
@@ -332,15 +311,15 @@ class Collector:
                 keep = partial(seat.keep, sandbox) if seat else None
                 agent = task, sandbox, session, self.chat, self.harness, job.id, job.group
                 if self.harness.command:
-                    rollout = await self._commanded(task, rollout, sandbox, session, watch)
+                    rollout = await self._commanded(task, rollout, sandbox, session, on_rollout)
                 else:
-                    rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
+                    rollout = await run_agent(*agent, lambda rollout: on_rollout(rollout, False), keep, midway)
         except OSError as error:  # no space, no processes, a sandbox that was killed from outside
             record_crash(rollout, error)
         finally:
             session.close()
         if rollout.stop == "wall":
-            await session.alive()  # if it is not, that is no failure of the agent's
+            await session.alive()  # if the model died, the timeout is no failure of the agent
         return rollout
 
     @asynccontextmanager
@@ -356,11 +335,11 @@ class Collector:
             await (sandbox.leave() if isinstance(sandbox, BwrapSandbox) and seat else sandbox.close())
 
     async def _commanded(
-        self, task: Task, rollout: Rollout, sandbox: Sandbox, session: Session, watch: Watch
+        self, task: Task, rollout: Rollout, sandbox: Sandbox, session: Session, on_rollout: OnRollout
     ) -> Rollout:
         """By somebody else's agent."""
         rollout.tools = ()  # those that it says it has
-        settings = self.limits, self.harness.prices, lambda track: watch(rollout, False)
+        settings = self.limits, self.harness.prices, lambda track: on_rollout(rollout, False)
         recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
         return await run_command(task, sandbox, recorder, self.harness.command, self._door)
 
@@ -412,3 +391,18 @@ def _settle(rollout: Rollout, first: str) -> None:
     elif rollout.has_acted:
         own = {"machine_fault": OWN_FAULT}
         rollout.events = [replace(event, kind=own.get(event.kind, event.kind)) for event in rollout.events]
+
+
+def with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
+    """vLLM's options with a draft head. By default vLLM drafts only the likeliest token, and few drafts are kept."""
+    if not settings.draft_tokens:
+        return settings.vllm
+    head = Path(settings.draft or model)
+    head = head / FOLDER if (head / FOLDER).is_dir() else head
+    option = {
+        "method": "eagle",
+        "model": str(head.resolve()),
+        "num_speculative_tokens": settings.draft_tokens,
+        "draft_sample_method": "probabilistic",
+    }
+    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, DRAFTS, json.dumps(option)]})

@@ -15,7 +15,7 @@ from typing import Any
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
-from offbook.rl.collector import Collector, Watch, rollout_ids, unwatched
+from offbook.rl.collector import Collector, OnRollout, rollout_ids, unwatched
 from offbook.rl.models import local_or_remote
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import record_tasks
@@ -28,7 +28,7 @@ def roll_out(
     config: Config,
     tasks: list[Task],
     samples: int,
-    watch: Watch,
+    watch: OnRollout,
     remote_name: str = "",
 ) -> dict[str, Any]:
     """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers.
@@ -55,7 +55,7 @@ def collect_into(
     tasks: Sequence[Task],
     size: int,
     name: str,
-    watch: Watch = unwatched,
+    watch: OnRollout = unwatched,
     parallel: int = 0,
 ) -> tuple[list[list[Rollout]], dict[str, int]]:
     """Groups of rollouts, each written when it is over, and how many were there from before or could not be read.

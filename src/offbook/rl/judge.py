@@ -72,21 +72,20 @@ def judge_of(settings: FeedbackConfig) -> Judge | None:
     return Judge(client, MISTAKES, settings.judge.rate, without=_turned_off(settings))
 
 
-def local_judge(config: Config, engine: Engine, chat: Chat, progress: Progress = quiet) -> Judge | None:
-    """The one that runs here: what the engine has, as it is when it is asked, or a model of its own."""
+def step_judge(config: Config, engine: Engine, chat: Chat, progress: Progress = quiet) -> StepJudge | None:
+    """The judge behind a URL or the one that runs here: the engine's model as it is when asked, or one of its own."""
     settings = config.feedback
-    if settings.judge.url != LOCAL or not settings.weight:
-        return None
-    if settings.judge.name:
-        folder = model_folder(settings.judge.name, config.seed, progress)
-        own_chat = chat_for(chat_folder(folder))
-        own = LocalEngine(load_model(folder), own_chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed)
-        return _judge(own, own_chat, settings)
-    return _judge(engine.at(GREEDY), chat, settings)
-
-
-def _judge(greedy: Engine, chat: Chat, settings: FeedbackConfig) -> Judge:
-    return Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
+    judge = judge_of(settings)
+    if settings.judge.url == LOCAL and settings.weight:
+        if settings.judge.name:
+            folder = model_folder(settings.judge.name, config.seed, progress)
+            chat = chat_for(chat_folder(folder))
+            tokens, seed = config.engine.kv_tokens, config.seed
+            greedy: Engine = LocalEngine(load_model(folder), chat.stop_ids, GREEDY, tokens, seed)
+        else:
+            greedy = engine.at(GREEDY)
+        judge = Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
+    return StepJudge(judge) if judge else None
 
 
 def _turned_off(settings: FeedbackConfig) -> list[str]:

@@ -190,6 +190,13 @@ def make_plan(
     return replace(plan, engine_apart=engine_apart, samples=samples, row=context)
 
 
+def planned(config: Config, engine_apart: bool = False, share: Share = ALONE) -> tuple[Config, Plan]:
+    """The configuration of a run on this machine with what the plan chose. Refuses a run that does not fit."""
+    plan = make_plan(config, this_device(), engine_apart=engine_apart, share=share)
+    refuse_too_large(config, plan)
+    return as_planned(config, plan), plan
+
+
 def as_planned(config: Config, plan: Plan) -> Config:
     """What was left to be chosen is what the plan chose."""
     train, engine = config.train.settled(*astuple(plan.way)), config.engine

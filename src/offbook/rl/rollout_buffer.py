@@ -1,16 +1,16 @@
-"""What became of every rollout that a run asked for, in files: whoever is killed goes on from here.
+"""What became of every rollout that a run asked for, in files: a run that was killed resumes from here.
 
 requested -> running -> scored -> grouped -> trained; or failed, where the work was lost, and then requested again; or
-aside, where all were worth the same and another task takes the group's place (loop.refill).
+filtered, where all rewards of the group were equal and another task takes its place (dynamic sampling, loop.refill).
 
-OUT/slots/journal.jsonl         a line for every change, only ever added to; the last one may be torn
-OUT/slots/3.1.0/rollout.json    of batch 3, its second task, the first rollout: scored, and in no step yet
-OUT/slots/3.1.0/turn-2.json     the same, not over yet, as it was between two turns,
-OUT/slots/3.1.0/sandbox/            and its sandbox as it was then (nobody clears that: a run folder has one writer)
-OUT/slots/now.json              how many are where, for the viewer
+OUT/slots/journal.jsonl         append-only, a line per change; the last line may be torn
+OUT/slots/3.1.0/rollout.json    batch 3, second task, first rollout: scored, and in no step yet
+OUT/slots/3.1.0/turn-2.json     the same rollout while it runs, as it was between two turns,
+OUT/slots/3.1.0/sandbox/            and its sandbox as it was then (kept when the process ends: one writer per folder)
+OUT/slots/now.json              how many rollouts are in which state, for the viewer
 
-A step's rollouts are in rollouts/step_00003.jsonl before it is trained; then their slots go. What a step was given it
-gets again after a restart, so its weights are those that they would have been.
+A step's rollouts are in rollouts/step_00003.jsonl before it is trained; then their slots are removed. After a restart a
+step gets the same rollouts again, so its weights are the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from offbook.sandbox.folders import remove_tree
 from offbook.tasks.select import Record
 from offbook.types import Rollout, Task
 
-State = Literal["requested", "running", "scored", "grouped", "trained", "failed", "aside"]
+State = Literal["requested", "running", "scored", "grouped", "trained", "failed", "filtered"]
 BLOCK = 4096  # bytes
 log = logging.getLogger(__name__)
 MIDWAY = TypeAdapter(list[Midway], config=ConfigDict(ser_json_inf_nan="constants"))  # of one, as in runfolder.py
@@ -43,7 +43,7 @@ MIDWAY = TypeAdapter(list[Midway], config=ConfigDict(ser_json_inf_nan="constants
 
 @dataclass(slots=True)
 class RolloutRecord:
-    """The files of one rollout."""
+    """One rollout: its state and its files."""
 
     folder: Path
     id: str
@@ -52,12 +52,12 @@ class RolloutRecord:
 
     @property
     def sandbox(self) -> Path:
-        """Where its sandbox lives."""
+        """The folder of its sandbox."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / "sandbox"
 
     def midway(self) -> Midway | None:
-        """As it was when it was last kept."""
+        """The last state that was kept; None if there is none."""
         try:
             note = json.loads((self.folder / "sandbox" / "sandbox.json").read_bytes())["note"]
             return MIDWAY.validate_json((self.folder / note).read_bytes())[0]
@@ -66,7 +66,7 @@ class RolloutRecord:
             return None
 
     async def keep(self, sandbox: Sandbox, midway: Midway) -> None:
-        """The turn's file comes first, the snapshot names it: killed in between, the turn before is what counts."""
+        """The turn's file comes first, the snapshot names it: after a kill in between, the turn before counts."""
         assert isinstance(sandbox, BwrapSandbox)
         usage = midway.rollout.usage
         name = f"turn-{usage.turns + usage.summaries}.json"
@@ -105,7 +105,8 @@ class Group:
     task: Task
     seats: list[RolloutRecord]
     version: int | None = None
-    rollouts: dict[int, Rollout] = field(default_factory=dict)  # that are scored, by number
+    rollouts: dict[int, Rollout] = field(default_factory=dict)  # the scored ones, by number
+    is_begun: bool = False  # in this process
 
     @property
     def name(self) -> str:
@@ -128,29 +129,42 @@ class FilteredGroup(NamedTuple):
 
 
 class RolloutBuffer:
-    """`size` rollouts per group. Only those that are in no step yet are in memory."""
+    """Every rollout between its request and its step. All changes of state go through here, and into the journal.
+
+    `size` rollouts per group. Only rollouts that are in no step yet are in memory. `fingerprint` names the work: what
+    is here of other work is dropped (`forget_other_work`).
+    """
 
     def __init__(self, run: RunFolder, size: int, keeps_turns: bool = False, fingerprint: str = ""):
         self.run, self.size, self.keeps_turns = run, size, keeps_turns
         self.folder = run.path / "slots"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.counts: Counter[State] = Counter()  # how many slots are in each state; those that left by training stay
+        self.waiting: list[Group] = []  # in no step yet, the oldest first
+        self.stored: dict[int, list[list[Rollout]]] = {}  # steps that got their rollouts before a restart
+        self.next_batch = 1
+        self.filtered: list[FilteredGroup] = []  # since the last step
+        self.learned: dict[int, list[FilteredGroup]] = {}  # by the step that learned from them
+        self.refills: Counter[int] = Counter()  # groups replaced, by batch
+        self.deaths: Counter[str] = Counter()  # of the model, or of the monitors' worker
+        self.restarts = 0  # of the run
+        self.counts: Counter[State] = Counter()  # rollouts by state; trained ones stay counted
         self.sampled: dict[int, int] = {}  # rollouts by length, see `add_length`
         self.trained: dict[int, int] = {}
-        self.used: Counter[str] = Counter()  # groups of steps from before; until all is recalled
-        self.regrouped: Counter[str] = Counter()  # groups in no step yet that the journal has as grouped from before
+        self._used: Counter[str] = Counter()  # groups of earlier steps; until `restore`
+        self._regrouped: Counter[str] = Counter()  # groups in no step that the journal has as grouped already
         self._journal = open(self.folder / "journal.jsonl", "a+b", buffering=0)  # noqa: SIM115 as long as this lives
         self._drop_torn_line()
         self.note("started", fingerprint=fingerprint)
 
     def _drop_torn_line(self) -> None:
-        """Which a process that was killed may have left at the end. What it tells of is looked up in the files."""
+        """A killed process may have left one at the end. What it was about is found in the files."""
         end = whole = self._journal.seek(0, os.SEEK_END)
         while whole:
             start = max(0, whole - BLOCK)
             self._journal.seek(start)
-            if (at := self._journal.read(whole - start).rfind(b"\n")) >= 0:
-                whole = start + at + 1
+            newline = self._journal.read(whole - start).rfind(b"\n")
+            if newline >= 0:
+                whole = start + newline + 1
                 break
             whole = start
         if whole < end:
@@ -161,7 +175,7 @@ class RolloutBuffer:
         self._journal.close()
 
     def note(self, state: str, **about: Any) -> None:
-        """One write a line: a process that is killed leaves the line or none of it, or a torn one at the very end."""
+        """One write per line: a killed process leaves the line, none of it, or a torn one at the very end."""
         self._journal.write(json.dumps({"at": round(time.time(), 3), "state": state, **about}).encode() + b"\n")
 
     def show(self, numbers: Mapping[str, float]) -> None:
@@ -172,11 +186,16 @@ class RolloutBuffer:
 
     def request(self, batch: int, tasks: Sequence[Task]) -> list[Group]:
         self.note("requested", batch=batch, tasks=[task.id for task in tasks])
-        return [self.group(batch, place, task) for place, task in enumerate(tasks)]
+        groups = [self._group(batch, place, task) for place, task in enumerate(tasks)]
+        self.waiting += groups
+        self.next_batch = batch + 1
+        return groups
 
-    def group(self, batch: int, place: int, task: Task) -> Group:
-        name, ids = f"{batch}.{place}", [f"step{batch}/{task.id}/{number}" for number in range(self.size)]
-        seats = [RolloutRecord(self.folder / f"{name}.{number}", id, self.note) for number, id in enumerate(ids)]
+    def _group(self, batch: int, place: int, task: Task) -> Group:
+        seats = [
+            RolloutRecord(self.folder / f"{batch}.{place}.{number}", f"step{batch}/{task.id}/{number}", self.note)
+            for number in range(self.size)
+        ]
         self.counts["requested"] += self.size
         return Group(batch, place, task, seats)
 
@@ -186,7 +205,7 @@ class RolloutBuffer:
         seat.state = state
 
     def running(self, group: Group, version: int) -> None:
-        """Those that are not over. A rollout that goes on from before has tokens of its own, older version."""
+        """Those that are not over. A resumed rollout keeps the tokens of its older version."""
         group.version = version if group.version is None else min(group.version, version)
         for seat in group.seats:
             if seat.state == "requested":
@@ -194,8 +213,9 @@ class RolloutBuffer:
         self.note("running", group=group.name, version=version, began=group.version)
 
     def scored(self, group: Group, number: int, rollout: Rollout, known: bool = False) -> None:
-        """`known`: it is on file and in the journal from before."""
-        seat, tokens = group.seats[number], rollout.usage.sampled_tokens
+        """`known`: it is on file and in the journal already."""
+        seat = group.seats[number]
+        tokens = rollout.usage.sampled_tokens
         if not known:
             seat.write(rollout)
             self.note("scored", slot=seat.folder.name, tokens=tokens, turns=rollout.usage.turns)
@@ -204,40 +224,45 @@ class RolloutBuffer:
         self._move(seat, "scored")
 
     def grouped(self, group: Group) -> None:
-        """All are there."""
+        """All rollouts of the group are scored."""
         for seat in group.seats:
             self._move(seat, "grouped")
-        if self.regrouped[group.name] > 0:  # before a restart
-            self.regrouped[group.name] -= 1
+        if self._regrouped[group.name] > 0:  # before a restart
+            self._regrouped[group.name] -= 1
         else:
             self.note("grouped", group=group.name)
 
     def failed(self, group: Group, why: str, whole: bool) -> None:
-        """What was being worked on is lost with whoever did it. `whole`: what the others of the group did is, too."""
+        """Rollouts that were running are requested again. `whole`: so are the scored ones of the group."""
         group.version = None if whole else group.version
         for number, seat in enumerate(group.seats):
             if seat.state == "running" or (whole and seat.state == "scored"):
                 self._move(seat, "failed")
                 self.note("failed", slot=seat.folder.name, why=why)
                 self._move(seat, "requested")
-                if rollout := group.rollouts.pop(number, None):
+                rollout = group.rollouts.pop(number, None)
+                if rollout:
                     add_length(self.sampled, rollout.usage.sampled_tokens, -1)
                 if whole:
                     seat.clear()
 
     def refill(self, group: Group, place: int, task: Task) -> Group:
-        """The group that takes this one's place, in one line: a kill leaves both of them or none. What this one showed
-        is in that line, too."""
-        about = {"task": task.id, "aside": group.task.id, "reward": group.rollouts[0].reward.total}
-        shown = asdict(Record.of(group.in_order()))
-        self.note("refilled", group=group.name, batch=group.batch, place=place, **about, shown=shown)
+        """Replace a filtered group by one of another task, in one line: a kill leaves both changes or none. The line
+        also has what the filtered group showed."""
+        record = Record.of(group.in_order())
+        about = {"task": task.id, "filtered": group.task.id, "reward": group.rollouts[0].reward.total}
+        self.note("refilled", group=group.name, batch=group.batch, place=place, **about, shown=asdict(record))
         for seat in group.seats:
-            self._move(seat, "aside")
+            self._move(seat, "filtered")
             seat.clear()
-        return self.group(group.batch, place, task)
+        new = self._group(group.batch, place, task)
+        self.refills[group.batch] += 1
+        self.filtered.append(FilteredGroup(group.task.id, record))
+        self.waiting[self.waiting.index(group)] = new
+        return new
 
     def given(self, step: int, groups: Sequence[Group]) -> None:
-        """To a step: first they are in its file, then their slots go."""
+        """To a step: first the rollouts are in its file, then their slots are removed."""
         self.run.write_rollouts(step, [rollout for group in groups for rollout in group.in_order()])
         for group in groups:
             self.note("trained", group=group.name, step=step)
@@ -245,23 +270,111 @@ class RolloutBuffer:
                 self._move(seat, "trained")
                 add_length(self.trained, rollout.usage.sampled_tokens)
                 seat.clear()
+        self.waiting = [group for group in self.waiting if group not in groups]
 
     def already(self, rollouts: Iterable[Rollout]) -> None:
-        """Of a step from before."""
+        """Rollouts of an earlier step."""
         for rollout in rollouts:
             self.counts["trained"] += 1
             add_length(self.trained, rollout.usage.sampled_tokens)
             if rollout.id.endswith("/0"):
-                self.used[rollout.group] += 1
+                self._used[rollout.group] += 1
 
     def lengths(self) -> dict[str, int]:
-        """So far, of all that were sampled and of those that a step was given: where these are shorter, long rollouts
-        are passed over. Upper ends of buckets."""
+        """Percentiles of all sampled and all trained rollouts: where the latter are shorter, long rollouts are passed
+        over. Upper ends of buckets."""
         found = {}
         for what, lengths in (("sampled", self.sampled), ("trained", self.trained)):
             for percent in (50, 90) if lengths else ():
                 found[f"lengths/{what}_p{percent}"] = quantile(lengths, percent / 100)
         return found
+
+    def taken(self) -> set[str]:
+        """Tasks that were drawn for steps after the last checkpoint, or filtered."""
+        stored = {group[0].task for groups in self.stored.values() for group in groups}
+        filtered = {one.task for one in chain(self.filtered, *self.learned.values())}
+        return stored | filtered | {group.task.id for group in self.waiting}
+
+    def restore(self, done: int, tasks: Mapping[str, Task]) -> None:
+        """What a killed run has beyond its last checkpoint, the step `done`.
+
+        Files beat the journal: a line that is missing for a file is written, so that the counts agree. Slots that a
+        step has taken over are removed, if a kill left them.
+        """
+        lines = list(read_journal(self.run.path))
+        self.restarts = sum(line["state"] == "started" for line in lines) - 1
+        self.deaths = Counter(line.get("who", "model") for line in lines if line["state"] == "died")
+        self._restore_steps(done, lines)
+        refilled = [line for line in lines if line["state"] == "refilled"]
+        self._used.update(line["group"] for line in refilled)
+        self.refills = Counter(line["batch"] for line in refilled)
+        self.learned = _learned(lines, done)
+        self.filtered = self.learned.pop(done + 1, [])
+        self.next_batch = done + 1
+        lengths: dict[str, int] = {}
+        began: dict[str, int] = {}
+        for line in lines:
+            if line["state"] == "scored":
+                lengths[line["slot"]] = line["tokens"]
+            elif line["state"] == "failed":
+                lengths.pop(line["slot"], None)
+            elif line["state"] == "grouped":
+                self._regrouped[line["group"]] += 1
+            elif line["state"] == "running":
+                began[line["group"]] = line["began"]
+            elif line["state"] == "requested":
+                self._restore_groups(line["batch"], list(enumerate(line["tasks"])), tasks)
+            elif line["state"] == "refilled":
+                self._restore_groups(line["batch"], [(line["place"], line["task"])], tasks)
+        for tokens in lengths.values():
+            add_length(self.sampled, tokens)
+        self.waiting.sort(key=lambda group: group.batch)
+        for group in self.waiting:
+            group.version = began.get(group.name)
+            for number, seat in enumerate(group.seats):
+                if rollout := seat.scored():
+                    self.scored(group, number, rollout, known=seat.folder.name in lengths)
+
+    def _restore_steps(self, done: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Rollouts that the steps after the checkpoint were given."""
+        trained = Counter((line["group"], line["step"]) for line in lines if line["state"] == "trained")
+        step = done + 1
+        while step in self.run.steps():
+            rollouts, _ = self.run.rollouts(step)
+            groups = [rollouts[start : start + self.size] for start in range(0, len(rollouts), self.size)]
+            self.stored[step] = groups
+            self._used.update(group[0].group for group in groups)
+            missing = Counter((group[0].group, step) for group in groups) - trained
+            for name, _ in missing.elements():
+                self.note("trained", group=name, step=step)
+            step += 1
+
+    def _restore_groups(self, batch: int, placed: Iterable[tuple[int, str]], tasks: Mapping[str, Task]) -> None:
+        """Groups that were requested, unless a step has them or another group took their place."""
+        self.next_batch = max(self.next_batch, batch + 1)
+        for place, id in placed:
+            name = f"step{batch}/{id}"
+            if self._used[name]:
+                self._used[name] -= 1
+                self._regrouped[name] -= 1
+                for left in self.folder.glob(f"{batch}.{place}.*"):
+                    remove_tree(str(left))
+            elif id in tasks:
+                self.waiting.append(self._group(batch, place, tasks[id]))
+
+
+def _learned(lines: Iterable[Mapping[str, Any]], done: int) -> dict[int, list[FilteredGroup]]:
+    """Filtered groups by the step that learned from them, the next one to get its rollouts. Steps beyond the last
+    checkpoint are done again, and the first of them learns all of theirs."""
+    found: dict[int, list[FilteredGroup]] = {}
+    given = 0
+    for line in lines:
+        if line["state"] == "trained":
+            given = max(given, line["step"])
+        elif line["state"] == "refilled":
+            one = FilteredGroup(line["filtered"], Record(**line["shown"]))
+            found.setdefault(min(given, done) + 1, []).append(one)
+    return found
 
 
 def add_length(lengths: dict[int, int], tokens: int, count: int = 1) -> None:
@@ -281,7 +394,7 @@ def quantile(lengths: Mapping[int, int], share: float) -> int:
 
 
 def forget_other_work(run: RunFolder, done: int, fingerprint: str) -> None:
-    """Beyond the last checkpoint: rollouts of another model, or of other settings, are no part of a run."""
+    """Remove rollouts beyond the last checkpoint if they are of another model or of other settings."""
     fingerprints = [line["fingerprint"] for line in read_journal(run.path) if line["state"] == "started"]
     if fingerprints[-1:] == [fingerprint]:
         return
@@ -294,18 +407,17 @@ def forget_other_work(run: RunFolder, done: int, fingerprint: str) -> None:
 
 
 async def holds_sandboxes(folder: Path) -> bool:
-    """Whether a sandbox can live there: not on every file system."""
-    place = folder / "sandbox"
+    """Whether the file system can hold a sandbox."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        async with await open_sandbox(Path(__file__).parent, place=place) as sandbox:
+        async with await open_sandbox(Path(__file__).parent, place=folder / "sandbox") as sandbox:
             return not (await sandbox.exec("touch ~/here", 20.0)).exit_code
     except OSError:
         return False
 
 
 def read_journal(folder: Path) -> Iterator[dict[str, Any]]:
-    """Its lines; one that is torn is none."""
+    """The lines of the journal; torn ones are skipped."""
     path = folder / "slots" / "journal.jsonl"
     if not path.is_file():
         return
@@ -317,95 +429,3 @@ def read_journal(folder: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(found, dict) and "state" in found:
                 yield found
-
-
-@dataclass(slots=True)
-class Unfinished:
-    """What a run that was killed has beyond its last checkpoint."""
-
-    stored: dict[int, list[list[Rollout]]] = field(default_factory=dict)  # what its next steps had been given
-    groups: list[Group] = field(default_factory=list)  # requested, and in no step
-    next_batch: int = 1
-    deaths: Counter[str] = field(default_factory=Counter)  # by who died
-    restarts: int = 0  # of the run
-    refills: Counter[int] = field(default_factory=Counter)  # by batch
-    aside: list[FilteredGroup] = field(
-        default_factory=list
-    )  # groups that others took the place of, for the next step to learn
-    learned: dict[int, list[FilteredGroup]] = field(
-        default_factory=dict
-    )  # from them, by steps up to the last checkpoint
-
-    def tasks(self) -> set[str]:
-        """That are taken."""
-        stored = {group[0].task for groups in self.stored.values() for group in groups}
-        aside = {one.task for one in chain(self.aside, *self.learned.values())}
-        return stored | aside | {group.task.id for group in self.groups}
-
-
-def recall(slots: RolloutBuffer, done: int, tasks: Mapping[str, Task]) -> Unfinished:
-    """Files beat the journal: a line may be missing that they have. It is written then, so that the counts agree; and
-    slots that a step has taken over go, if a kill left them."""
-    folder, lines = slots.run, list(read_journal(slots.run.path))
-    states = Counter(line["state"] for line in lines)
-    deaths = Counter(line.get("who", "model") for line in lines if line["state"] == "died")
-    found = Unfinished(next_batch=done + 1, deaths=deaths, restarts=states["started"] - 1)
-    used = slots.used
-    while (step := done + 1 + len(found.stored)) in folder.steps():
-        rollouts, _ = folder.rollouts(step)
-        found.stored[step] = [rollouts[start : start + slots.size] for start in range(0, len(rollouts), slots.size)]
-        used.update(group[0].group for group in found.stored[step])
-    refilled = [line for line in lines if line["state"] == "refilled"]
-    used.update(line["group"] for line in refilled)
-    found.refills, found.learned = Counter(line["batch"] for line in refilled), _learned(lines, done)
-    found.aside = found.learned.pop(done + 1, [])
-    trained = Counter((line["group"], line["step"]) for line in lines if line["state"] == "trained")
-    for step, groups in found.stored.items():
-        unsaid = Counter((group[0].group, step) for group in groups) - trained
-        for group_name, _ in unsaid.elements():
-            slots.note("trained", group=group_name, step=step)
-    lengths: dict[str, int] = {}
-    began: dict[str, int] = {}
-    for line in lines:
-        if line["state"] == "scored":
-            lengths[line["slot"]] = line["tokens"]
-        if line["state"] == "failed":
-            lengths.pop(line["slot"], None)
-        if line["state"] == "grouped":
-            slots.regrouped[line["group"]] += 1
-        if line["state"] == "running":
-            began[line["group"]] = line["began"]
-        if line["state"] not in ("requested", "refilled"):
-            continue
-        found.next_batch = max(found.next_batch, line["batch"] + 1)
-        for place, id in enumerate(line["tasks"]) if "tasks" in line else [(line["place"], line["task"])]:
-            name = f"step{line['batch']}/{id}"
-            if used[name]:
-                used[name] -= 1
-                slots.regrouped[name] -= 1
-                for left in slots.folder.glob(f"{line['batch']}.{place}.*"):
-                    remove_tree(str(left))
-            elif id in tasks:
-                found.groups.append(slots.group(line["batch"], place, tasks[id]))
-    for tokens in lengths.values():
-        add_length(slots.sampled, tokens)
-    found.groups.sort(key=lambda group: group.batch)
-    for group in found.groups:
-        group.version = began.get(group.name)
-        for number, seat in enumerate(group.seats):
-            if rollout := seat.scored():
-                slots.scored(group, number, rollout, known=seat.folder.name in lengths)
-    return found
-
-
-def _learned(lines: Iterable[dict[str, Any]], done: int) -> dict[int, list[FilteredGroup]]:
-    """By the step that learned from a group that was set aside, which is the one that was given its own next. Steps
-    beyond the last checkpoint are done again, and their first learns it all."""
-    found, given = dict[int, list[FilteredGroup]](), 0
-    for line in lines:
-        if line["state"] == "trained":
-            given = max(given, line["step"])
-        elif line["state"] == "refilled":
-            one = FilteredGroup(line["aside"], Record(**line.get("shown", {})))
-            found.setdefault(min(given, done) + 1, []).append(one)
-    return found

@@ -1,11 +1,11 @@
 """Rollouts on other machines, by Ray (`pip install offbook[ray]`): docs/scale.md.
 
-A sampler is a Ray actor with an engine, sandboxes and grading of its own. Groups go to the one that has least to do,
-so the rollouts of a task share what was read of it, and each stays where it began. Weights go out and rollouts come
-back through Ray's object store. The trainer and the reconciler stay in the run's own process, with all that survives
-it. One that dies is started again by Ray, is given the last weights, and what it was doing is asked for again.
+A sampler is a Ray actor with an engine, sandboxes and grading of its own. Groups go to the sampler with the fewest
+rollouts, so the rollouts of a task share its prefix cache. Weights go out and rollouts come back through Ray's object
+store. Trainer, scheduler and rollout buffer stay in the run's own process. Ray restarts an actor that dies; it is given
+the last weights, and its rollouts are retried.
 
-Left out: turns are not kept, so a rollout of one that dies begins anew.
+Left out: turns are not kept, so a rollout of a dead sampler starts over.
 """
 
 from __future__ import annotations
@@ -13,52 +13,43 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offbook.core.config import Config
 from offbook.core.weights import Weights
 from offbook.engine import Engine, Session
+from offbook.rl.collector import FREE, Collector, Job, OnRollout, unwatched
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, Rollout
 
-if TYPE_CHECKING:
-    from offbook.rl.collector import Job
-
-START_S = 300.0  # to find a place, import, load a model and take weights
+START_S = 300.0  # timeout to find a place, import, load a model and take weights
 
 
 class NotReady(Exception):
-    """Of a sampler that Ray has just started again: it has no weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    rollouts: list[Rollout]
-    held: float  # share of its keys and values
-    grades: int  # so far
+    """Ray has just restarted the sampler: it has no weights."""
 
 
 class Sampler:
     """The actor."""
 
     def __init__(self, config: Config, model: Path):
-        from offbook.rl.collector import Collector
-
         self.collector = Collector(config, model)
-        self.sessions: dict[int, Any] = {}
+        self.sessions: dict[int, Session] = {}
         self.is_ready = False
 
     async def apply(self, weights: Weights) -> None:
         await asyncio.to_thread(self.collector.engine.apply, weights)
         self.is_ready = True
 
-    async def rollouts(self, jobs: Sequence[Job]) -> Sampled:
+    async def rollouts(self, jobs: Sequence[Job]) -> tuple[list[Rollout], float, int]:
+        """With the load of the KV cache and the gradings so far."""
         self._refuse_without_weights()
         found = await self.collector.rollouts(jobs)
-        return Sampled(found, self.collector.engine.kv_load, int(self.collector.metrics()["grades"]))
+        return found, self.collector.engine.kv_load, self.collector.grades
 
     async def open(self, number: int, key: str) -> None:
         self._refuse_without_weights()
@@ -78,33 +69,34 @@ class Sampler:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Replica:
     """A sampler as its run sees it."""
 
     actor: Any
-    busy: int = 0  # rollouts that it works on
-    held: float = 0.0
+    busy: int = 0  # its rollouts
+    kv_load: float = 0.0
     grades: int = 0
-    lost: ModelLost | None = None  # how it last ended, the same for all that it struck
+    lost: ModelLost | None = None  # the last loss, one object for all rollouts that report it
     starts: int = 1
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True, eq=False)
-class PlacedSession(Session):
+class ReplicaSession(Session):
     samplers: Samplers
-    place: Place
+    replica: Replica
     number: int
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-        return await self.samplers.answer(self.place, "write", self.number, prompt, max_tokens)
+        answer: Completion = await self.samplers.call(self.replica, "write", self.number, prompt, max_tokens)
+        return answer
 
     def close(self) -> None:
-        self.place.actor.close.remote(self.number)
+        self.replica.actor.close.remote(self.number)
 
 
 class Samplers(Engine):
-    """An engine that is in many places, and does whole rollouts there."""
+    """An engine of many replicas, which sample whole rollouts."""
 
     in_lockstep = False
     version = 0
@@ -122,20 +114,16 @@ class Samplers(Engine):
             quietly = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
             try:
                 ray.init(settings.address or None, **quietly)
-            except Exception as error:  # of any kind: it gives its own processes 30 s, which a busy machine takes
+            except Exception as error:  # of any kind: Ray gives its own processes 30 s, which a busy machine takes
                 said = (str(error).strip() or type(error).__name__).splitlines()[0]
-                mend = "start a cluster by `ray start --head`, and give --loop.ray.address auto"
-                raise OffbookError(f"Ray cannot be reached ({said}); {mend}") from None
+                way_out = "start a cluster by `ray start --head`, and give --loop.ray.address auto"
+                raise OffbookError(f"Ray cannot be reached ({said}); {way_out}") from None
         actor = ray.remote(max_restarts=-1, num_cpus=settings.cpus, num_gpus=settings.gpus)(Sampler)
-        self.places = [Place(actor.remote(config, model.resolve())) for _ in range(settings.samplers)]
+        self.replicas = [Replica(actor.remote(config, model.resolve())) for _ in range(settings.samplers)]
 
     @property
     def kv_load(self) -> float:
-        return max(place.held for place in self.places)
-
-    @property
-    def grades(self) -> int:
-        return sum(place.grades for place in self.places)
+        return max(replica.kv_load for replica in self.replicas)
 
     def apply(self, weights: Weights) -> None:
         """Everywhere; returns when they are in."""
@@ -143,11 +131,11 @@ class Samplers(Engine):
         own = {name: weights.tensors[name].detach().cpu() for name in set(firsts.values())}
         tensors = {name: own[first] for name, first in firsts.items()}
         self._weights = self.ray.put(replace(weights, tensors=tensors, changes=None))
-        for place, given in [(place, place.actor.apply.remote(self._weights)) for place in self.places]:
+        for replica, given in [(one, one.actor.apply.remote(self._weights)) for one in self.replicas]:
             try:
                 self._wait(given)
             except self.ray.exceptions.RayActorError as error:
-                self._mended(place, place.starts, error)
+                self._restarted(replica, replica.starts, error)
         self.version = weights.version
 
     def _wait(self, given: Any) -> None:
@@ -159,54 +147,25 @@ class Samplers(Engine):
                 f"a sampler has not taken its weights within {START_S:.0f} s; see whether the cluster has {wanted}"
             ) from None
 
-    def _mended(self, place: Place, start: int, error: Exception) -> ModelLost:
-        """Once for all that were struck: it is given the last weights again."""
-        with place.lock:
-            if place.starts == start or place.lost is None:
-                self._wait(place.actor.apply.options(max_task_retries=-1).remote(self._weights))
+    def _restarted(self, replica: Replica, start: int, error: Exception) -> ModelLost:
+        """Give a restarted sampler the last weights, once for all calls that its death failed."""
+        with replica.lock:
+            if replica.starts == start or replica.lost is None:
+                self._wait(replica.actor.apply.options(max_task_retries=-1).remote(self._weights))
                 reason = str(error).strip().splitlines()[0] if str(error) else "it was started again"
-                place.starts, place.lost = place.starts + 1, ModelLost(f"a sampler was lost: {reason}")
-            return place.lost
+                replica.starts += 1
+                replica.lost = ModelLost(f"a sampler was lost: {reason}")
+            return replica.lost
 
-    def open(self, key: str) -> PlacedSession:
+    def open(self, key: str) -> ReplicaSession:
         number = next(self._numbers)
-        place = self.places[number % len(self.places)]
-        place.actor.open.remote(number, key)
-        return PlacedSession(self, place, number)
+        replica = self.replicas[number % len(self.replicas)]
+        replica.actor.open.remote(number, key)
+        return ReplicaSession(self, replica, number)
 
-    async def rollouts(
-        self, jobs: Sequence[Job], watch: Callable[[Rollout, bool], None], room: AbstractAsyncContextManager[Any]
-    ) -> list[Rollout]:
-        """In the order of the jobs. In lockstep all that one sampler has are decoded together."""
-        places: dict[str, Place] = {}
-        shares: dict[Place | int, list[Job]] = {}
-        for number, job in enumerate(jobs):
-            place = places.setdefault(job.group, min(self.places, key=lambda one: one.busy))
-            place.busy += 1
-            shares.setdefault(place if self.in_lockstep else number, []).append(job)
-        found: dict[str, list[Rollout]] = {}
-
-        async def share(some: list[Job]) -> None:
-            place = places[some[0].group]
-            async with room:
-                done = await self.answer(place, "rollouts", some)
-            place.held, place.grades = done.held, done.grades
-            for rollout in done.rollouts:
-                found.setdefault(rollout.id, []).append(rollout)
-                watch(rollout, True)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for some in shares.values():
-                    tasks.create_task(share(some))
-        finally:
-            for job in jobs:
-                places[job.group].busy -= 1
-        return [found[job.id].pop(0) for job in jobs]
-
-    async def answer(self, place: Place, method: str, *arguments: Any) -> Any:
-        """What a sampler says. Where it has died, it is given its weights again, and whoever asked is told."""
-        start, asked = place.starts, getattr(place.actor, method).remote(*arguments)
+    async def call(self, replica: Replica, method: str, *arguments: Any) -> Any:
+        """A method of a sampler. If it died it is given its weights again, and ModelLost is raised."""
+        start, asked = replica.starts, getattr(replica.actor, method).remote(*arguments)
         try:
             return await asked
         except asyncio.CancelledError:
@@ -218,10 +177,56 @@ class Samplers(Engine):
             lost: Exception = error.cause
         except self.ray.exceptions.RayActorError as error:
             lost = error
-        raise await asyncio.to_thread(self._mended, place, start, lost)
+        raise await asyncio.to_thread(self._restarted, replica, start, lost)
 
     async def aclose(self) -> None:
-        for place in self.places:
-            self.ray.kill(place.actor)
+        for replica in self.replicas:
+            self.ray.kill(replica.actor)
         if self._owns_ray:
             self.ray.shutdown()
+
+
+class RayCollector(Collector):
+    """A collector whose rollouts are sampled and scored by samplers."""
+
+    @cached_property
+    def engine(self) -> Samplers:
+        assert self.model is not None
+        return Samplers(self.config, self.model)
+
+    @property
+    def grades(self) -> int:
+        return sum(replica.grades for replica in self.engine.replicas)
+
+    async def rollouts(
+        self, jobs: Sequence[Job], on_rollout: OnRollout = unwatched, limit: AbstractAsyncContextManager[Any] = FREE
+    ) -> list[Rollout]:
+        """In lockstep all rollouts of one sampler are decoded together."""
+        of_group: dict[str, Replica] = {}
+        batches: dict[Replica | int, list[Job]] = {}
+        for number, job in enumerate(jobs):
+            replica = of_group.setdefault(job.group, min(self.engine.replicas, key=lambda one: one.busy))
+            replica.busy += 1
+            batches.setdefault(replica if self.engine.in_lockstep else number, []).append(job)
+        found: dict[str, list[Rollout]] = {}
+
+        async def sample(some: list[Job]) -> None:
+            replica = of_group[some[0].group]
+            async with limit:
+                rollouts, replica.kv_load, replica.grades = await self.engine.call(replica, "rollouts", some)
+            for rollout in rollouts:
+                found.setdefault(rollout.id, []).append(rollout)
+                on_rollout(rollout, True)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for some in batches.values():
+                    tasks.create_task(sample(some))
+        except ExceptionGroup as problems:
+            raise problems.exceptions[0] from None
+        finally:
+            for job in jobs:
+                of_group[job.group].busy -= 1
+        rollouts = [found[job.id].pop(0) for job in jobs]
+        self.recall(rollouts)
+        return rollouts

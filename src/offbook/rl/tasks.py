@@ -185,7 +185,7 @@ class Shuffled:
         """Which pass over the tasks a step ends in, from 1."""
         return (step * groups - 1) // len(self._tasks) + 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[FilteredGroup] = ()) -> None:
+    def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> None:
         """The order is settled, whatever happens."""
 
 
@@ -202,10 +202,10 @@ class Selected:
     def epoch(self, step: int, groups: int) -> int:
         return 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[FilteredGroup] = ()) -> None:
+    def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> None:
         for group in groups:
             self._history.add(group)
-        for one in aside:
+        for one in filtered:
             self._history.shown(*one)
 
     def add(self, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""Metrics for dashboards: trackio, wandb, tensorboard. metrics.jsonl stays the truth, a tracker only follows it."""
+"""Metrics for dashboards: trackio, wandb, tensorboard. metrics.jsonl stays the truth; a tracker only follows it."""
 
 from __future__ import annotations
 
@@ -10,82 +10,47 @@ import uuid
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.types import OffbookError
 
 Kind = Literal["trackio", "wandb", "tensorboard"]
+PACKAGES = {"trackio": "trackio", "wandb": "wandb", "tensorboard": "torch.utils.tensorboard"}
 PROJECT = "offbook"
 log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    def send(self, step: int, numbers: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Tensorboard:
     """Event files in the run folder: `tensorboard --logdir RUN/tensorboard`."""
 
-    def __init__(self, package: Any, run: Path, run_id: str, config: dict[str, Any]):
-        self._writer = package.SummaryWriter(log_dir=str(run / "tensorboard"))
+    def __init__(self, writer: Any):
+        self._writer = writer
 
-    def send(self, step: int, numbers: dict[str, float]) -> None:
+    def log(self, numbers: dict[str, float], step: int) -> None:
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, step)
         self._writer.flush()  # a kill must not lose what counts as sent
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._writer.close()
 
 
-class Logged:
-    """A run of wandb, or of trackio, which has the same words."""
-
-    def __init__(self, run: Any):
-        self._run = run
-
-    @classmethod
-    def by_wandb(cls, package: Any, run: Path, run_id: str, config: dict[str, Any]) -> Self:
-        about = {"name": run.name, "id": run_id, "dir": str(run)}
-        return cls(package.init(project=PROJECT, resume="allow", config=config, **about))
-
-    @classmethod
-    def by_trackio(cls, package: Any, run: Path, run_id: str, config: dict[str, Any]) -> Self:
-        return cls(package.init(project=PROJECT, name=f"{run.name}-{run_id}", resume="allow", config=config))
-
-    def send(self, step: int, numbers: dict[str, float]) -> None:
-        self._run.log(numbers, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-SINKS: dict[str, tuple[str, Callable[..., Sink]]] = {
-    "tensorboard": ("torch.utils.tensorboard", Tensorboard),
-    "wandb": ("wandb", Logged.by_wandb),
-    "trackio": ("trackio", Logged.by_trackio),
-}
-
-
 class Tracker:
-    """Sends what metrics.jsonl has and the tracker has not, each step once, also when steps are done again.
+    """Sends the rows of metrics.jsonl that the tracker does not have, each step once, also when steps are done again.
 
-    RUN/trackers.json says how far each kind is. Whatever goes wrong in a tracker is one warning: the run goes on, and
-    the same command sends the rest later.
+    RUN/trackers.json says how far each kind is. Any error of a tracker is one warning: the run goes on, and the same
+    command sends the rest later.
     """
 
     def __init__(self, kind: Kind, config: Config):
-        module, self._make = SINKS[kind]
         try:
-            self._package = importlib.import_module(module)
+            self._package = importlib.import_module(PACKAGES[kind])
         except ImportError:
             raise OffbookError(f"--log {kind} needs a package: pip install {kind}, or 'offbook[trackers]'") from None
         self._kind, self._config, self._folder = kind, config, RunFolder(config.out)
-        self._sink: Sink | None = None
+        self._run: Any = None
         self._failed = False
 
     def follow(self) -> None:
@@ -93,21 +58,30 @@ class Tracker:
 
     def close(self) -> None:
         self.follow()
-        if self._sink:
-            self._guard(self._sink.close)
+        if self._run:
+            self._guard(self._run.finish)
 
     def _guard(self, work: Callable[[], None]) -> None:
         if self._failed:
             return
         try:
-            with redirect_stdout(sys.stderr):  # some greet there, and ours may be JSON
+            with redirect_stdout(sys.stderr):  # some print a greeting, and our stdout may be JSON
                 work()
-        except Exception as error:  # theirs, of any kind: the network, an account, a full disk
+        except Exception as error:  # of any kind: the network, an account, a full disk
             self._failed = True
             reason = (str(error) or type(error).__name__).splitlines()[0]
             log.warning(
                 "%s failed (%s); the run goes on without it, and metrics.jsonl has all steps", self._kind, reason
             )
+
+    def _open(self, run_id: str) -> Any:
+        folder: Path = self._folder.path
+        if self._kind == "tensorboard":
+            return Tensorboard(self._package.SummaryWriter(log_dir=str(folder / "tensorboard")))
+        about = {"project": PROJECT, "resume": "allow", "config": self._config.model_dump()}
+        if self._kind == "wandb":
+            return self._package.init(name=folder.name, id=run_id, dir=str(folder), **about)
+        return self._package.init(name=f"{folder.name}-{run_id}", **about)
 
     def _send_new(self) -> None:
         path = self._folder.path / "trackers.json"
@@ -117,18 +91,13 @@ class Tracker:
             step, sent = row["step"], mine["step"]
             if step <= sent:
                 continue
-            if self._sink is None:
-                settings = self._config.model_dump()
-                self._sink = self._make(self._package, self._folder.path, mine["id"], settings)
+            self._run = self._run or self._open(mine["id"])
             mine["step"] = step
-            write_atomic(path, json.dumps(known) + "\n")  # before: a step that a kill loses is better than one twice
+            write_atomic(path, json.dumps(known) + "\n")  # before sending: better a lost step than one sent twice
             try:
-                self._sink.send(step, {key: value for key, value in row.items() if _is_number(key, value)})
+                numbers = {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
+                self._run.log(numbers, step=step)
             except Exception:
                 mine["step"] = sent
                 write_atomic(path, json.dumps(known) + "\n")
                 raise
-
-
-def _is_number(key: str, value: object) -> bool:
-    return key != "step" and isinstance(value, (int, float))

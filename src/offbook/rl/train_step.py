@@ -95,7 +95,7 @@ def annotate(
     are rules whose hint is not to be taught; `baselines` are what rollouts are compared with whose group, by this name,
     has no mean of its own; `whole` are teachers of all that a rollout says.
 
-    `counts` is told how many candidates there are and how many were left out, by what left them out.
+    `counts` gets the number of candidates and of those left out, by reason.
     """
     counts = Counter() if counts is None else counts
     samples: list[Sample] = []
@@ -106,7 +106,7 @@ def annotate(
             samples += of_segments
             for number, branch in whole.branches(rollout, siblings, counts) if whole and of_segments else ():
                 of_segments[number].branches.append(branch)
-            if settings.weight and of_segments:  # the machine's faults are nobody's targets
+            if settings.weight and of_segments:  # machine faults are no targets
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
                 pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful, siblings)
                 for target, hint, branch in _branches(rollout, pairs, settings, chat):
@@ -179,7 +179,7 @@ def _branches(
 
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """Those that a run has, and what they know of its tasks."""
+    """Teachers of all that a rollout says, and what they know of its tasks."""
 
     settings: TeachersConfig
     chat: Chat
@@ -273,7 +273,7 @@ def _rollouts(path: Path) -> Iterator[Rollout]:
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """What a step of a run learns with, and where it is written down."""
+    """What an optimizer step needs, and where it is recorded."""
 
     config: Config
     folder: RunFolder
@@ -281,30 +281,45 @@ class TrainContext:
     rules: Mapping[str, Rule]
     chat: Chat
     trainer: Trainer
-    unhelpful: set[str] = field(default_factory=set)  # rules whose hint was looked at and is not taught
+    unhelpful: set[str] = field(default_factory=set)  # rules whose hint was probed and is not taught
     baselines: Mapping[str, float] = field(default_factory=dict)  # by group, of those that have no mean of their own
     whole: WholeResponse | None = None  # teachers of all that rollouts say
 
 
-def recall_look(by: TrainContext, rows: Iterable[Mapping[str, Any]]) -> None:
-    """What was found out about hints, of each rule the newest."""
+def recall_look(context: TrainContext, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Take over what probes found about hints, the newest of each rule."""
     for row in rows:
-        (by.unhelpful.add if row["why_not"] else by.unhelpful.discard)(row["rule"])
+        change = context.unhelpful.add if row["why_not"] else context.unhelpful.discard
+        change(row["rule"])
 
 
 def train_step(
-    step: int, groups: list[list[Rollout]], judgement: Judgement, by: TrainContext, corrected: Sequence[Sample] = ()
+    step: int,
+    groups: list[list[Rollout]],
+    judgement: Judgement,
+    context: TrainContext,
+    corrected: Sequence[Sample] = (),
 ) -> dict[str, Any]:
-    """One optimizer step on scored rollouts, and on what was corrected of them. What the hints did to them goes to the
-    run folder."""
-    config, folder, chat = by.config, by.folder, by.chat
+    """One optimizer step on scored rollouts and their corrections. What the hints did goes to the run folder."""
+    config, folder, chat = context.config, context.folder, context.chat
     counts: Counter[str] = Counter()
-    temperature, written = config.engine.temperature, hints_in(judgement)
-    told = written, counts, temperature, by.rules, by.unhelpful, by.baselines, config.train.rl_weight, by.whole
-    samples, feedback = annotate(groups, config.feedback, chat, by.tasks, *told)
+    samples, feedback = annotate(
+        groups,
+        config.feedback,
+        chat,
+        tasks=context.tasks,
+        written=hints_in(judgement),
+        counts=counts,
+        temperature=config.engine.temperature,
+        rules=context.rules,
+        unhelpful=context.unhelpful,
+        baselines=context.baselines,
+        rl_weight=config.train.rl_weight,
+        whole=context.whole,
+    )
     samples += corrected
     try:
-        result = by.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
+        result = context.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
     except NotFinite as problem:
         folder.write_feedback(step, feedback)
         what = f"{problem}; nothing was applied, and {_set_aside(step, samples, folder)}"
