@@ -364,8 +364,11 @@ def test_bare(number, result):
     assert got == result
 """
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert [one.text for one in found.examples] == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
-    assert "assert bare(2) == [4, 1]" in words["terse"]
+    assert [one.text for one in found.examples] == [
+        "got = bare(2)\nassert got == [4, 1]",
+        "got = bare(4)\nassert got == [8, 2]",
+    ]
+    assert "got = bare(2)\nassert got == [4, 1]" in words["terse"]
     assert not found.missing(words["normal"])
     others = "".join(f"def test_other_{n}(data):\n    assert bare(data)\n" for n in range(9))
     found, words = needs(test + others, "stub", "pkg/text.py::bare")  # they stand for one test of ten

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from offbook.types import Task
 
 Perturbed = Literal["off", "finding", "outcome"]
 FILE = "tests/perturbed.json"
+FUNCTION = re.compile(r"'\\x00[\w.]+:([\w.]+)'")  # the text of a function among the arguments
 CALLS_S = 20.0
 FEWEST = 4  # calls that say something
 SHARE = 0.5  # of them with another result; a single odd input may be unspecified
@@ -27,13 +29,13 @@ SHARE = 0.5  # of them with another result; a single odd input may be unspecifie
 class Case:
     module: str
     function: str
-    arguments: str  # the text of (positional, named)
+    arguments: str  # the text of (positional, named); "\\0module:name" stands for a function
     result: str  # the text of what the right code returns
 
     def __str__(self) -> str:
         positional, named = ast.literal_eval(self.arguments)
         words = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
-        return f"{self.function}({', '.join(words)})"
+        return re.sub(FUNCTION, r"\1", f"{self.function}({', '.join(words)})")
 
 
 def write_cases(folder: Path, cases: Sequence[Case]) -> None:

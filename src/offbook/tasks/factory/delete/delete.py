@@ -120,7 +120,13 @@ def _attempt(
         lost = spread(symbols, lost)
         touched = sorted({*lost} | {key.path for key in feature.functions})
         outcomes = {path: _operate(files[path], path, symbols, feature, level, doomed, lost) for path in touched}
-        if not _add_taken(lost, outcomes):
+        grown = False
+        for path, outcome in outcomes.items():  # a statement that goes takes the names with it that it assigned
+            for name, values in outcome.taken.items():
+                known = lost[path].get(name, frozenset())
+                lost[path][name] = known.union(*(lost[path][value] for value in values))
+                grown = grown or lost[path][name] != known
+        if not grown:
             break
     attempt = Attempt({path: outcome.source for path, outcome in outcomes.items()}, lost=lost)
     for path, outcome in outcomes.items():
@@ -128,19 +134,11 @@ def _attempt(
     if doomed:
         leftovers.drop_unused_imports(files, symbols, attempt)
         leftovers.drop_empty_files(files, symbols, attempt, level)
-        _drop_declarations(files, attempt, doomed)
+    for path in {key.path for key in doomed}:
+        if (declared := path + "i") in files:  # the same definitions in the .pyi file next to a module
+            names = {key.name for key in doomed if key.path == path}
+            attempt.files[declared] = operate(files[declared], Orders(remove=names, lost=names)).source
     return attempt
-
-
-def _add_taken(lost: Lost, outcomes: Mapping[str, Operated]) -> bool:
-    """A statement that goes takes the names with it that it assigned. Whether there are any new ones."""
-    grown = False
-    for path, outcome in outcomes.items():
-        for name, values in outcome.taken.items():
-            origins = frozenset(key for value in values for key in lost[path][value])
-            grown = grown or not origins <= lost[path].get(name, frozenset())
-            lost[path][name] = lost[path].get(name, frozenset()) | origins
-    return grown
 
 
 def _operate(
@@ -156,11 +154,3 @@ def _operate(
         edit_docstring=(lambda text: leftovers.drop_examples(text, names)) if level == "gone" and names else None,
     )
     return operate(source, orders)
-
-
-def _drop_declarations(files: Mapping[str, str], attempt: Attempt, doomed: set[FunctionKey]) -> None:
-    """The same definitions in the .pyi file beside a module."""
-    for path in {key.path for key in doomed}:
-        if (beside := path + "i") in files:
-            names = {key.name for key in doomed if key.path == path}
-            attempt.files[beside] = operate(files[beside], Orders(remove=names, lost=names)).source

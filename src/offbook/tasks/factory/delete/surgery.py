@@ -182,7 +182,7 @@ class _Surgeon(Scoped):
 
     def _cleaned(self, statement: cst.BaseSmallStatement) -> cst.BaseSmallStatement | None:
         if is_export(statement):
-            shorter = statement.visit(DropStrings(self._orders.lost))
+            shorter = statement.visit(DropElements(self._orders.lost, strings=True))
             assert isinstance(shorter, cst.BaseSmallStatement)  # elements go, and no more
             return shorter
         if not self._orders.statements or isinstance(statement, cst.Import | cst.ImportFrom):
@@ -315,30 +315,19 @@ class _Names(cst.CSTVisitor):
         return False
 
 
-class DropStrings(cst.CSTTransformer):
-    def __init__(self, names: Collection[str]):
-        super().__init__()
-        self._names = names
-
-    def _gone(self, element: cst.BaseElement) -> bool:
-        return isinstance(element.value, cst.SimpleString) and element.value.evaluated_value in self._names
-
-    def leave_List(self, original_node: cst.List, updated_node: cst.List) -> cst.List:
-        return updated_node.with_changes(elements=without(updated_node.elements, self._gone))
-
-    def leave_Tuple(self, original_node: cst.Tuple, updated_node: cst.Tuple) -> cst.Tuple:
-        return updated_node.with_changes(elements=without(updated_node.elements, self._gone))
-
-
 class DropElements(cst.CSTTransformer):
-    """Elements of lists, sets and dictionaries that are what is lost, or a tuple or a call with it."""
+    """Elements of lists, tuples, sets and dictionaries that are what is lost; `strings`: that spell it, and else also
+    a tuple or a call with it."""
 
-    def __init__(self, names: Collection[str]):
+    def __init__(self, names: Collection[str], strings: bool = False):
         super().__init__()
         self._names = names
+        self._strings = strings
 
     def _gone(self, element: cst.BaseElement | cst.BaseDictElement) -> bool:
         value = element.value
+        if self._strings:
+            return isinstance(value, cst.SimpleString) and value.evaluated_value in self._names
         parts = [value]
         if isinstance(value, cst.Tuple):
             parts = [part.value for part in value.elements]
@@ -347,6 +336,11 @@ class DropElements(cst.CSTTransformer):
         return any(dotted(part) in self._names for part in parts)
 
     def leave_List(self, original_node: cst.List, updated_node: cst.List) -> cst.List:
+        return updated_node.with_changes(elements=without(original_node.elements, self._gone))
+
+    def leave_Tuple(self, original_node: cst.Tuple, updated_node: cst.Tuple) -> cst.Tuple:
+        if not self._strings:
+            return updated_node
         return updated_node.with_changes(elements=without(original_node.elements, self._gone))
 
     def leave_Set(self, original_node: cst.Set, updated_node: cst.Set) -> cst.Set:

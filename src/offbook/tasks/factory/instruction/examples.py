@@ -235,7 +235,7 @@ def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
 def _with_needed(
     before: Sequence[tuple[ast.stmt, set[str], set[str]]], check: ast.stmt, known: Collection[str], *, asserts: bool
 ) -> list[ast.stmt]:
-    """A check after the statements that make or change what it reads. A value that is used once stands in its place."""
+    """A check after the statements that make or change what it reads."""
     parts, needed = [check], _read(check).difference(known)
     for statement, read, bound in reversed(before):
         if not needed & (read | bound) or (isinstance(statement, ast.Assert) and not asserts):
@@ -246,22 +246,7 @@ def _with_needed(
             needed -= {*map(rooted, statement.targets)}
         needed |= read.difference(known)
         parts.insert(0, statement)
-    while (number := next(_used_once(parts), None)) is not None:
-        value = parts.pop(number)
-        assert isinstance(value, ast.Assign)
-        parts = [_filled(part, {rooted(value.targets[0]): value.value}) for part in parts]
     return parts
-
-
-def _used_once(parts: Sequence[ast.stmt]) -> Iterator[int]:
-    """Places of assignments whose value can stand where the name is read: nothing is done in between."""
-    if not all(isinstance(part, ast.Assign) for part in parts[:-1]):
-        return
-    for number, part in enumerate(parts):
-        if isinstance(part, ast.Assign) and len(part.targets) == 1 and isinstance(name := part.targets[0], ast.Name):
-            places = [n for one in parts for n in ast.walk(one) if isinstance(n, ast.Name) and n.id == name.id]
-            if len(places) == 2:
-                yield number
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -269,27 +254,11 @@ def _read(node: ast.AST) -> set[str]:
 
 
 def _filled(node: Node, values: Mapping[str, ast.expr]) -> Node:
-    """With values in the places of names, and a function without a name that is called as what it returns."""
+    """With values in the places of names."""
 
     class Fill(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.expr:
             return copy.deepcopy(values[name.id]) if isinstance(name.ctx, ast.Load) and name.id in values else name
 
-        def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
-            own = {argument.arg for argument in arguments_of(node.args)}
-            node.body = _filled(node.body, {name: value for name, value in values.items() if name not in own})
-            return node
-
-        def visit_Call(self, call: ast.Call) -> ast.expr:
-            self.generic_visit(call)
-            if not isinstance(call.func, ast.Lambda) or call.keywords:
-                return call
-            names = [argument.arg for argument in arguments_of(call.func.args)]
-            if len(names) != len(call.args) or any(isinstance(argument, ast.Starred) for argument in call.args):
-                return call
-            return _filled(call.func.body, dict(zip(names, call.args, strict=True)))
-
-    if not values:
-        return node
-    filled: Node = Fill().visit(copy.deepcopy(node))
+    filled: Node = Fill().visit(copy.deepcopy(node)) if values else node
     return filled

@@ -1,13 +1,14 @@
 """Changed inputs for a task: what its tests call its functions with, changed a little, and what the right code returns.
 
-Only functions of a module, only plain data, and only calls for which the right code returns the same value twice.
+Only functions of a module, only plain data and public functions that have a name, and only calls for which the right
+code returns the same value twice.
 """
 
 from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +26,28 @@ CALLS = ".calls"  # beside the module, while calls are recorded
 # Not more than some hundred calls, and none that is long.
 RECORDER = f"""
 
+def __offbook_plain__(value):
+    if type(value) in (list, tuple):
+        return type(value)(map(__offbook_plain__, value))
+    if type(value) is dict:
+        return {{key: __offbook_plain__(one) for key, one in value.items()}}
+    if not callable(value):
+        return list(value) if type(value) is range and len(value) < 100 else value
+    import sys
+    module, name = value.__module__ or "builtins", value.__qualname__
+    found = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part)
+    if found is not value or "test" in module or any(part.startswith("_") for part in name.split(".")):
+        raise ValueError(name)
+    return f"\\0{{module}}:{{name}}"
+
 def __offbook_record__(name, arguments, named, left=[400]):
     left[0] -= 1
     if left[0] < 0:
         return
     try:
-        text = repr((name, arguments, named))
+        text = repr((name, *__offbook_plain__([arguments, named])))
         if len(text) < 2000:
             with open(__file__ + "{CALLS}", "a") as file:
                 file.write(text + "\\n")
@@ -102,6 +119,7 @@ async def recorded(sandbox: Sandbox, targets: Mapping[str, Collection[str]], roo
 def perturbed(calls: Sequence[Case], rng: random.Random) -> list[Case]:
     """Calls that are not among these."""
     known = {(case.function, case.arguments) for case in calls}
+    functions = sorted({text for case in calls for text in _functions(ast.literal_eval(case.arguments))})
     found: dict[tuple[str, str], Case] = {}
     for case in rng.sample(calls, len(calls)):
         for _ in range(TRIES):
@@ -110,10 +128,10 @@ def perturbed(calls: Sequence[Case], rng: random.Random) -> list[Case]:
                 break
             place = rng.randrange(len(arguments) + len(named))
             if place < len(arguments):
-                arguments[place] = _other(arguments[place], rng)
+                arguments[place] = _other(arguments[place], functions, rng)
             else:
                 name = [*named][place - len(arguments)]
-                named[name] = _other(named[name], rng)
+                named[name] = _other(named[name], functions, rng)
             text = repr((arguments, named))
             if (case.function, text) not in known:
                 found.setdefault((case.function, text), replace(case, arguments=text))
@@ -121,13 +139,23 @@ def perturbed(calls: Sequence[Case], rng: random.Random) -> list[Case]:
     return rng.sample(cases, min(2 * MAX_CASES, len(cases)))
 
 
-def _other(value: Any, rng: random.Random) -> Any:
+def _functions(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and value.startswith("\0"):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _functions(one)
+
+
+def _other(value: Any, functions: Sequence[str], rng: random.Random) -> Any:
     """A neighbour of the same type, so that what is asked for stays what it was."""
     match value:
         case bool():
             return not value
         case int() | float():
             return value + rng.choice((-1, 1))
+        case str() if value.startswith("\0"):
+            return rng.choice(functions)
         case str() if value:
             place = rng.randrange(len(value))
             return rng.choice(
@@ -142,11 +170,11 @@ def _other(value: Any, rng: random.Random) -> Any:
                 items.append(rng.choice(items))
             else:
                 place = rng.randrange(len(items))
-                items[place] = _other(items[place], rng)
+                items[place] = _other(items[place], functions, rng)
             return type(value)(items)
         case dict() if value:
             key = rng.choice(list(value))
-            return {**value, key: _other(value[key], rng)}
+            return {**value, key: _other(value[key], functions, rng)}
     return value
 
 

@@ -23,8 +23,7 @@ from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.examples import Example, examples, reached
-from offbook.tasks.factory.instruction.needs import SILENT, briefly_documented
-from offbook.tasks.factory.instruction.tried import TRIED_S, Tried, are_enough, tried_in, trying_of
+from offbook.tasks.factory.instruction.tried import TRIED_S, Tried, tried_in, trying_of
 from offbook.tasks.factory.types import Deletion, files_of, is_test_code
 from offbook.tasks.factory.verification.mutants import Trial, trial_of, with_blanks
 from offbook.tasks.factory.verification.perturb import answered, functions_of, perturbed, recorded, recording
@@ -105,11 +104,7 @@ async def verify(
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
     candidates = await asyncio.to_thread(_examples, workshop, deletion)
-    gone, is_told = (*deletion.stubbed, *deletion.deleted), deletion.level == "release"
-    targets = [key for key in gone if key in deletion.feature.targets and not is_told]
-    brief = briefly_documented(targets, gone, workshop.symbols)
-    if brief and not are_enough(candidates, needing):  # the best that can come of it
-        return Verdict(SILENT, " ".join(map(str, next(iter(brief.items())))))
+    gone = (*deletion.stubbed, *deletion.deleted)
     others = impacted(workshop, deletion, settings)
     tests = [*needing, *others]
     limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
