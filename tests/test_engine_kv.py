@@ -575,12 +575,12 @@ def test_what_is_planned_fills_every_place(wanted: list[list[int]], before: list
             assert now[fill.source][: fill.shared] == fill.ids[: fill.shared]
             assert fill.source not in places or fill.source in computed
         else:
-            assert kept.get(fill.place, [])[: fill.shared] == fill.ids[: fill.shared]
+            assert kept.get(fill.slot, [])[: fill.shared] == fill.ids[: fill.shared]
             assert fill.shared < len(fill.ids)
         if fill.shared == len(fill.ids):
             assert places[fill.source] == fill.ids
-        now[fill.place] = fill.ids
-        computed.add(fill.place)
+        now[fill.slot] = fill.ids
+        computed.add(fill.slot)
     assert {place: now[place] for place in places} == places
 
 
