@@ -163,23 +163,6 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]  # vLLM loads all of these
 
 
-def test_a_checkpoint_from_before_teachers_had_names_is_restored(tmp_path: Path) -> None:
-    trainer = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
-    trainer.step([replace(sample_with_branches(random.Random(0)), branches=[])])
-    path = saved(trainer, tmp_path)
-    (path / "training" / "teacher.ema.safetensors").rename(path / "teacher.safetensors")
-    (path / "training" / "optimizer.safetensors").rename(path / "optimizer.safetensors")
-    (path / "training").rmdir()
-    restored = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
-    load_training_state(restored, path)
-    models = [one.teachers["ema"].own.decoder.model for one in (trainer, restored)]
-    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(ours, theirs)
-    states = [one.optimizer.state[one.masters.named["model.norm.weight"]]["exp_avg"] for one in (trainer, restored)]
-    assert torch.equal(*states)
-    assert states[0].any()
-
-
 def test_teachers_of_equal_weights_share_one_copy() -> None:
     kinds = {"frozen": Frozen(), "mix": Mix(Frozen(), 0.2), "slow": Ema(), "live": Live()}
     trainer = Trainer(tiny_model(), TrainConfig(), kinds)
