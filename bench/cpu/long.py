@@ -8,7 +8,7 @@ The base is trained on windows of 512 tokens in which what stands far away has t
 stretches its positions, or leaves them alone, and is measured at once and after a few steps of `offbook pretrain` on
 windows of the new length, the same for all. Loss is in nats per token on windows of held-out repositories, by position:
 up to the old length (what was harmed), and up to 2, 4 and 8 times that. `answers` are the tokens alone that can be
-copied. Questions are those of `eval --suite base`. What is done already is not done again.
+copied. Questions are those of questions.py. What is done already is not done again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from typing import Any
 
 from long_windows import first_model, repositories, windows, write_windows
 from methods import kept
+from questions import is_right, long_questions
 
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, whole_folder, write_atomic
 from offbook.core.shares import wilson
-from offbook.evals.base import Asked, long_questions
+from offbook.evals.base import TextModel
 from offbook.stages.extend import extended
 from offbook.stages.pretrain import pretrain
 from offbook.train.measure import token_logprobs
@@ -65,7 +66,7 @@ class Bench:
         batch, data = max(context, self.arguments.batch), self.root / f"windows-{context}-{steps}"
         if not data.is_dir():
             with whole_folder(data) as part:
-                made = windows(f"{self.seed} {context}", "train", context - MARGIN, (asked := Asked(model)).count)
+                made = windows(f"{self.seed} {context}", "train", context - MARGIN, (asked := TextModel(model)).count)
                 write_windows(part, made, max(1, steps * batch // context), context, asked.count)
         given = {
             "model": model, "out": self.root / name, "seed": self.seed, "threads": self.arguments.threads,
@@ -83,7 +84,7 @@ class Bench:
 
     def measured(self, model: Path, times: int) -> dict[str, Any]:
         """Up to so many times the old length."""
-        asked, found = Asked(model), dict[str, Any]()
+        asked, found = TextModel(model), dict[str, Any]()
         sums: dict[str, list[float]] = {}
         for pieces in islice(windows("held-out", "heldout", 8 * self.short, asked.count), self.arguments.apart):
             ids, is_answer = [], []
@@ -101,9 +102,9 @@ class Bench:
         for kind in QUESTIONS:
             for part, length in lengths.items():
                 of_kind = made[f"{kind}/{length}"]
-                found[f"{kind}/{part}"] = [sum(map(asked.is_right, of_kind)), len(of_kind)]
+                found[f"{kind}/{part}"] = [sum(is_right(asked, one) for one in of_kind), len(of_kind)]
         guessed = made["recall/none"]
-        return {**found, "recall/none": [sum(map(asked.is_right, guessed)), len(guessed)]}
+        return {**found, "recall/none": [sum(is_right(asked, one) for one in guessed), len(guessed)]}
 
     def arm(self, name: str) -> dict[str, Any]:
         began = time.monotonic()

@@ -1,7 +1,7 @@
 """What bench/cpu/long.py is trained on: windows in which what stands far away has to be copied, and a first model.
 
 A window has files of pocket repositories and constants and, in between, some of what was defined before, asked for once
-more in the words of `eval --suite base`. A name is defined once in a window.
+more in the words of questions.py. A name is defined once in a window.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from questions import NAMES, Definition, asked_for, definitions
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
 from offbook.agent.chat import BLOCK_END
 from offbook.core.runfolder import whole_folder
-from offbook.evals.questions import NAMES, Definition, asked_for, definitions
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.pocket.repos import NAMES as USUAL
 from offbook.pocket.tasks import draft_tasks

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -23,13 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
+
+from questions import every_kind, is_right, long_questions
 from shapes import DEVICE, allocated_gib, free_memory
 from transformers import AutoModelForCausalLM
 from vllm_engine import complete, differences, engine
 
 from offbook.core.config import Config, Precision, load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
-from offbook.evals.base import Asked, long_questions, run_base
+from offbook.evals.base import TextModel, held_out_code
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.rl.models import load_model, model_folder, quiet
@@ -102,30 +107,30 @@ class Bench:
         return ["".join(f"# {file.path}\n{file.text.rstrip()}\n\n" for file in one.files) for one in found]
 
     def bits(self, model: str) -> Row:
-        return Asked(self.model(model), PRECISION).bits_per_byte(self.held_out)
+        return TextModel(self.model(model), PRECISION).bits_per_byte(self.held_out)
 
     def questions(self, model: str, context: str) -> Row:
         if not (tasks := self.out / "tasks").is_dir():
             asyncio.run(make_pocket_tasks(tasks, 0, 2, 12, lambda share: None))
-        most = self.sizes["questions"], self.sizes[context]
-        found = run_base(self.model(model), load_tasks(tasks / "heldout"), 0, *most, precision=PRECISION)
-        return {name: f"{one['right']}/{one['of']}" for name, one in found.items() if "/" in name or name == "api"}
+        asked, code = TextModel(self.model(model), PRECISION), list(held_out_code(load_tasks(tasks / "heldout")))
+        found = every_kind(asked, code, 0, self.sizes["questions"], min(asked.positions, self.sizes[context]))
+        return {name: f"{right}/{of}" for name, (right, of) in found.items()}
 
     def far(self, model: str) -> Row:
         """Nats a token of one long held-out text by how far into it, and needles at some of these lengths."""
-        asked, limits = Asked(self.model(model), PRECISION), [self.sizes[of] for of in ("8k", *LONG)]
+        asked, limits = TextModel(self.model(model), PRECISION), [self.sizes[of] for of in ("8k", *LONG)]
         ids = asked.ids(max(self.held_out, key=len))[: limits[-1]]
         logp, edges, row = token_logprobs(asked.decoder, ids, 1.0), [1, *limits[:2], limits[2] // 2, limits[2]], Row()
         for start, end in pairwise(edges):
             if part := logp[start:end]:
                 row[f"nats to {end}"] = -sum(part) / len(part)
         made = long_questions([], edges[1:-1], asked.count, 0, self.sizes["questions"] // 2, 1)
-        return row | {name: f"{sum(map(asked.is_right, of))}/{len(of)}" for name, of in made.items() if of}
+        return row | {name: f"{sum(is_right(asked, one) for one in of)}/{len(of)}" for name, of in made.items() if of}
 
     @torch.no_grad()
     def transformers(self) -> Row:
         """What another reader of the checkpoint makes of it, past the context that the base had."""
-        asked = Asked(folder := self.model("32k"))
+        asked = TextModel(folder := self.model("32k"))
         ids = asked.ids(max(self.held_out, key=len))[: self.sizes["8k"] * 3 // 2]
         ours = torch.tensor(token_logprobs(asked.decoder, ids, 1.0))[1:]
         plain, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), torch.tensor([ids])
@@ -135,7 +140,7 @@ class Bench:
 
     def vllm(self) -> Row:
         """A needle past the old context, and how far log-probabilities are from a float32 forward."""
-        asked, length = Asked(folder := self.model("32k")), self.sizes["32k"] * 5 // 8
+        asked, length = TextModel(folder := self.model("32k")), self.sizes["32k"] * 5 // 8
         (question,) = long_questions([], [length], asked.count, 0, 1, 1)[f"needle/{length}"]
         ids = asked.ids(question.text)
         with engine(argparse.Namespace(model=str(folder), share=0.4, length=self.sizes["32k"] - 128)) as running:

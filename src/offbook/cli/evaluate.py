@@ -71,7 +71,7 @@ def evaluate(
         refuse_missing_model(chosen)
     if suite and BASE in suite:
         if len(suite) > 1:
-            raise OffbookError("`--suite base` reads and asks, the others sample rollouts: give it alone")
+            raise OffbookError("`--suite base` reads code, the others sample rollouts: give it alone")
         _base(chosen, run, config, out, limit, plain, as_json)
         return
     refuse_missing_tasks(config)
@@ -110,7 +110,7 @@ def evaluate(
 def _base(
     chosen: str, run: Path | None, config: Config, out: Path | None, limit: int, plain: bool, as_json: bool
 ) -> None:
-    from offbook.evals.base import cells, run_base
+    from offbook.evals.base import run_base
     from offbook.rl.models import described, local_or_remote
     from offbook.rl.tasks import task_sets
 
@@ -123,8 +123,7 @@ def _base(
         assert folder is not None
         described(str(folder))  # what is no model is refused before tasks are made
         tasks = task_sets(config, progress).heldout
-        context, precision = config.harness.context, config.engine.precision
-        result = run_base(folder, tasks, config.seed, limit, context, progress, precision)
+        result = run_base(folder, tasks, limit, progress, config.engine.precision)
     label = "-".join([BASE, *([f"first-{limit}"] if limit else [])])
     path = out / f"{BASE}.json" if out else None
     path = path or (run / "eval" / f"{label}.json" if run else Path("runs") / f"eval-{_slug(chosen)}-{label}.json")
@@ -132,7 +131,8 @@ def _base(
     if as_json:
         print(json.dumps(result))
         return
-    results.print(table_of(cells(result)))
+    code = result["code"]
+    results.print(f"{code['bits_per_byte']:.3f} bits per byte on {code['bytes']} bytes of {code['files']} files")
     print(path)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 import torch
 
 from offbook.train import head
-from offbook.train.attention import BranchRow, Packed
+from offbook.train.attention import Packed
 from offbook.train.batches import Batch, BranchBatch
 from offbook.train.forward import Decoder
 from offbook.train.targets import BranchReport, Compared, Measured, Scorers, sampled_logp
@@ -35,25 +34,6 @@ def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list
 
 
 @torch.no_grad()
-def answer_logprobs(decoder: Decoder, before: list[int], answers: list[list[int]]) -> list[list[float]]:
-    """What the model makes of the tokens of each answer behind the same text, which is read once."""
-    device, chunk_rows = decoder.model.device, max(1, head.CHUNK_ENTRIES // decoder.model.config.vocab_size)
-    shared, sizes = len(before) - 1, [len(ids) for ids in answers]  # the last token predicts, so each has its own
-    ends = list(accumulate(sizes))
-    rows = [BranchRow(0, shared, end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    branches = BranchBatch(
-        ids_1L=torch.tensor([[token for ids in answers for token in (before[-1], *ids[:-1])]], device=device),
-        positions_1L=torch.cat([torch.arange(shared, shared + size, device=device) for size in sizes])[None],
-        rows=rows,
-        predictors=torch.arange(ends[-1], device=device),
-    )
-    _, hidden_MD = decoder.hidden(Packed.of([before], device), branches)
-    assert hidden_MD is not None
-    ids_M = torch.tensor([token for ids in answers for token in ids], device=device)
-    logp_M = sampled_logp((decoder.head, hidden_MD), ids_M, torch.ones(ends[-1], device=device), chunk_rows)
-    return [logp_M[row.start : row.end].tolist() for row in rows]
-
-
 def _measured(decoder: Decoder, samples: list[Sample], direction: Direction) -> dict[str, Measured]:
     batch = Batch.collate(samples, decoder.model.device)
     chunk_rows = max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size)

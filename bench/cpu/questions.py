@@ -1,9 +1,16 @@
-"""Questions with four answers whose right one a program knows, of any length: what `eval --suite base` asks.
+"""Questions with four answers of which a program knows the right one, of any length: of models before agents.
 
-A question about a repository is made of real files, each behind its path as in pretraining, those of several
-repositories one after the other until the length is reached, and of made-up files where there are too few. It asks for
-a definition in one of the files; the other answers are definitions in other files of the same context. So which text
-is likely says little, and to know it one has to look the name up.
+    state    a file, then diffs of it: which value has a name now?
+    api      a module's source, then a call of one of its functions: which arguments does it take?
+    needle   a constant in a long file: which value has it? By the length of the file
+    recall   files of repositories, then the name of a function of one of them: how does the definition continue? By
+             the length of all files, and without them (`recall/none`): what is right there was guessed or known
+
+The model's answer is the one with the highest log-probability per byte; chance is a quarter.
+
+The context of a recall question is made of real files, each after its path as in pretraining, repository after
+repository until the length is reached, and of generated files where there are too few. The other answers are
+definitions in other files of the same context, so the right one can only be found by looking the name up.
 """
 
 from __future__ import annotations
@@ -12,8 +19,10 @@ import ast
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 
+from offbook.evals.base import TextModel
+from offbook.train.measure import token_logprobs
 from offbook.types import is_test_file
 
 NAMES = (
@@ -26,10 +35,66 @@ VERBS = (
 )  # fmt: skip
 
 
+TRIES = 8  # per recall question: some draws of files have no four functions
+DIFFS = (2, 4, 8)
+SHARES = (0.125, 0.5, 0.95)  # of the context: lengths of needle and recall questions
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    text: str  # that the answers continue
+    text: str  # the answers continue it
     answers: tuple[str, ...]  # the first is right
+
+
+def is_right(model: TextModel, question: Question) -> bool:
+    """Tokenize the answers apart from the question."""
+    before = model.ids(question.text)
+    scores = []
+    for answer in question.answers:
+        logprobs = token_logprobs(model.decoder, [*before, *model.ids(answer)], 1.0)[len(before) :]
+        scores.append(sum(logprobs) / len(answer.encode()))
+    return scores[0] > max(scores[1:])
+
+
+def every_kind(
+    model: TextModel, repositories: Sequence[Sequence[tuple[str, str]]], seed: int, questions: int, context: int
+) -> dict[str, tuple[int, int]]:
+    """By kind, how many answers are right, and how many questions fit into the context."""
+    made: dict[str, list[Question]] = {}
+    for diffs in DIFFS:
+        rng = random.Random(f"{seed} state {diffs}")
+        made[f"state/{diffs}"] = [state_question(rng, diffs) for _ in range(questions)]
+    rng = random.Random(f"{seed} api")
+    made["api"] = [api_question(rng) for _ in range(questions)]
+    lengths = [int(share * context) for share in SHARES]
+    made |= long_questions(repositories, lengths, model.count, seed, needles=questions, questions=questions)
+    found = {}
+    for name, of_kind in made.items():
+        fitting = [one for one in of_kind if model.count(one.text) + 8 <= context]
+        found[name] = (sum(is_right(model, one) for one in fitting), len(fitting))
+    return found
+
+
+def long_questions(
+    repositories: Sequence[Sequence[tuple[str, str]]],
+    lengths: Sequence[int],
+    count: Callable[[str], int],
+    seed: int,
+    needles: int,
+    questions: int,
+) -> dict[str, list[Question]]:
+    """By kind and length, so many of each; of a length that no four functions fit into, none about a repository."""
+    made: dict[str, list[Question]] = {}
+    sources = [[source(path, text, count) for path, text in files] for files in repositories]
+    for length in lengths:
+        rng = random.Random(f"{seed} needle {length}")
+        made[f"needle/{length}"] = [needle_question(rng, length, count) for _ in range(needles)]
+    for length in lengths:
+        rng = random.Random(f"{seed} recall {length}")
+        found = (recall_question(rng, sources, length, count) for _ in range(TRIES * questions))
+        made[f"recall/{length}"] = list(islice(filter(None, found), questions))
+    made["recall/none"] = [without_context(one) for one in made[f"recall/{lengths[-1]}"]]
+    return made
 
 
 def state_question(rng: random.Random, diffs: int) -> Question:
