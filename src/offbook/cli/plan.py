@@ -50,9 +50,9 @@ def plan(
     if stage == "train":
         found = make_plan(config, device)
     else:
-        from offbook.stages.run import alone, plan_stage
+        from offbook.stages.run import plan_stage, without_teachers
 
-        config = alone(config)
+        config = without_teachers(config)
         found = plan_stage(config, device, config.pretrain.context if stage == "pretrain" else 0)
     if as_json:
         print(json.dumps(found.to_dict()))

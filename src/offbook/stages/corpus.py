@@ -1,16 +1,18 @@
-"""Repositories to pretrain on: which of them and which of their files are taken, and in what order they are read.
+"""The pretraining corpus: which repositories and files are taken, and in what order they are read.
 
-What is not taken is counted by its reason and said. Files that nearly repeat another one are left out, and so are those
-that hold the solution of a task that is measured on.
+What is left out is counted by reason: licences, near-duplicates, held-out repositories, files with the solution of an
+evaluation task, unreadable files.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
 import re
 import tempfile
+import tomllib
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,13 +20,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from offbook.core import pycode
 from offbook.core.config import ConfigError, PretrainConfig
 from offbook.core.copies import SAME, Sketch, shared, sketch_of, sketch_of_words, tokens_of
 from offbook.pocket.tasks import draft_tasks
 from offbook.rl.models import Progress
-from offbook.stages.names import names_of
 from offbook.tasks.contamination import Sought, repository_of
 from offbook.tasks.factory.prepare.source import SKIPPED, fetch
 from offbook.tasks.factory.types import Unprepared
@@ -41,31 +43,27 @@ LANGUAGES = {
 PYTHON = (".py", ".pyi")
 LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNORECASE)
 NO_LICENCES = (".py", ".pyi", ".js", ".ts", ".json", ".svg", ".png", ".html")  # of that name: code, pictures, pages
-POINTING = re.compile(r"include::|\{include\}")  # a page of documentation, which shows the licence and is none
-OLD_PYTHON = "previously distributed under the gnu general public license"  # a clause of the PSF's own, and no GPL
-BOTH = re.compile(r"commercial (or|and) non-?commercial|non-?commercial (or|and) commercial")  # who may do either
-CLOSED = (  # whatever else their texts mention
-    ("BUSL", r"business source licen[cs]e|\bbusl\b|functional source licen[cs]e"),
-    ("Commons Clause", r"commons[ -]clause"),
-    ("CC-BY-NC", r"attribution[ -]non-?commercial|\bcc[ -]by[ -]nc"),
-    ("CC-BY-ND", r"attribution[ -]no-?deriv|\bcc[ -]by[ -]nd"),
+POINTING = re.compile(rb"include::|\{include\}")  # a documentation page that includes the licence
+PSF_CLAUSE = "previously distributed under the gnu general public license"  # in the PSF's licence, which is no GPL
+RESTRICTED = "a restricted licence"
+CLOSED = (  # restricted whatever else the text mentions
+    r"business source licen[cs]e|\bbusl\b|functional source licen[cs]e|commons[ -]clause"
+    r"|attribution[ -]non-?commercial|attribution[ -]no-?deriv|\bcc[ -]by[ -]n[cd]"
 )
-LIMITED = (  # words that copyleft licences have as well
-    (
-        "a non-commercial licence",
-        r"non[ -]?commercial|not for commercial|commercial use (is|are) (prohibited|forbidden|not )"
-        r"|(research|academic|evaluation) (use|purposes) only",
-    ),
-    ("a licence for some uses", r"\bhippocratic\b|used for good, not evil|responsible ai licen[cs]e|\bopenrail"),
-    ("a proprietary licence", r"\bproprietary\b|\bconfidential\b|\bno copying\b|may not (be )?(copied|copy)\b"),
+LIMITED = (  # copyleft licences contain such words, too
+    r"non[ -]?commercial|not for commercial|commercial use (is|are) (prohibited|forbidden|not )"
+    r"|(research|academic|evaluation) (use|purposes) only|\bhippocratic\b|used for good, not evil"
+    r"|responsible ai licen[cs]e|\bopenrail|\bproprietary\b|\bconfidential\b|\bno copying\b"
+    r"|may not (be )?(copied|copy)\b"
 )
-LICENCES = (  # by words that each of them has; the first that fits, so that stricter ones come first
-    *CLOSED,
+LICENCES = (  # by phrases that each contains; the first match counts, so stricter ones come first
+    (RESTRICTED, CLOSED),
     ("AGPL", "affero general public license"),
     ("LGPL", "lesser general public license"),
     ("GPL", "gnu general public license"),
     ("MPL-2.0", "mozilla public license"),
-    *LIMITED,
+    ("Unlicense", "this is free and unencumbered software"),
+    (RESTRICTED, LIMITED),
     (
         "Apache-2.0",
         r"^\W*apache license|terms and conditions for use, reproduction|(licensed|released) under (the )?apache",
@@ -73,17 +71,32 @@ LICENCES = (  # by words that each of them has; the first that fits, so that str
     ("MIT", "permission is hereby granted, free of charge"),
     ("BSD", "redistribution and use in source and binary forms"),
     ("ISC", "permission to use, copy, modify, and/or distribute"),
-    ("Unlicense", "this is free and unencumbered software"),
     ("CC0-1.0", "cc0 1.0 universal"),
     ("PSF-2.0", "python software foundation license"),
     ("Zlib", "this software is provided 'as-is', without any express or implied warranty"),
 )
 UNKNOWN = "an unknown licence"
+LICENCE_ENTRY = re.compile(
+    r'^license(?:-expression)?\s*[:=]\s*["{]?(?:text\s*=\s*")?([^"\n}]+)', re.IGNORECASE | re.MULTILINE
+)
 SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+() -]+)")
-HEADER = 2000  # characters of a file, in which that stands
-LONGEST_LINE = 2000  # characters: nobody wrote that by hand
-MOST_TOLD = 20  # repositories by name
-MOST_NEAR = 20  # files that are compared with one: those that have most in common
+HEADER_CHARS = 2000  # the SPDX line is looked for in these
+MAX_LINE_CHARS = 2000  # longer lines are generated or minified
+MAX_NAMED = 20  # held-out repositories listed by name
+MAX_COMPARED = 20  # candidates per file for near-duplicates: those with most shingles in common
+VENDORED = {
+    "vendor",
+    "_vendor",
+    "vendored",
+    "_vendored",
+    "third_party",
+    "thirdparty",
+    "extern",
+    "externals",
+    "packages",
+}
+METADATA_FILES = ("PKG-INFO", "METADATA", "pyproject.toml", "setup.cfg", "setup.py")
+NAME_ENTRY = re.compile(r"""\bname["']?\s*[:=]\s*["']?([\w.-]+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -121,9 +134,9 @@ class Corpus:
     origins: frozenset[str] = frozenset()  # of these tasks
     left_out: Counter[str] = field(default_factory=Counter)
     held_out: list[str] = field(default_factory=list)  # repositories, and by which of their files
-    _met: set[str] = field(default_factory=set)  # names that held something out
+    _matched: set[str] = field(default_factory=set)  # held-out names that a repository had
     _sketches: list[Sketch] = field(default_factory=list)
-    _having: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash -> sketches
+    _index: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash -> numbers of sketches
 
     def repositories(self, seed: int, progress: Progress) -> Iterator[Repository]:
         sources = self.settings.data
@@ -136,7 +149,7 @@ class Corpus:
             else:
                 trees = [self._fetched(source)]
             for name, files in trees:
-                if repository := self.taken(name, files):
+                if repository := self.select(name, files):
                     yield repository
         progress("reading", 1.0)
 
@@ -165,94 +178,86 @@ class Corpus:
                     self.left_out["files that cannot be opened"] += 1
         return found
 
-    def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
+    def select(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
         if not files:
             self.left_out["empty repositories"] += 1
             return None
-        licence = licence_of(files)
-        if self._is_held_out(name, files):
+        names = names_of(name, files)
+        held_out = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)} & set(names)
+        if held_out:
+            self._matched |= held_out
+            where = names[min(held_out)]
+            self.held_out.append(f"{name} ({where})" if where else name)
             self.left_out["repositories that are held out"] += 1
             return None
+        licence = licence_of(files)
         if not self._is_free(licence):
             self.left_out[f"repositories under {licence or 'no licence'}"] += 1
             return None
+        below, kept = licences_below(files), list[File]()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of others' code
-            kept = in_order(list(self._files(files)))
+            warnings.simplefilter("ignore")  # the parser warns about other people's code
+            for path, content in sorted(files.items()):
+                file = File(path, content.decode("utf-8-sig", errors="replace"), domain_of(path))
+                if reason := self._rejected(file, content, below):
+                    self.left_out[reason] += 1
+                else:
+                    kept.append(file)
         if not kept:
             self.left_out["repositories without a file that is taken"] += 1
             return None
-        return Repository(name, licence, kept)
+        return Repository(name, licence, in_order(kept))
 
-    def _files(self, files: Mapping[str, bytes]) -> Iterator[File]:
-        below = licences_below(files)
-        for path, content in sorted(files.items()):
-            text, why = self._readable(content)
-            file = File(path, text, domain_of(path))
-            why = why if file.domain else "files of other kinds"
-            why = why or self._bound(path, text, below)
-            why = why or ("Python files that do not parse" if file.imports is None else self._known(file))
-            if why:
-                self.left_out[why] += 1
-            else:
-                yield file
-
-    def _is_held_out(self, name: str, files: Mapping[str, bytes]) -> bool:
-        names = names_of(name, files)
-        known = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)} & set(names)
-        self._met |= known
-        self.held_out += [f"{name} ({names[one]})" if names[one] else name for one in sorted(known)[:1]]
-        return bool(known)
-
-    def about_held_out(self) -> Iterator[str]:
-        """For people, when all is read: which repositories were held out, and which names were of none."""
-        if found := self.held_out:
-            more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
-            yield f"held out: {', '.join(found[:MOST_TOLD])}{more}"
-        if unmet := [each for each in self.settings.hold_out if repository_of(each) not in self._met]:
-            yield f"pretrain.hold_out: nothing that was read is {' or '.join(unmet)}"
+    def _rejected(self, file: File, content: bytes, below: Mapping[str, str]) -> str:
+        """Why a file is left out; empty if it is taken."""
+        if not file.domain:
+            return "files of other kinds"
+        if len(content) > MAX_FILE_BYTES:
+            return "huge files"
+        if b"\0" in content:
+            return "binary files"
+        try:
+            content.decode()
+        except UnicodeDecodeError:
+            return "files that are no UTF-8"
+        if not file.text.strip():
+            return "empty files"
+        if max(map(len, file.text.splitlines())) > MAX_LINE_CHARS:
+            return "generated or minified files"
+        folders = map(str, PurePosixPath(file.path).parents)
+        licences = [below[folder] for folder in folders if folder in below][:1]
+        if own := SPDX.search(file.text, 0, HEADER_CHARS):
+            licences = [_named_licence(one) for one in own[1].strip(" ()").split(" OR ")]
+        if licences and not any(map(self._is_free, licences)):
+            return f"files under {licences[0]}"
+        if file.imports is None:
+            return "Python files that do not parse"
+        if self.sought is not None and self.sought.in_text(file.text):
+            return "files with a solution that is measured on"
+        return "near-duplicates" if self._is_duplicate(file) else ""
 
     def _is_free(self, licence: str) -> bool:
         return ANY in self.settings.licences or licence in self.settings.licences
 
-    def _bound(self, path: str, text: str, below: Mapping[str, str]) -> str:
-        """Why a file is not taken though its repository is: what it says of itself, or the licence of its folder."""
-        folders = map(str, PurePosixPath(path).parents)
-        licences = [below[folder] for folder in folders if folder in below][:1]
-        if said := SPDX.search(text, 0, HEADER):
-            licences = [_named_licence(one) for one in said[1].strip(" ()").split(" OR ")]
-        if not licences or any(map(self._is_free, licences)):
-            return ""
-        return f"files under {licences[0]}"
-
-    def _readable(self, content: bytes) -> tuple[str, str]:
-        """The text, or why it is not taken."""
-        if len(content) > MAX_FILE_BYTES:
-            return "", "huge files"
-        if b"\0" in content:
-            return "", "binary files"
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            return "", "files that are no UTF-8"
-        if not text.strip():
-            return "", "empty files"
-        if max(map(len, text.splitlines())) > LONGEST_LINE:
-            return "", "files that nobody wrote"
-        return text, ""
-
-    def _known(self, file: File) -> str:
-        if self.sought is not None and self.sought.in_text(file.text):
-            return "files with a solution that is measured on"
+    def _is_duplicate(self, file: File) -> bool:
+        """Compare with the sketches of earlier files, and index this one if it is new."""
         is_python = PurePosixPath(file.path).suffix in PYTHON
         sketch = sketch_of([file.text]) if is_python else sketch_of_words([tokens_of(file.text)])
-        near = Counter(place for number in sketch for place in self._having.get(number, ()))
-        if any(shared(sketch, self._sketches[place]) >= SAME for place, _ in near.most_common(MOST_NEAR)):
-            return "near-duplicates"
+        near = Counter(place for number in sketch for place in self._index.get(number, ()))
+        if any(shared(sketch, self._sketches[place]) >= SAME for place, _ in near.most_common(MAX_COMPARED)):
+            return True
         for number in sketch:
-            self._having[number].append(len(self._sketches))
+            self._index[number].append(len(self._sketches))
         self._sketches.append(sketch)
-        return ""
+        return False
+
+    def about_held_out(self) -> Iterator[str]:
+        """Lines for the log after reading: which repositories were held out, and which names matched none."""
+        if found := self.held_out:
+            more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+            yield f"held out: {', '.join(found[:MAX_NAMED])}{more}"
+        if unmet := [each for each in self.settings.hold_out if repository_of(each) not in self._matched]:
+            yield f"pretrain.hold_out: nothing that was read is {' or '.join(unmet)}"
 
 
 def refuse_missing_sources(settings: PretrainConfig) -> None:
@@ -276,21 +281,27 @@ def domain_of(path: str) -> str:
 
 
 def licence_of(files: Mapping[str, bytes]) -> str:
-    """By the words of its licence file or, without one, by what its metadata say; empty where neither says anything."""
+    """Name the licence by the text of its file, else by the metadata; empty where neither says anything."""
     texts = [content for path, content in sorted(files.items()) if "/" not in path and _is_licence(path)]
     if not texts:
-        return _named_licence(_said(files, "license(?:-expression)?"))
+        for path in ("PKG-INFO", "pyproject.toml", "setup.cfg"):
+            metadata = files.get(path, b"").decode(errors="replace")
+            if said := LICENCE_ENTRY.search(metadata):
+                return _named_licence(said[1].strip())
+        return ""
     found = list(map(_licence_in, texts))
-    if found[0] == UNKNOWN and b"either" in texts[0]:  # of the files beside it, so the one that asks for least
+    if found[0] == UNKNOWN and b"either" in texts[0]:  # a choice between the other files: the most permissive one
         return next((name for name, _ in reversed(LICENCES) if name in found), UNKNOWN)
     return found[0]
 
 
 def licences_below(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Of folders that have a licence of their own, such as copies of others' code."""
-    found = {PurePosixPath(path): content for path, content in sorted(files.items(), reverse=True) if "/" in path}
-    texts = {path: content.decode(errors="replace") for path, content in found.items() if _is_licence(path.name)}
-    return {str(path.parent): _licence_in(found[path]) for path, text in texts.items() if not POINTING.search(text)}
+    """Licences of folders with a licence file of their own, such as vendored code."""
+    return {
+        str(PurePosixPath(path).parent): _licence_in(content)
+        for path, content in sorted(files.items(), reverse=True)
+        if "/" in path and _is_licence(PurePosixPath(path).name) and not POINTING.search(content)
+    }
 
 
 def _is_licence(name: str) -> bool:
@@ -298,33 +309,62 @@ def _is_licence(name: str) -> bool:
 
 
 def _licence_in(content: bytes) -> str:
-    words = BOTH.sub("", " ".join(content.decode(errors="replace").lower().split()).replace(OLD_PYTHON, ""))
+    words = " ".join(content.decode(errors="replace").lower().split()).replace(PSF_CLAUSE, "")
     return next((name for name, phrase in LICENCES if re.search(phrase, words)), UNKNOWN)
 
 
-def _named_licence(told: str) -> str:
-    """Of `A AND B` the stricter one, and what is not known is stricter than all."""
-    names = [one[0] for one in LICENCES if one not in (*CLOSED, *LIMITED)]
-    if closed := [name for name, phrase in (*CLOSED, *LIMITED) if re.search(phrase, told.lower())]:
-        return closed[0]
+def _named_licence(expression: str) -> str:
+    """The licence of an SPDX expression or a common name: of `A AND B` the stricter; unknown ones are strictest."""
+    if re.search(f"{CLOSED}|{LIMITED}", expression.lower()):
+        return RESTRICTED
+    names = [name for name, _ in LICENCES]
+    strictest = len(names), ""
+    for part in (part.strip(" ()'") for part in expression.split(" AND ")):
+        matches = (
+            (rank, name)
+            for rank, name in enumerate(names)
+            if re.match(rf"{name.lower().partition('-')[0]}(?![a-uw-z])", part.lower())  # a version may follow
+        )
+        strictest = min(strictest, next(matches, (-1, part)))
+    return strictest[1]
 
-    def named(part: str) -> str:
-        """By its first word, behind which a version may stand."""
-        words = ((name, name.lower().partition("-")[0]) for name in names)
-        return next((name for name, word in words if re.match(rf"{word}(?![a-uw-z])", part.lower())), part)
 
-    parts = [named(part.strip(" ()'")) for part in told.split(" AND ")]
-    return min(parts, key=lambda name: names.index(name) if name in names else -1)
+def names_of(folder: str, files: Mapping[str, bytes]) -> dict[str, str]:
+    """A repository's names, as the package index spells them, and the path where each was found first.
+
+    By its folder, by metadata anywhere in it, and by its packages: so a clone under another name is recognized, and a
+    repository that contains a copy. Left out: packages whose folder has another name, without metadata.
+    """
+    found = {repository_of(folder): ""}
+    for path, content in sorted(files.items()):
+        if PurePosixPath(path).name in METADATA_FILES:
+            for name in _names_in(PurePosixPath(path).name, content.decode(errors="replace")):
+                found.setdefault(repository_of(name), path)
+    marked = {PurePosixPath(path).parent for path in files if PurePosixPath(path).name == "__init__.py"}
+    packages = {
+        str(one) for one in marked if one.parent not in marked and not is_test_file(f"{one}/__init__.py")
+    }  # outermost packages, and whatever is vendored
+    for parts in (PurePosixPath(path).parts for path in files if path.endswith(".py")):
+        for depth, part in enumerate(parts[:-1], start=1):
+            if part in VENDORED:
+                packages.add(str(PurePosixPath(*parts[: depth + 1])))
+    for package in sorted(packages):
+        found.setdefault(repository_of(PurePosixPath(package).stem if package.endswith(".py") else package), package)
+    return found
 
 
-def _said(files: Mapping[str, bytes], key: str) -> str:
-    """By a repository's metadata."""
-    for path in ("PKG-INFO", "pyproject.toml", "setup.cfg"):
-        said = re.search(rf'^{key}\s*[:=]\s*["{{]?(?:text\s*=\s*")?([^"\n}}]+)',
-                         files.get(path, b"").decode(errors="replace"), re.IGNORECASE | re.MULTILINE)  # fmt: skip
-        if said:
-            return said[1].strip()
-    return ""
+def _names_in(file: str, text: str) -> list[str]:
+    """Names in a metadata file. Other formats than TOML may give too many, which only holds out more."""
+    if file in ("PKG-INFO", "METADATA"):
+        text = re.split(r"\r?\n\r?\n", text, maxsplit=1)[0]
+    if file == "pyproject.toml":
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            read = tomllib.loads(text)
+            tool = read.get("tool")
+            sections: list[Any] = [read.get("project"), tool.get("poetry") if isinstance(tool, dict) else None]
+            names = [section.get("name") for section in sections if isinstance(section, dict)]
+            return [name for name in names if isinstance(name, str)]
+    return NAME_ENTRY.findall(text)
 
 
 def in_order(files: Sequence[File]) -> list[File]:

@@ -31,6 +31,7 @@ from offbook.rl.train_step import TrainContext, teachers_of, train_step
 from offbook.signals.feedback import read_all, rules_of
 from offbook.signals.judge import Critique, Judgement
 from offbook.stages.conversations import Writing
+from offbook.stages.run import Tell, refuse_other_data
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.checkpoint import load_training_state
 from offbook.train.checkpoint_writer import Checkpoints
@@ -42,7 +43,6 @@ from offbook.types import OffbookError, Rollout, Segment
 FAR = -10.0  # nats: tokens that the model would hardly have written
 RATIOS = 0.5, 2.0  # of pi / mu, outside of which a token is no longer the model's own
 SAID = "said"  # the rule of what people said about a message
-Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -106,8 +106,7 @@ def _run(
     mismatch = measure(rollouts, Decoder(trained), config.engine.temperature, progress)
     tell(str(mismatch))
     content = hashlib.sha256(repr([segment.ids for one in rollouts for segment in one.segments]).encode()).hexdigest()
-    if folder.checkpoints() and json.loads(folder.data_file.read_text())["content"] != content:
-        raise OffbookError(f"{folder.path} holds a run on other data; give another --out")
+    refuse_other_data(folder, content)
     done = begin_run(folder, config)
     write_atomic(folder.path / "mismatch.json", json.dumps(asdict(mismatch), indent=1) + "\n")
     told_of = {"verb": "distill", "sources": config.sft.data, "content": content}

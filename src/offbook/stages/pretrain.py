@@ -118,7 +118,7 @@ class Lessons:
             counts[f"tokens/{part.domain}"] += len(part.ids)
         return [sample_of(window) for window in windows]
 
-    def told(self, step: int) -> dict[str, Any]:
+    def metrics(self, step: int) -> dict[str, Any]:
         epoch, numbers = self.batches[step - 1]
         return {"epoch": epoch, "windows": len(numbers)}
 

@@ -67,7 +67,7 @@ class Lessons:
         samples = [one for number in numbers for one in self.reminders.samples(self.learned[number], epoch, counts)]
         return [dft_sample(one) for one in samples] if self.reminders.settings.loss == "dft" else samples
 
-    def told(self, step: int) -> dict[str, Any]:
+    def metrics(self, step: int) -> dict[str, Any]:
         epoch, numbers = self.batches[step - 1]
         return {"epoch": epoch, "conversations": len(numbers)}
 
