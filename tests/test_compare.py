@@ -18,10 +18,10 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.evals import arms
 from offbook.evals.compare import compare, find_evaluation, load_evaluation, said_of
-from offbook.evals.figure import effort_figure, nice_ticks, solved_within, spread, tag
+from offbook.evals.figure import Panel, drawn, effort_figure, nice_ticks, solved_within, spread
 from offbook.evals.metrics import Row, measure, row_of
 from offbook.evals.tables import markdown
-from offbook.types import Feedback, Hint, OffbookError, Reward, Rollout, Target, Usage
+from offbook.types import OffbookError, Reward, Rollout, Usage
 
 
 def rollout(task: str, number: int, solved: bool, tokens: int = 20, invalid: int = 0) -> Rollout:
@@ -129,9 +129,7 @@ def train_run(folder: Path, solved: float, steps: int = 6, final: float | None =
     write_atomic(run.config_file, Config().to_toml())
     for step in range(1, steps + 1):
         run.append_metrics({"step": step, "solved": solved * step / steps, "turns": 4.0, "tokens": 50.0})
-        target = Target("r", 0, 2, "unknown_tool", "x")
         run.write_rollouts(step, [rollout("t", 0, True)])
-        run.write_feedback(step, [Feedback(target, Hint("unknown_tool", "h"), ["a"], [-1.0], [-2.0], [0.5])])
     if final is not None:
         run.write_eval("final", {"solved": final, "invalid_per_100": 3.0, "turns": 4.0, "tokens": 60.0, "drift": 0}, [])
     return folder
@@ -147,11 +145,9 @@ def test_training_runs_are_grouped_by_arm_and_paired_by_seed(tmp_path: Path) -> 
     figures = json.loads((tmp_path / "t.json").read_text())
     assert figures["held_out"]
     assert figures["arms"]["rl"]["solved"] == {"mean": pytest.approx(0.6), "sd": pytest.approx(0.1), "n": 3}
-    assert figures["arms"]["hints"]["hinted_probability"]["mean"] == pytest.approx(0.1353, abs=1e-3)
     page = (tmp_path / "t.md").read_text()
     assert "| runs | 3 | 3 | 3 paired |" in page, "arms are columns where there are more numbers than arms"
     assert "| solved | 60.0% ± 10.0 | 90.0% ± 10.0 | +30.0 points (p 0.25) |" in page
-    assert "hinted probability" in page
     narrow = offbook(tmp_path, *names, "--metric", "solved", "--markdown", "rows.md")
     assert narrow.returncode == 0, narrow.stderr
     assert "| hints - rl | 3 paired | +30.0 points (p 0.25) |" in (tmp_path / "rows.md").read_text()
@@ -217,10 +213,9 @@ def test_the_effort_curve_is_solved_within_so_many_tokens() -> None:
     points = solved_within(rows, 50.0)
     at = {tokens: max(share for where, share in points if where <= tokens) for tokens in (5, 10, 29, 30, 50)}
     assert at == {5: 0.0, 10: 0.5, 29: 0.5, 30: 0.75, 50: 0.75}
-    drawn = effort_figure({"<one>": rows, "other": rows_of({"a": 0})})
-    tree = ElementTree.fromstring(drawn)
+    tree = ElementTree.fromstring(svg := effort_figure({"<one>": rows, "other": rows_of({"a": 0})}))
     assert len(tree.findall("{http://www.w3.org/2000/svg}g")) == 3, "all, normal and hard"
-    assert "&lt;one&gt;" in drawn
+    assert "&lt;one&gt;" in svg
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
@@ -240,11 +235,10 @@ def test_labels_keep_their_distance(wanted: list[float]) -> None:
     assert placed[-1] <= 100.0 + 1e-9
 
 
-@given(st.text(), st.text())
-def test_names_stay_text_in_a_figure(text: str, value: str) -> None:
-    if text.isprintable() and value.isprintable():
-        element = ElementTree.fromstring(ElementTree.tostring(tag("text", text, title=value)))
-        assert (element.text or "", element.attrib["title"]) == (text, value)
+def test_names_stay_text_in_a_figure() -> None:
+    for name in ("<b>", "a & b", "]]>", '"quoted"'):
+        texts = [one.text for one in ElementTree.fromstring(drawn([Panel(name, {name: [(1.0, 2.0)]})])).iter()]
+        assert texts.count(name) == 2
 
 
 def test_a_pipe_in_a_name_does_not_break_the_page() -> None:

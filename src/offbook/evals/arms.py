@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ from offbook.view.scales import Points
 
 HELD_OUT = ("solved", "invalid_per_100", "turns", "tokens")
 TRAINING = (*HELD_OUT, "reward", "hinted_targets", "hint/kl")
-HINTED = "hinted_probability"
 SEED = re.compile(r"seed[-_]?(\d+)")
 MAX_WINDOW = 5  # steps that `first` and `last` are means over
 
@@ -95,8 +93,7 @@ def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys:
         numbers = training_numbers(run, keys or TRAINING)
         if held_out and run.final:
             numbers = {key: run.final[key] for key in keys or HELD_OUT if is_number(run.final.get(key))}
-        of_hints = {key: value for key, value in hinted(run, unreadable).items() if not keys or key in keys}
-        run.numbers = {**numbers, **of_hints}
+        run.numbers = numbers
         members.setdefault(run.arm, []).append(run)
     present = dict.fromkeys(key for arm in members.values() for member in arm for key in member.numbers)
     for key in keys:
@@ -129,26 +126,6 @@ def training_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
             numbers[f"{key}, first {window}"] = sum(points[:window]) / window
             numbers[f"{key}, last {window}"] = sum(points[-window:]) / window
     return numbers
-
-
-def hinted(run: Run, unreadable: Counter[str]) -> dict[str, float]:
-    """How likely the faulty messages of the last steps are, a token, without the hint and with it.
-
-    With the hint it should be lower. That it rises towards the other is how a teacher wears out.
-    """
-    sides: dict[str, list[float]] = {"unhinted_probability": [], HINTED: []}
-    for step in run.folder.steps()[-MAX_WINDOW:]:
-        feedback, broken = run.folder.feedback(step)
-        unreadable.update({f"{run.folder.path.name} feedback line": broken} if broken else {})
-        for item in feedback:
-            if item.student and item.teacher:
-                sides["unhinted_probability"].append(_a_token(item.student))
-                sides[HINTED].append(_a_token(item.teacher))
-    return {key: sum(values) / len(values) for key, values in sides.items() if values}
-
-
-def _a_token(logprobs: Sequence[float]) -> float:
-    return math.exp(sum(logprobs) / len(logprobs))
 
 
 def cells(arms: Arms) -> Cells:
@@ -198,10 +175,6 @@ def said_of(arms: Arms) -> list[str]:
     said = [f"{what}; runs: {counts}; ± is the standard deviation over runs"]
     if any(len(members) > 1 for members in arms.members.values()):
         said.append("p by swapping the arms of runs of one seed: with n seeds it cannot be below 2 / 2^n")
-    if HINTED in arms.keys:
-        said.append(
-            "probabilities: of a token of the messages that got a hint, in the last steps, without it and with it"
-        )
     return [*said, *(f"{number} unreadable: {what} skipped" for what, number in arms.unreadable.items())]
 
 

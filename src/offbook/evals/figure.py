@@ -1,35 +1,34 @@
-"""Figures as SVG files that stand alone: lines in panels side by side."""
+"""Line charts as standalone SVG files: panels side by side, a line per name, its name at its end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from xml.etree.ElementTree import Element, tostring
+from dataclasses import dataclass, field
+from html import escape
+from itertools import chain
 
 from offbook.evals.metrics import Row
 from offbook.view.scales import Points, smooth, thin
 
-WIDTH, HEIGHT = 360, 208
-LEFT, TOP, BOTTOM = 38, 10, 30
-NAMESPACE = "http://www.w3.org/2000/svg"
-MINUS = "\N{MINUS SIGN}"
+WIDTH, HEIGHT = 360, 208  # of a panel
+LEFT, TOP, RIGHT, BOTTOM = 38, 10, 110, 30  # margins; names stand in the right one
+HEAD = 34  # above all panels
 COLOURS = ("#0067a3", "#c75400", "#00805c", "#b0558a", "#3a94c9", "#8a7500")
 STYLE = (
     "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
     ".title{font-size:13px;fill:#222}.name{font-weight:600}.faint{fill:none;stroke-width:1;opacity:.35}"
 )
-RIGHT, HEAD = 110, 34
 MAX_POINTS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     title: str
-    across: str  # what the horizontal axis counts
     lines: dict[str, Points]
-    faint: dict[str, list[Points]]  # drawn thin in the colour of the line of the same name
+    across: str = "step"  # label of the horizontal axis
     percent: bool = False
+    faint: dict[str, list[Points]] = field(default_factory=dict)  # thin lines in the colour of that name
 
 
 def effort_figure(rows_of: Mapping[str, Sequence[Row]]) -> str:
@@ -46,7 +45,7 @@ def effort_figure(rows_of: Mapping[str, Sequence[Row]]) -> str:
 
 def _effort_panel(title: str, rows_of: Mapping[str, Sequence[Row]], most: float) -> Panel:
     lines = {name: solved_within(rows, most) for name, rows in rows_of.items() if rows}
-    return Panel(f"{title}: solved within so many tokens", "tokens", lines, {}, percent=True)
+    return Panel(f"{title}: solved within so many tokens", lines, "tokens", percent=True)
 
 
 def solved_within(rows: Sequence[Row], most: float) -> Points:
@@ -64,7 +63,7 @@ def training_figure(curves: Mapping[str, Sequence[Points]], title: str, percent:
     faint = {
         arm: [smooth(thin(run, MAX_POINTS)) for run in runs if run] for arm, runs in curves.items() if len(runs) > 1
     }
-    return drawn([Panel(title, "step", {arm: points for arm, points in lines.items() if points}, faint, percent)])
+    return drawn([Panel(title, {arm: points for arm, points in lines.items() if points}, percent=percent, faint=faint)])
 
 
 def mean_curve(runs: Sequence[Points]) -> Points:
@@ -75,90 +74,61 @@ def mean_curve(runs: Sequence[Points]) -> Points:
     return [(step, sum(at) / len(at)) for step, at in sorted(values.items())]
 
 
-def drawn(panels: Sequence[Panel]) -> str:
-    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-    return svg_file(STYLE, [_panel(panel, colours) for panel in panels], HEAD, HEIGHT + HEAD)
+def drawn(panels: Sequence[Panel], colours: Sequence[str] = COLOURS, one_scale: bool = False) -> str:
+    """`one_scale` gives all panels the same axes."""
+    names = dict.fromkeys(name for panel in panels for name in panel.lines)
+    colour_of = {name: colours[number % len(colours)] for number, name in enumerate(names)}
+    points_of = [list(chain.from_iterable(panel.lines.values())) for panel in panels]
+    if one_scale:
+        points_of = [list(chain.from_iterable(points_of))] * len(panels)
+    groups = "".join(
+        f'<g transform="translate({place * WIDTH} {HEAD})">{_panel(panel, points, colour_of)}</g>'
+        for place, (panel, points) in enumerate(zip(panels, points_of, strict=True))
+    )
+    width, height = len(panels) * WIDTH, HEIGHT + HEAD
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{groups}</svg>\n'
 
 
-def _panel(panel: Panel, colours: Mapping[str, str]) -> list[Element]:
-    title = tag("text", panel.title, x=LEFT, y=-10, class_="title")
-    every = [point for points in panel.lines.values() for point in points]
-    if not every:
-        return [title, tag("text", "nothing to draw", x=LEFT, y=HEIGHT / 2)]
-    values = [value for _, value in every]
-    low, high = (0.0, max(*values, 0.01)) if panel.percent else (min(values), max(values))
-    frame = Frame([step for step, _ in every], low, high, panel.percent, right=RIGHT)
-    parts = [title, *frame.grid(panel.across)]
-    for name, runs in panel.faint.items():
-        parts += [tag("path", d=frame.path(run), class_="faint", stroke=colours[name]) for run in runs]
-    ends = spread([frame.y(points[-1][1]) for points in panel.lines.values()], 13, TOP, HEIGHT - BOTTOM)
-    for (name, points), y in zip(panel.lines.items(), ends, strict=True):
-        parts.append(tag("path", d=frame.path(points), class_="line", stroke=colours[name]))
-        shown = name if len(name) <= 16 else f"{name[:7]}…{name[-8:]}"
-        parts.append(tag("text", shown, x=frame.end + 8, y=y + 4, class_="name", style=f"fill:{colours[name]}"))
-    return parts
+def _panel(panel: Panel, points: Points, colour_of: Mapping[str, str]) -> str:
+    """`points` are those that the axes span."""
+    parts = [f'<text x="{LEFT}" y="-10" class="title">{escape(panel.title)}</text>']
+    if not points:
+        return f'{parts[0]}<text x="{LEFT}" y="{HEIGHT / 2}">nothing to draw</text>'
+    steps, values = zip(*points, strict=True)
+    first, last, end = min(steps), max(steps), WIDTH - RIGHT
+    ticks = nice_ticks(0.0, max(*values, 0.01)) if panel.percent else nice_ticks(min(values), max(values))
 
+    def x_of(step: float) -> float:
+        share = (step - first) / (last - first) if last > first else 0.5
+        return round(LEFT + share * (end - LEFT), 1)
 
-def tag(name: str, *children: Element | str, **attributes: str | float) -> Element:
-    """`tag("text", "5 < 6", class_="name")`. Underscores become hyphens, and a trailing one goes."""
-    element = Element(name)
-    for key, value in attributes.items():
-        written = f"{value:.4g}" if isinstance(value, float) else str(value)
-        element.set(key.rstrip("_").replace("_", "-"), written)
-    for child in children:
-        if isinstance(child, str):
-            element.text = child
-        else:
-            element.append(child)
-    return element
-
-
-def svg_file(style: str, panels: Sequence[Sequence[Element]], head: int, height: int) -> str:
-    """A file that stands alone, with panels side by side; `head` is the room above them."""
-    groups = [tag("g", *parts, transform=f"translate({place * WIDTH} {head})") for place, parts in enumerate(panels)]
-    width = len(panels) * WIDTH
-    size: dict[str, str | float] = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
-    return tostring(tag("svg", tag("style", style), *groups, xmlns=NAMESPACE, **size), encoding="unicode") + "\n"
-
-
-class Frame:
-    """Axes: where a step and a value lie, and the grid behind the lines. `right` is the room for the lines' names."""
-
-    def __init__(self, steps: list[float], low: float, high: float, percent: bool, right: int):
-        self.ticks = nice_ticks(low, high)
-        self.low, self.high = self.ticks[0], self.ticks[-1]
-        self.first, self.last = min(steps), max(steps)
-        self.percent = percent
-        self.end = WIDTH - right
-
-    def x(self, step: float) -> float:
-        share = (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
-        return round(LEFT + share * (self.end - LEFT), 1)
-
-    def y(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+    def y_of(value: float) -> float:
+        share = (value - ticks[0]) / (ticks[-1] - ticks[0])
         return round(HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP), 1)
 
-    def path(self, points: Points) -> str:
-        return "M" + "L".join(f"{self.x(step)},{self.y(value)}" for step, value in points)
+    def path(line: Points, look: str, name: str) -> str:
+        through = "L".join(f"{x_of(step)},{y_of(value)}" for step, value in line)
+        return f'<path d="M{through}" class="{look}" stroke="{colour_of[name]}"/>'
 
-    def tick_text(self, tick: float) -> str:
-        if self.percent:
-            return f"{100 * tick:g}%"
-        return f"{tick:,.0f}" if abs(tick) >= 1000 else f"{tick:g}".replace("-", MINUS)
-
-    def grid(self, across: str = "step") -> list[Element]:
-        """`across` is what the horizontal axis counts, always in whole numbers."""
-        parts = []
-        for tick in self.ticks:
-            y = self.y(tick)
-            parts.append(tag("line", x1=LEFT, x2=self.end, y1=y, y2=y, class_="grid"))
-            parts.append(tag("text", self.tick_text(tick), x=LEFT - 7, y=y + 3.5, text_anchor="end"))
-        inside = [t for t in nice_ticks(self.first, self.last, 5, whole=True) if self.first <= t <= self.last]
-        for tick in inside or [self.first]:
-            parts.append(tag("text", f"{tick:g}", x=self.x(tick), y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
-        return [*parts, tag("text", across, x=self.end + 13, y=HEIGHT - BOTTOM + 17)]
+    for tick in ticks:
+        y = y_of(tick)
+        large = f"{tick:,.0f}" if abs(tick) >= 1000 else f"{tick:g}"
+        shown = f"{100 * tick:g}%" if panel.percent else large
+        parts.append(f'<line x1="{LEFT}" x2="{end}" y1="{y}" y2="{y}" class="grid"/>')
+        parts.append(f'<text x="{LEFT - 7}" y="{y + 3.5}" text-anchor="end">{shown}</text>')
+    below = HEIGHT - BOTTOM + 17
+    for tick in [tick for tick in nice_ticks(first, last, 5, whole=True) if first <= tick <= last] or [first]:
+        parts.append(f'<text x="{x_of(tick)}" y="{below}" text-anchor="middle">{tick:g}</text>')
+    parts.append(f'<text x="{end + 13}" y="{below}">{panel.across}</text>')
+    parts += [path(run, "faint", name) for name, runs in panel.faint.items() for run in runs]
+    ends = spread([y_of(line[-1][1]) for line in panel.lines.values()], 13, TOP, HEIGHT - BOTTOM)
+    for (name, line), y in zip(panel.lines.items(), ends, strict=True):
+        parts.append(path(line, "line", name))
+        shown = escape(name if len(name) <= 16 else f"{name[:7]}…{name[-8:]}")
+        style = f'class="name" style="fill:{colour_of[name]}"'
+        parts.append(f'<text x="{end + 8}" y="{y + 4}" {style}>{shown}</text>')
+    return "".join(parts)
 
 
 def nice_ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[float]:
