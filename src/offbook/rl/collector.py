@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -57,6 +57,18 @@ FREE: AbstractAsyncContextManager[Any] = nullcontext()  # no limit on how many r
 
 def unwatched(rollout: Rollout, over: bool) -> None:
     """No-op callback."""
+
+
+@contextmanager
+def first_offbook_error() -> Iterator[None]:
+    """Of a group of errors raise the first that is one sentence: a reward that broke, a server that is lost."""
+    try:
+        yield
+    except ExceptionGroup as problems:
+        for problem in problems.exceptions:
+            if isinstance(problem, OffbookError):
+                raise problem from None
+        raise
 
 
 def rollout_ids(name: str, task: Task, size: int) -> list[str]:
@@ -260,13 +272,9 @@ class Collector:
         try:
             # All are opened before the first asks: they decode together.
             unbegun |= {number: self.engine.open(job.id) for number, job in enumerate(jobs)}
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(one(*each)) for each in enumerate(jobs)]
-        except ExceptionGroup as problems:
-            for problem in problems.exceptions:
-                if isinstance(problem, OffbookError):  # a reward that broke, a server that is lost: one sentence
-                    raise problem from None
-            raise
+            with first_offbook_error():
+                async with asyncio.TaskGroup() as tasks:
+                    running = [tasks.create_task(one(*each)) for each in enumerate(jobs)]
         finally:
             for session in unbegun.values():
                 session.close()

@@ -23,7 +23,7 @@ from typing import Any
 from offbook.core.config import Config
 from offbook.core.weights import Weights
 from offbook.engine import Engine, Session
-from offbook.rl.collector import FREE, Collector, Job, OnRollout, unwatched
+from offbook.rl.collector import FREE, Collector, Job, OnRollout, first_offbook_error, unwatched
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, Rollout
 
 START_S = 300.0  # timeout to find a place, import, load a model and take weights
@@ -219,11 +219,10 @@ class RayCollector(Collector):
                 on_rollout(rollout, True)
 
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for some in batches.values():
-                    tasks.create_task(sample(some))
-        except ExceptionGroup as problems:
-            raise problems.exceptions[0] from None
+            with first_offbook_error():
+                async with asyncio.TaskGroup() as tasks:
+                    for some in batches.values():
+                        tasks.create_task(sample(some))
         finally:
             for job in jobs:
                 of_group[job.group].busy -= 1
