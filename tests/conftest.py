@@ -17,8 +17,7 @@ from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.agent.chat import ChatFormat, byte_chat
-from offbook.train.checkpoint import checkpoint_path
-from offbook.train.checkpoint_writer import Checkpoints
+from offbook.train.checkpoint import Checkpoints, checkpoint_path
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import Trainer
 from offbook.types import Distill, Sample

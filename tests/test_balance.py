@@ -17,10 +17,9 @@ from offbook.core.config import FeedbackConfig, LoraConfig, TrainConfig
 from offbook.rl.train_step import distill_of
 from offbook.train.balance import scales_of
 from offbook.train.checkpoint import load_training_state
-from offbook.train.forward import Decoder
+from offbook.train.forward import Decoder, measure_branches
 from offbook.train.lora import make_trainable
 from offbook.train.losses import divergence
-from offbook.train.measure import measure_branches
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 

@@ -27,8 +27,7 @@ from offbook.rl.train_step import candidates
 from offbook.signals.feedback import RULES
 from offbook.tasks import load_task
 from offbook.train.algorithms import rl_samples
-from offbook.train.forward import Decoder
-from offbook.train.measure import token_logprobs
+from offbook.train.forward import Decoder, token_logprobs
 from offbook.types import ModelLost, OffbookError, Rollout
 
 AGENT = """

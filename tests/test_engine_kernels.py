@@ -41,7 +41,7 @@ from functools import partial
 from conftest import tiny_model
 from test_engine_kv import STOPS, conversations, errors, run
 from offbook.engine import LocalEngine, attention, triton_kernels
-from offbook.engine import kv_slots
+from offbook.engine import decode
 
 triton_kernels.PROGRAMS = 8
 make = partial(tiny_model, head_width=16)
@@ -51,7 +51,7 @@ calls = []
 def kernel(*given):
     calls.append(1)
     return triton_kernels.attend(*given)
-kv_slots.kernel_for = attention.kernel_for = lambda keys, values: kernel
+decode.kernel_for = attention.kernel_for = lambda keys, values: kernel
 found = run(engine, *conversations(2))
 assert calls and engine.decoder.slots.own_keys
 for one, other in zip(found, wanted, strict=True):

@@ -30,8 +30,7 @@ from transformers import (
 from offbook.core.weights import Weights
 from offbook.engine import LocalEngine, attention, decode
 from offbook.engine.attention import NewTokens, Part, grouped
-from offbook.engine.decode import Decoder, Row
-from offbook.engine.kv_slots import KvSlots, plan_fills
+from offbook.engine.decode import Decoder, KvSlots, Row, plan_fills
 from offbook.engine.local import LocalSession, Mode
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.sampling import sample, uniforms

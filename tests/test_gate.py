@@ -18,9 +18,9 @@ from test_branches import gradients, places_of, reencoded, sample_with_branches
 from torch import Tensor
 
 from offbook.core.config import TrainConfig
-from offbook.train import gate
+from offbook.train import head as gate
 from offbook.train.batches import _chunks
-from offbook.train.gate import VERDICTS, Shift, TargetScores, within_places
+from offbook.train.head import VERDICTS, Shift, TargetScores, within_places
 from offbook.train.losses import divergence, log_mix
 from offbook.train.teachers import Frozen, Live
 from offbook.train.trainer import StepResult, Trainer
@@ -340,7 +340,7 @@ def test_where_the_two_agree_nothing_is_told() -> None:
 
 def test_only_the_tokens_that_differ_most_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting a large vocabulary at every token costs more than the teacher."""
-    monkeypatch.setattr("offbook.train.targets.TOP_TOKENS", 2)
+    monkeypatch.setattr("offbook.train.head.TOP_TOKENS", 2)
     branch = Branch(10, random_ids(random.Random(5), 6), ((12, 20),), 1.0, key="one")
     result, _ = step_of([sample_of(random.Random(6), [branch])], top=5)
     measured = result.measured["one"]

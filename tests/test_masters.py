@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from offbook.core.config import TrainConfig
 from offbook.train.batches import Batch
-from offbook.train.masters import Masters
-from offbook.train.scoring import Counts, Ledger
-from offbook.train.trainer import NotFinite, Trainer
+from offbook.train.head import Counts, Ledger
+from offbook.train.trainer import Masters, NotFinite, Trainer
 
 HALF = TrainConfig(precision="bfloat16", micro_tokens=64)
 

@@ -44,8 +44,8 @@ from offbook.train.algorithms import (
     sft_sample,
 )
 from offbook.train.batches import Batch
+from offbook.train.head import Counts, Ledger
 from offbook.train.losses import divergence
-from offbook.train.scoring import Counts, Ledger
 from offbook.train.teachers import Frozen, Other
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Distill, Feedback, OffbookError, Prompt, Reward, Rollout, Sample, Task

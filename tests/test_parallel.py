@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 
 from offbook.core.config import LinearConfig, LoraConfig, RanksConfig, TrainConfig
 from offbook.train.attention import Packed
+from offbook.train.forward import measure_branches
 from offbook.train.lora import make_trainable
-from offbook.train.measure import measure_branches
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.context import Context

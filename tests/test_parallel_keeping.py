@@ -23,9 +23,8 @@ from offbook.core.config import RanksConfig
 from offbook.engine.sync import FolderStore, Publisher, Reader
 from offbook.rl.models import load_weights
 from offbook.rl.ranks import RankTrainer, go_on, publish_by_all
-from offbook.train import checkpoint_writer as writing
-from offbook.train.checkpoint import load_training_state
-from offbook.train.checkpoint_writer import begin
+from offbook.train import checkpoint as writing
+from offbook.train.checkpoint import begin, load_training_state
 from offbook.train.optim.units import local
 from offbook.train.parallel import gather
 from offbook.train.trainer import Trainer

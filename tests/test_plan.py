@@ -51,6 +51,7 @@ from offbook.train import head
 from offbook.train.attention import Packed
 from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
+from offbook.train.head import Counts, Ledger
 from offbook.train.lora import make_trainable
 from offbook.train.memory import (
     ALONE,
@@ -66,7 +67,6 @@ from offbook.train.memory import (
     step_parts,
 )
 from offbook.train.parallel.spmd import share_of
-from offbook.train.scoring import Counts, Ledger
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, OffbookError, Sample
 

@@ -27,8 +27,7 @@ from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
 from offbook.stages.extend import extended
 from offbook.stages.pretrain import Lessons, Part, Writer, length_of, make_lessons, pretrain, sample_of
 from offbook.tasks.contamination import Sought
-from offbook.train.forward import Decoder
-from offbook.train.measure import token_logprobs
+from offbook.train.forward import Decoder, token_logprobs
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import Trainer
 from offbook.train.validation import imitation_loss

@@ -19,9 +19,8 @@ from test_branches import sample_with_branches
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbook.core.config import CheckpointConfig, Precision, TrainConfig
-from offbook.train import checkpoint_writer as writing
-from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state
-from offbook.train.checkpoint_writer import Checkpoints
+from offbook.train import checkpoint as writing
+from offbook.train.checkpoint import Checkpoints, checkpoint_path, finished_steps, load_training_state
 from offbook.train.memory import free_host_memory
 from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
@@ -137,7 +136,7 @@ def test_what_ends_the_writing_ends_the_run(tmp_path: Path) -> None:
         "import resource, signal, sys; sys.path.insert(0, sys.argv[2])\n"
         "from pathlib import Path; from conftest import tiny_model\n"
         "from offbook.core.config import TrainConfig; from offbook.train.trainer import Trainer\n"
-        "from offbook.train.checkpoint_writer import Checkpoints\n"
+        "from offbook.train.checkpoint import Checkpoints\n"
         "trainer, root = Trainer(tiny_model(), TrainConfig()), Path(sys.argv[1])\n"
         "with Checkpoints(trainer, root, root) as checkpoints: checkpoints.save(1)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"

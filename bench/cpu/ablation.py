@@ -207,8 +207,7 @@ def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
     from offbook.rl.models import load_model
     from offbook.signals.feedback import read_rollout, write_hint
     from offbook.train.algorithms import hint_branch, rl_samples
-    from offbook.train.forward import Decoder
-    from offbook.train.measure import measure_branches
+    from offbook.train.forward import Decoder, measure_branches
 
     rollouts, _ = RunFolder(run).rollouts(1)
     chat = chat_of(model, config)

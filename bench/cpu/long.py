@@ -35,7 +35,7 @@ from offbook.core.shares import wilson
 from offbook.evals.base import TextModel
 from offbook.stages.extend import extended
 from offbook.stages.pretrain import pretrain
-from offbook.train.measure import token_logprobs
+from offbook.train.forward import token_logprobs
 
 ARMS = ["none-4", "abf-4", "yarn-4", "none-8", "abf-8", "yarn-8"]
 BASE = "base"  # as it is, beyond what it was trained for

@@ -49,8 +49,7 @@ from offbook.rl.train import train
 from offbook.stages.sft import sft
 from offbook.tasks import load_tasks
 from offbook.train.algorithms import opsd_branches, sdft_branches
-from offbook.train.forward import Decoder
-from offbook.train.measure import measure_branches
+from offbook.train.forward import Decoder, measure_branches
 from offbook.types import Distill, Rollout, Sample, Task
 
 ALONE = {"train.rl_weight": "0", "feedback.weight": "0"}

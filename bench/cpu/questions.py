@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice, permutations
 
 from offbook.evals.base import TextModel
-from offbook.train.measure import token_logprobs
+from offbook.train.forward import token_logprobs
 from offbook.types import is_test_file
 
 NAMES = (

@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 from offbook.core.config import LoraConfig, TrainConfig
 from offbook.train.attention import Packed
 from offbook.train.batches import Batch, BranchAt, BranchBatch
-from offbook.train.targets import Scorers
+from offbook.train.head import Scorers
 from offbook.train.teachers import Ema, Frozen, Live, Mix, make_teachers
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Distill, Sample

@@ -43,7 +43,7 @@ from offbook.stages.extend import extended
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.tasks import load_tasks
-from offbook.train.measure import token_logprobs
+from offbook.train.forward import token_logprobs
 
 HELD_OUT = ("httpx", "tornado")
 LONG = {"32k": ("black", "mpmath"), "256k": ("black",)}  # what is learned from at that length

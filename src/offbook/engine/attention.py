@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from offbook.engine.kernels import kernel_for
-from offbook.engine.kv_slots import KvSlots, bucket
+
+if TYPE_CHECKING:
+    from offbook.engine.decode import KvSlots
 
 NAME = "offbook_slots"  # of the attention function; must not start with the trainer's names
 OWN_ATTENTION = ("diffllama", "doge")  # models that call the attention function with other arguments
@@ -211,6 +213,12 @@ class NewTokens:
         for group in self._groups:
             out_THD[group.token_N] = group.attend(query, *pair, scaling)
         return out_THD[None]
+
+
+def bucket(number: int) -> int:
+    """The next number with at most two bits: 1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
+    power = 1 << max(0, number - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and number <= power * 3 // 4 else power
 
 
 def grouped(parts: list[Part], shared: int, key_entries: int, on_gpu: bool) -> list[list[Part]]:

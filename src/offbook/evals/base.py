@@ -16,8 +16,7 @@ from offbook.core.config import Precision
 from offbook.rl.models import chat_folder, load_model, positions
 from offbook.stages.corpus import File, domain_of, in_order
 from offbook.tasks.check import gold_changes
-from offbook.train.forward import Decoder
-from offbook.train.measure import token_logprobs
+from offbook.train.forward import Decoder, token_logprobs
 from offbook.types import OffbookError, Task
 
 MAX_FILES = 60

@@ -31,8 +31,7 @@ from offbook.signals.feedback.hints import stand_in
 from offbook.signals.feedback.rules import RULES
 from offbook.signals.trajectory import Trajectory, spoken, with_siblings
 from offbook.train.algorithms import correction_sample, hint_block, hint_branch, target_key
-from offbook.train.forward import Decoder
-from offbook.train.measure import measure_branches
+from offbook.train.forward import Decoder, measure_branches
 from offbook.types import (
     Completion,
     Feedback,

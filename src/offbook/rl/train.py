@@ -68,7 +68,7 @@ from offbook.rl.train_step import TrainContext, recall_look, train_step, whole_r
 from offbook.signals.feedback import rules_of
 from offbook.signals.judge import Judgement
 from offbook.tasks.select import TasksUsedUp
-from offbook.train.checkpoint_writer import Checkpoints
+from offbook.train.checkpoint import Checkpoints
 from offbook.train.lora import adapter_of
 from offbook.train.trainer import NotFinite, WeightsLost, weights_of
 from offbook.types import Hung, OffbookError, Rollout, Sample

@@ -30,8 +30,8 @@ from offbook.train.algorithms import (
     sdpo_branches,
     target_key,
 )
+from offbook.train.head import Measured
 from offbook.train.schedule import learning_rate_share
-from offbook.train.targets import Measured
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import REFERENCE, NotFinite, StepResult, Trainer, WeightsLost
 from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError, Rollout, Sample, Target, Task

@@ -33,10 +33,8 @@ from offbook.signals.judge import Critique, Judgement
 from offbook.stages.conversations import Writing
 from offbook.stages.run import Tell, refuse_other_data
 from offbook.stages.sources import read_sources, refuse_missing_data
-from offbook.train.checkpoint import load_training_state
-from offbook.train.checkpoint_writer import Checkpoints
-from offbook.train.forward import Decoder
-from offbook.train.measure import token_logprobs
+from offbook.train.checkpoint import Checkpoints, load_training_state
+from offbook.train.forward import Decoder, token_logprobs
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Rollout, Segment
 

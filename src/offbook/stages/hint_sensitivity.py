@@ -10,8 +10,7 @@ from offbook.agent.chat import Chat
 from offbook.signals.feedback import write_hint
 from offbook.stages.reminders import Conversation
 from offbook.train.algorithms import hint_branch
-from offbook.train.forward import Decoder
-from offbook.train.measure import measure_branches
+from offbook.train.forward import Decoder, measure_branches
 from offbook.types import Sample, Target
 
 MAX_FAULTS = 48

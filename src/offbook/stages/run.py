@@ -25,7 +25,7 @@ from offbook.rl.models import Progress, chat_folder, model_folder, model_to_trai
 from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_device
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
-from offbook.train.checkpoint_writer import SMALL, Checkpoints, checkpoint_size
+from offbook.train.checkpoint import SMALL, Checkpoints, checkpoint_size
 from offbook.train.memory import ALONE, Share
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost

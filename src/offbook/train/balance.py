@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from offbook.train.batches import POLICY
-from offbook.train.masters import Masters
 from offbook.train.parallel.ranks import total_norm
+from offbook.train.trainer import Masters
 
 
 class PartGradients:

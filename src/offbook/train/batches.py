@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offbook.train.attention import BranchRow, Packed
-from offbook.train.head import Rows
 from offbook.train.host import round_length, sent
 from offbook.types import Branch, Distill, Sample
 
@@ -31,6 +31,19 @@ def micro_batches(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
         batches[place].append(sample)
         room[place] -= size
     return batches
+
+
+class Rows(NamedTuple):
+    """Tokens whose prediction matters, and what each counts for."""
+
+    ids_N: Tensor
+    behaviour_N: Tensor
+    advantage_N: Tensor
+    rl_weight_N: Tensor
+    ce_weight_N: Tensor
+    temperature_N: Tensor
+    ce_power_N: Tensor
+    reference_N: Tensor | None = None  # log-probability under the reference model, where one is held to
 
 
 @dataclass(frozen=True, slots=True)

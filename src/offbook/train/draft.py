@@ -33,8 +33,8 @@ from offbook.train import head as chunked
 from offbook.train.attention import attend
 from offbook.train.batches import Batch
 from offbook.train.losses import divergence
-from offbook.train.masters import Masters
 from offbook.train.parallel.ranks import total_norm
+from offbook.train.trainer import Masters
 from offbook.types import Sample
 
 NAME = "offbook_draft"  # of the attention function

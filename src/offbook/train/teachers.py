@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.forward import Decoder
+from offbook.train.head import Scorers
 from offbook.train.lora import switch_off_idle
 from offbook.train.optim.units import local
-from offbook.train.targets import Scorers
 from offbook.types import OffbookError
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -17,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
@@ -28,10 +29,20 @@ from offbook.train import head
 from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
 from offbook.train.forward import Decoder
-from offbook.train.gate import Shift, decided
+from offbook.train.head import (
+    Counts,
+    Ledger,
+    Measured,
+    Scorer,
+    Scorers,
+    Scoring,
+    Shift,
+    decided,
+    percentiles,
+    sampled_logp,
+)
 from offbook.train.host import round_length
 from offbook.train.lora import adapter_of, fingerprint
-from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.balance import cost_of
@@ -41,10 +52,66 @@ from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks
 from offbook.train.precision import compute_linears
 from offbook.train.replay import Replay, figures_of
 from offbook.train.schedule import GRADIENT_CLIP
-from offbook.train.scoring import Counts, Ledger, Scoring, percentiles
-from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import Branch, OffbookError, Sample
+
+HOOK = "_hands_gradient_over"  # of a working copy: what takes its gradient
+
+
+class Masters:
+    def __init__(self, model: nn.Module):
+        """Of the parameters of `model` that are trained; those that are tied count once."""
+        self.named: dict[str, nn.Parameter] = {}
+        self.copies: dict[str, nn.Parameter] = {}  # the parameters that are not their own masters
+        self._hands_over = True
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            self.named[name] = parameter
+            if parameter.dtype != torch.float32:
+                self.named[name], self.copies[name] = nn.Parameter(parameter.detach().float()), parameter
+                self._take_from(parameter, self.named[name])
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """After a step: each working copy is its master, rounded."""
+        if self.copies:
+            masters = [local(self.named[name]) for name in self.copies]
+            torch._foreach_copy_([local(working) for working in self.copies.values()], masters)
+
+    @torch.no_grad()
+    def norm(self) -> Tensor:
+        """Of all weights, as the model has them."""
+        working = [self.copies.get(name, master) for name, master in self.named.items()]
+        return total_norm(working)
+
+    @contextmanager
+    def handing_over(self, does: bool) -> Iterator[None]:
+        """Whether working copies hand their gradients to their masters, or keep and add them up themselves."""
+        self._hands_over = does
+        try:
+            yield
+        finally:
+            self._hands_over = True
+
+    def _take_from(self, working: nn.Parameter, master: nn.Parameter) -> None:
+        """From now on, and no earlier trainer does: a model may be trained by one trainer after another."""
+        earlier = getattr(working, HOOK, None)
+        if earlier is not None:
+            earlier.remove()
+        setattr(working, HOOK, working.register_post_accumulate_grad_hook(partial(self._hand_over, master)))
+
+    def _hand_over(self, master: nn.Parameter, working: Tensor) -> None:
+        gradient = working.grad
+        assert gradient is not None
+        if not self._hands_over:
+            return
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad.add_(gradient)
+        working.grad = None
+
 
 T = TypeVar("T")
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})

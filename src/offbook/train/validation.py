@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
-from offbook.train.head import CHUNK_ENTRIES
-from offbook.train.targets import sampled_logp
+from offbook.train.head import CHUNK_ENTRIES, sampled_logp
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from offbook.train.head import Counts
 from offbook.train.parallel.balance import balanced
 from offbook.train.parallel.context import Context
-from offbook.train.scoring import Counts
 from offbook.types import Branch, OffbookError, Sample
 
 T = TypeVar("T")
