@@ -15,12 +15,11 @@ from transformers import PreTrainedModel
 
 from offbook.core.config import FeedbackConfig, LoraConfig, TrainConfig
 from offbook.rl.train_step import distill_of
-from offbook.train.balance import scales_of
 from offbook.train.checkpoint import load_training_state
 from offbook.train.forward import Decoder, measure_branches
 from offbook.train.lora import make_trainable
 from offbook.train.losses import divergence
-from offbook.train.trainer import Trainer
+from offbook.train.trainer import Trainer, scales_of
 from offbook.types import Sample
 
 WAYS = {"own": {}, "rl": {"by_policy": True}, "bounded": {"by_policy": True, "bound": 0.2}}

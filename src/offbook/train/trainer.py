@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,6 @@ from offbook.core.adapters import adapter_tensors
 from offbook.core.config import TrainConfig
 from offbook.core.weights import Gathered, Weights
 from offbook.train import head
-from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
 from offbook.train.forward import Decoder
 from offbook.train.head import (
@@ -511,3 +510,55 @@ def _optimizer(masters: Masters, model: PreTrainedModel, settings: TrainConfig) 
         units = units_of(masters.named.items(), model.config)
         return Muon(masters.named.items(), units, lr, betas=betas, weight_decay=decay)
     return torch.optim.AdamW(masters.named.values(), lr=lr, betas=betas, weight_decay=decay, fused=True)
+
+
+class PartGradients:
+    """Of each part of the loss by itself, summed over the micro-batches of a step. Data-parallel ranks add theirs up
+    before anyone takes a norm."""
+
+    def __init__(self, masters: Masters, bounded: Collection[str]):
+        self.masters = masters
+        self.bounded = bounded
+        self.of: dict[str, dict[str, Tensor]] = {}  # by part, by parameter
+
+    def add(self, losses: Mapping[str, Tensor]) -> None:
+        """Differentiate each. They hang on one graph."""
+        for number, (part, loss) in enumerate(losses.items(), 1):
+            is_bounded = part in self.bounded
+            holders = self.masters.named | self.masters.copies if is_bounded else self.masters.named
+            before = self.of.get(part, {})
+            for name, holder in holders.items():
+                holder.grad = before.get(name)
+            with self.masters.handing_over(not is_bounded):
+                loss.backward(retain_graph=number < len(losses))
+            self.of[part] = {name: holder.grad for name, holder in holders.items() if holder.grad is not None}
+            for holder in holders.values():
+                holder.grad = None
+
+    def norms(self) -> dict[str, float]:
+        return {part: float(total_norm(list(grads.values()))) for part, grads in self.of.items()}
+
+    def join(self, scales: Mapping[str, float]) -> None:
+        """Their sum, some of them scaled, is the gradient of the step. They are used up by it."""
+        for name, master in self.masters.named.items():
+            master.grad = None
+            for part, grads in self.of.items():
+                gradient = grads.pop(name, None)
+                if gradient is None:
+                    continue
+                gradient = gradient.float()
+                if part in scales:
+                    gradient.mul_(scales[part])
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+
+
+def scales_of(norms: Mapping[str, float], bounds: Mapping[str, float], policy_norm: float) -> dict[str, float]:
+    """What bounded parts are multiplied by. `policy_norm` is RL's in the last step in which it had a gradient, for a
+    step in which it has none: all rollouts of a task are equal then, which says nothing about how much a fault matters.
+    As long as there has been none at all, there is nothing that could be drowned."""
+    policy = norms.get(POLICY, 0.0) or policy_norm
+    return {
+        part: min(1.0, bound * policy / norm)
+        for part, bound in bounds.items()
+        if policy and (norm := norms.get(part, 0.0))
+    }
