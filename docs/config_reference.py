@@ -16,14 +16,13 @@ from offbook.core.config import Config
 HEAD = """\
 # Configuration
 
-Made by `make docs` from src/offbook/core/config/; a test compares the two. Files are composed left to right, then
-come overrides: `offbook train @ pocket mine.toml --feedback.weight 0.3`. `--dry-run` prints what comes out. The
-defaults here fit a model from the hub. `pocket`, small models and models behind a URL get the recipe that fits them
-(src/offbook/recipes/), unless another one is named. An override that a verb does not read is refused (`distill
---train.steps 2`); a file or a recipe may have keys of other verbs.
+Made by `make docs` from src/offbook/core/config/. Files are composed left to right, then come overrides:
+`offbook train @ pocket mine.toml --feedback.weight 0.3`. `--dry-run` prints the result. Defaults fit a model from the
+hub; other models get the recipe that fits them (src/offbook/recipes/) unless you name one. An override that a verb does
+not read is refused; a file may have keys of other verbs.
 """
-NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
-BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+NAMES = {str: "text", int: "int", float: "float", bool: "bool"}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def config_reference() -> str:
@@ -35,7 +34,8 @@ def _section(section: type[BaseModel], prefix: str) -> Iterator[str]:
     yield f"## {prefix.rstrip('.') or 'The top'}\n"
     if section.__doc__:
         yield f"{' '.join(section.__doc__.split())}\n"
-    yield "| key | default | values | |\n|---|---|---|---|"
+    if inner.keys() != section.model_fields.keys():
+        yield "| key | default | values | |\n|---|---|---|---|"
     for name, field in section.model_fields.items():
         if name not in inner:
             cells = (f"`{prefix}{name}`", _default(field), _values(field), field.description or "")
@@ -58,12 +58,12 @@ def _default(field: FieldInfo) -> str:
 
 def _values(field: FieldInfo) -> str:
     limits = [
-        f"{word} {limit:g}"
+        f"{word}{limit:g}"
         for bound in field.metadata
         for name, word in BOUNDS.items()
         if (limit := getattr(bound, name, None)) is not None
     ]
-    return ", ".join([_kind(field.annotation), *limits])
+    return " ".join([_kind(field.annotation), *limits])
 
 
 def _kind(kind: Any) -> str:

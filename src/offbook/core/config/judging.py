@@ -13,10 +13,8 @@ from offbook.core.config.section import LOCAL, Section, TeacherName
 class JudgeConfig(Section):
     """A model that reads rollouts, too; of `live` what users said after them."""
 
-    url: str = Field(default="", description="of a server; for feedback also `local`: it runs here; empty is none")
-    name: str = Field(
-        default="", description="its name there; with `local` as in `model`, empty: the one that is being trained"
-    )
+    url: str = Field(default="", description="of a server; `local` (feedback only) runs here; empty is none")
+    name: str = Field(default="", description="its name there; for `local` as in `model`, empty: the trained model")
     rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
 
     def idle(self, section: str, is_on: bool) -> str:
@@ -52,19 +50,18 @@ class FeedbackConfig(Section):
 
     method: Literal["targeted", "sdpo"] = Field(
         default="targeted",
-        description="targeted: a hint right before each faulty message teaches that message; sdpo: all hints of a "
-        "rollout before its first message teach the whole response",
+        description="targeted: a hint per faulty message; sdpo: all hints before the first message teach the whole "
+        "response",
     )
     weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
     balance: Literal["own", "rl", "bounded"] = Field(
         default="bounded",
-        description="what the hints' sum is divided by: own: the candidates' tokens, taught or not; rl: the step's RL "
-        "tokens, so that it fades as faults get rare; bounded: the same, and the norm of its gradient is at "
-        "most `bound` times RL's",
+        description="divides the hints' sum by: own, the candidates' tokens; rl, the step's RL tokens; bounded, the "
+        "same, with the norm of its gradient at most `bound` times RL's",
     )
     bound: float = Field(default=0.3, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={}, description="by rule, on top of `weight`; 1 where not named, 0 turns a rule off"
+        default={}, description="factor by rule; default 1, 0 turns a rule off"
     )
     rules: list[str] = Field(default=[], description="those of docs/feedback.md that are looked for; empty: all")
     files: list[str] = Field(default=[], description="Python files with your own rules; they run with your rights")
@@ -72,19 +69,18 @@ class FeedbackConfig(Section):
     gate: float = Field(
         default=0.002,
         ge=0,
-        description="nats per token of `direction` by which a hint has to move its message, and away from it; 0 is no "
-        "gate. jsd is about a quarter of the others: divide by 4 under it",
+        description="nats per token of `direction` by which a hint must move its message away; 0 is no gate; divide "
+        "by 4 for jsd",
     )
     token_gate: float = Field(
         default=0.02,
         ge=0,
-        description="nats of `direction` by which a hint has to move a token of its message for that token to teach; 0 "
-        "is all of them. Divide by 4 under jsd",
+        description="nats of `direction` by which a hint must move a token for it to teach; 0 is all; divide by 4 "
+        "for jsd",
     )
     look: bool = Field(
         default=True,
-        description="before step 1: sample messages with and without each hint where a rule was broken; what does not "
-        "help is not taught, and a run in which nothing helps ends there",
+        description="the hint probe before step 1: hints that do not help are not taught; if none helps the run stops",
     )
     control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
         default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"
@@ -146,7 +142,7 @@ class EffortConfig(Section):
     full_turns: int = Field(default=0, ge=0, description="what counts as all turns; 0 is harness.turns")
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
-        description="by kind, of a share of all tokens or turns, over the defaults of docs/rewards.md",
+        description="by kind, over the defaults of docs/rewards.md",
     )
 
     @field_validator("weights")
@@ -164,7 +160,7 @@ class RewardsConfig(Section):
     grade_s: float = Field(default=120.0, gt=0, description="how long the hidden tests of one rollout may take")
     perturbed: Literal["off", "finding", "outcome"] = Field(
         default="outcome",
-        description="another result than the gold's for most of the changed inputs: what it counts as",
+        description="what other results than the gold's on changed inputs count as",
     )
     weights: dict[str, float] = Field(default={}, description="by name: a behaviour of docs/rewards.md or your own")
     files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")

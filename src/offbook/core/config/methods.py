@@ -34,8 +34,8 @@ class SdftConfig(Section):
     weight: float = Field(default=0.0, ge=0, description="beside an RL loss of weight 1; 0 is none")
     data: list[str] = Field(
         default=[],
-        description="run folders or files with rollouts of the same tasks, of which those that solved theirs are the "
-        "demonstrations; empty: another rollout of the group that solved it",
+        description="runs or files whose solved rollouts are the demonstrations; empty: a solved rollout of the same"
+        " group",
     )
 
 

@@ -16,7 +16,7 @@ class RayConfig(Section):
     samplers: int = Field(
         default=0,
         ge=0,
-        description="actors that sample, each with an engine and sandboxes of its own; 0: all is done here",
+        description="actors that sample; 0: none",
     )
     cpus: float = Field(default=1.0, ge=0, description="of each sampler")
     gpus: float = Field(default=0.0, ge=0, description="of each sampler")
@@ -29,25 +29,22 @@ class LoopConfig(Section):
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="steps that a rollout may begin before the one that it is trained in; 0: training waits for "
-        "rollouts, and they for it; lockstep takes at most 1",
+        description="steps that a rollout may start before the one that trains on it; 0 is synchronous; lockstep "
+        "takes at most 1",
     )
-    deadline_s: float = Field(
-        default=7200.0, gt=0, description="without any sign of life, after which a run ends and says what it waited for"
-    )
+    deadline_s: float = Field(default=7200.0, gt=0, description="without any sign of life, after which a run ends")
     refill: int = Field(
         default=0,
         ge=0,
-        description="groups of a batch whose rollouts are all worth the same, at most, that are replaced by another "
-        "task's instead of being trained on; needs tasks.order select, and continuous or vLLM",
+        description="groups without a signal that may be replaced per batch; needs tasks.order select, and "
+        "continuous or vLLM",
     )
     eval_every: int = Field(
         default=0, ge=0, description="steps between evaluations on the held-out tasks, beside training; 0 is never"
     )
     store: str = Field(
         default="",
-        description="a folder or s3://bucket/prefix that every version of the weights is published to as well, for "
-        "engines elsewhere: docs/sync.md",
+        description="folder or s3://bucket/prefix to publish weights to: docs/sync.md",
     )
     ray: RayConfig = RayConfig()
 
@@ -57,10 +54,10 @@ class LiveConfig(Section):
 
     consent: Literal["none", "numbers", "all"] = Field(
         default="numbers",
-        description="what of a session is kept: nothing; what can be counted, without a word that was said; or all of "
-        "it, without secrets. Only `all` can be learned from",
+        description="what is kept of a session: nothing; counts without any text; everything without secrets, which "
+        "alone can be learned from",
     )
-    retention_days: float = Field(default=30.0, gt=0, description="after which what was kept of a session is deleted")
+    retention_days: float = Field(default=30.0, gt=0, description="until a session is deleted")
     settle_s: float = Field(
         default=86_400.0, ge=0, description="that reactions have to come in before a session is learned from"
     )
@@ -69,7 +66,7 @@ class LiveConfig(Section):
         default=0.25,
         gt=0,
         le=1,
-        description="of a cycle's sessions, the most from one user; 1 for a user's own model",
+        description="most sessions of a cycle from one user",
     )
     batch: int = Field(default=32, ge=2, description="sessions per optimizer step")
     weights: dict[str, float] = Field(
@@ -87,18 +84,16 @@ class LiveConfig(Section):
     )
     hints: bool = Field(
         default=True,
-        description="teach what dissatisfied users said, as hints at the messages that it is about; rules teach anyway",
+        description="teach dissatisfied users' words as hints; rules teach anyway",
     )
     first: Literal["share", "shadow"] = Field(
         default="share",
-        description="what a version that passed the gate gets first: a share of the users, or the same requests unseen",
+        description="where a version that passed the gate starts",
     )
     share: float = Field(default=0.2, gt=0, le=0.5, description="of the users, by hash, or of the requests in shadow")
-    trial: int = Field(default=50, ge=1, description="users of each of the two versions after which it gets the rest")
+    trial: int = Field(default=50, ge=1, description="users per version before it gets the rest")
     suites: list[str] = Field(default=[], description="of the gate, beside the held-out tasks, as in `sides`")
-    populations: list[str] = Field(
-        default=[], description="keys of users who get an adapter of their own each; needs train.lora.rank"
-    )
+    populations: list[str] = Field(default=[], description="users with an adapter of their own; needs train.lora.rank")
     judge: JudgeConfig = JudgeConfig()
 
     @field_validator("weights")

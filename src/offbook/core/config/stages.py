@@ -18,8 +18,8 @@ class StageConfig(Section):
     learning_rate: float = Field(
         default=2e-5,
         gt=0,
-        description="the highest, after a warm-up of 3% of the steps; then it falls to a tenth: of `sft` in a cosine, "
-        "of `pretrain` over the last fifth of the steps",
+        description="peak, after a warm-up of 3% of the steps; falls to a tenth: `sft` by a cosine, `pretrain` over "
+        "the last fifth",
     )
     validation_share: float = Field(
         default=0.02, ge=0, lt=1, description="of the tasks, conversations or repositories, to measure the loss on"
@@ -32,15 +32,13 @@ class PretrainConfig(StageConfig):
 
     data: list[str] = Field(
         default=[],
-        description="repositories: folders, archives, git URLs, `pypi:NAME`, or `pocket-code:200`, made on the spot "
-        "(`pocket-code:50x4`: of four packages each)",
+        description="repositories: folders, archives, git URLs, `pypi:NAME`, `pocket-code:200`",
     )
     batch_tokens: int = Field(default=65_536, ge=1, description="of the windows of one step, about")
     context: int = Field(default=32_768, ge=16, description="tokens of a window, which has files of one repository")
     rope: Literal["", "abf", "yarn"] = Field(
         default="",
-        description="how positions are stretched where `context` is more than the model reads; it is written into the "
-        "checkpoints",
+        description="stretching of positions if `context` exceeds what the model reads",
     )
     fim_share: float = Field(default=0.3, ge=0, le=1, description="of the code files, written to fill in the middle")
     licences: list[str] = Field(
@@ -49,7 +47,7 @@ class PretrainConfig(StageConfig):
     )
     guard: list[str] = Field(
         default=[],
-        description="suites, as in `offbook eval`: files with their solutions are left out, and their repositories",
+        description="suites whose solutions and repositories are left out",
     )
     hold_out: list[str] = Field(default=[], description="names of repositories that are not learned from")
 
@@ -60,11 +58,9 @@ class SftConfig(StageConfig):
 
     data: list[str] = Field(
         default=[],
-        description="run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `pocket:6000`",
+        description="run folders, ATIF, OpenAI messages, chat, datasets, `pocket:6000`",
     )
-    min_reward: Literal["any"] | float = Field(
-        default="any", description="rollouts of runs that earned less are left out; of 1, those that solved nothing"
-    )
+    min_reward: Literal["any"] | float = Field(default="any", description="leaves out rollouts that earned less")
     loss: Literal["nll", "dft"] = Field(
         default="nll", description="of a token: cross-entropy, or the same times its probability (DFT)"
     )
@@ -81,13 +77,13 @@ class SftConfig(StageConfig):
         description="of the conversations, shown first what they say, as SDFT's teacher is",
     )
     reminders: float = Field(
-        default=0.4, ge=0, le=1, description="of the messages that keep a rule, which a reminder of it is put before"
+        default=0.4, ge=0, le=1, description="of the messages that keep a rule, those with a reminder before them"
     )
     pairs: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="of the faulty messages, to which the right one after a reminder is added, where the data has it",
+        description="of the faulty messages, those that get the right one after a reminder, if the data has it",
     )
     hold_out_rules: list[str] = Field(default=[], description="no reminder states these")
 

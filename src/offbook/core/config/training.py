@@ -15,7 +15,7 @@ class LoraConfig(Section):
     rank: int = Field(default=0, ge=0, description="of the adapters; 0 is none: all weights are trained")
     alpha: int = Field(default=32, ge=1, description="what an adapter adds is scaled by alpha / rank")
     targets: list[str] = Field(
-        default=[], description="names of the layers that get one, as in `q_proj`; empty: all linear ones but the head"
+        default=[], description="layers with an adapter, as in `q_proj`; empty: all linear layers but the head"
     )
     parameters: list[str] = Field(
         default=[], description="of fused experts, as in `mlp.experts.gate_up_proj`: matrices that get one too"
@@ -33,7 +33,7 @@ class LinearConfig(Section):
 
     kind: Literal["plain", "fp8", "nvfp4"] = Field(
         default="plain",
-        description="in train.precision; in FP8, on GPUs that have it; or as NVFP4, backward as MXFP8, emulated",
+        description="how linear layers multiply; nvfp4 is emulated, with MXFP8 backward",
     )
 
 
@@ -55,44 +55,36 @@ class TrainConfig(Section):
     learning_rate: float = Field(default=1e-6, gt=0, description="the highest; `schedule` says what becomes of it")
     schedule: Schedule = Field(
         default="constant",
-        description="after the warm-up; cosine and linear fall over all of train.steps, wsd over the last fifth: a "
-        "finished run that is trained further falls anew, from higher up",
+        description="after the warm-up; cosine and linear fall over all of train.steps, wsd over the last fifth",
     )
-    warmup_steps: int = Field(default=3, ge=0, description="over which the learning rate rises in a line")
-    final_share: float = Field(
-        default=0.1, ge=0, le=1, description="of the learning rate, one step after a schedule that falls has ended"
-    )
+    warmup_steps: int = Field(default=3, ge=0, description="of a linear rise")
+    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate at the end of a schedule")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
-    rl_weight: float = Field(
-        default=1.0, ge=0, description="of the RL loss; 0: no RL, only what teaches beside it (docs/methods.md)"
-    )
+    rl_weight: float = Field(default=1.0, ge=0, description="of the RL loss; 0: no RL")
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
     reference_kl: float = Field(
         default=0.0,
         ge=0,
-        description="taken from the advantage of each token, times log(policy / the run's start) there (k1, detached)",
+        description="weight of the KL to the run's start in each token's advantage (k1, detached)",
     )
     log_parts: int = Field(
         default=0,
         ge=0,
-        description="steps between reports of `PART/gradient_norm`, the norm of each loss part's gradient by itself; "
-        "such a step takes a backward pass per part; 0 is never",
+        description="steps between reports of `PART/gradient_norm`, at the cost of a backward pass per part; 0 is "
+        "never",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
-        default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"
+        default="stop", description="on a non-finite gradient: end the run, or skip the step"
     )
-    micro_tokens: int = Field(
-        default=0, ge=0, description="tokens in one forward; 0 follows from the memory there is, and is 8192 on a CPU"
-    )
+    micro_tokens: int = Field(default=0, ge=0, description="tokens in one forward; 0: what fits, 8192 on a CPU")
     recompute: Literal["auto", "none", "layers", "all"] = Field(
         default="auto",
-        description="in the backward pass, to save memory: nothing, layers but for attention, layers; auto is the "
-        "least that `offbook plan` finds room for, and none on a CPU",
+        description="recomputed in the backward pass to save memory; auto: the least that fits",
     )
     compile: Literal["auto", True, False] = Field(default="auto", description="fuse kernels; auto does so on a GPU")
     precision: Precision = Field(
         default="float32",
-        description="of the model that is trained; with bfloat16 the optimizer steps on float32 master weights",
+        description="of the trained model; bfloat16 has float32 masters",
     )
     linear: LinearConfig = LinearConfig()
     lora: LoraConfig = LoraConfig()
@@ -124,8 +116,7 @@ class MtpConfig(Section):
 
     loss: Literal["kl", "tv", "lk", "ce"] = Field(
         default="kl",
-        description="to the model's own distribution: KL(model || head), total variation, or -log of what sampling "
-        "keeps; ce: to the tokens",
+        description="KL(model || head), total variation, -log of what sampling keeps, or cross-entropy to the tokens",
     )
     depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that it learns to draft")
     learning_rate: float = Field(default=1e-3, gt=0, description="the highest")

@@ -17,8 +17,8 @@ class TasksConfig(Section):
 
     source: str = Field(
         default="pocket",
-        description="`pocket`, `pocket-long` (several functions per task, `pocket-long-3-8` says how many), a folder "
-        "with `train/` and `heldout/` task folders, a folder of Harbor tasks, or `verifiers:ID`, a taskset",
+        description="`pocket`, `pocket-long` (`pocket-long-3-8`: 3 to 8 functions per task), a folder with `train/` "
+        "and `heldout/`, Harbor tasks, or `verifiers:ID`",
     )
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
     num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
@@ -26,19 +26,17 @@ class TasksConfig(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="of the tasks of a folder without `heldout/`, as of one repository, that are not trained on; they "
-        "share its code with the others; 0 is none",
+        description="held-out share of a folder without `heldout/`; its code is not unseen",
     )
     order: Literal["shuffle", "select"] = Field(
         default="shuffle",
-        description="shuffle: epochs, each in a new order; select: by what was solved, and none twice",
+        description="shuffle: epochs; select: by what was solved, each task once",
     )
     harden: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="select only: the recent solve rate, of a task and of its repository's, from which harder ones are "
-        "made of the task during the run, as in 0.8; 0 is never",
+        description="select only: the recent solve rate from which harder tasks are made during the run; 0 is never",
     )
 
     @model_validator(mode="after")
@@ -56,10 +54,10 @@ class HarnessConfig(Section):
     )
     command: str = Field(
         default="",
-        description="your agent, as a shell command that runs in the sandbox; the request is in $OFFBOOK_INSTRUCTION",
+        description="your agent's shell command; the request is in $OFFBOOK_INSTRUCTION",
     )
     mounts: dict[str, str] = Field(
-        default={}, description="what your agent is made of: folders that sandboxes see, and can only read, by where"
+        default={}, description="read-only folders of your agent, by their path in the sandbox"
     )
     turns: int = Field(default=30, ge=1, description="messages that the agent may write")
     tokens: int = Field(default=131_072, ge=1, description="of all segments together")
@@ -74,7 +72,7 @@ class HarnessConfig(Section):
     price_output: float = Field(default=0.0, ge=0, description="of a million sampled tokens")
     profile: Literal["pocket", "standard", "worked", "bash"] = Field(
         default="standard",
-        description="how tools are shown: described, by worked turns, as one shell, or as the pocket model knows them",
+        description="how tools are shown: docs/tools.md",
     )
     variation: float = Field(default=0.0, ge=0, le=1, description="how much tools differ from task to task")
 
@@ -122,11 +120,11 @@ class VllmConfig(Section):
     copies: int = Field(
         default=1,
         ge=1,
-        description="servers that offbook starts, each on `gpus` GPUs of its own; without a GPU they share the CPU",
+        description="servers to start, each on `gpus` GPUs",
     )
     python: str = Field(
         default="",
-        description="the interpreter, or the folder, of vLLM's environment; empty: what `offbook doctor` finds",
+        description="vLLM's interpreter or environment; empty: what `offbook doctor` finds",
     )
     port: int = Field(
         default=0, ge=0, le=LAST_PORT, description="on this machine alone; 0 is a free one; of copies, the first's"
@@ -134,8 +132,7 @@ class VllmConfig(Section):
     gpus: int = Field(default=1, ge=1, description="that the model is spread over")
     gpu_share: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = Field(
         default="auto",
-        description="of each GPU's memory, above 0, at most 1; auto is what `offbook plan` finds beside the trainer, "
-        "and 0.4 where nothing is trained",
+        description="of each GPU's memory; auto: by `offbook plan`, 0.4 without training",
     )
     sleep: bool = Field(default=False, description="give that memory back while the trainer works")
     start_s: float = Field(default=600.0, gt=0, description="that the server has to come up, each time")
@@ -162,19 +159,17 @@ class VllmConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: Literal["local", "vllm"] = Field(
-        default="local", description="what samples rollouts: offbook itself, or vLLM; a model behind a URL needs none"
-    )
+    kind: Literal["local", "vllm"] = Field(default="local", description="what samples rollouts")
     temperature: float = Field(default=1.0, gt=0, description="that rollouts are sampled at")
     mode: Literal["lockstep", "continuous"] = Field(
         default="lockstep",
-        description="local models: all rollouts decoded together, the same on every run; or each as soon as it asks",
+        description="local: lockstep repeats exactly; continuous waits for no other rollout",
     )
     kv_tokens: int = Field(
         default=0,
         ge=0,
-        description="local models: tokens whose keys and values are held; 0: on a GPU what fits beside training, up to "
-        "a quarter of its memory; on a CPU 131,072",
+        description="local: size of the KV cache in tokens; 0: what fits, up to a quarter of a GPU, or 131,072 on a "
+        "CPU",
     )
     precision: Precision = Field(
         default="float32", description="of the engine's copy of the weights; where it is not given, train.precision"
@@ -186,13 +181,13 @@ class EngineConfig(Section):
         default=0,
         ge=0,
         le=16,
-        description="vLLM: tokens that a draft head drafts per step; 0 turns speculative decoding off: docs/mtp.md",
+        description="vLLM: tokens drafted per step; 0 is off: docs/mtp.md",
     )
     draft: str = Field(default="", description="vLLM: the draft head's folder; empty: `draft` in the model's folder")
     timeout_s: float = Field(
         default=300.0,
         gt=0,
-        description="that a model behind a URL has for one answer, and vLLM for any sign of life",
+        description="for an answer of a model behind a URL, and for any sign of life of vLLM",
     )
     vllm: VllmConfig = VllmConfig()
 
