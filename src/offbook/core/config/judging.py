@@ -53,7 +53,7 @@ class FeedbackConfig(Section):
         description="targeted: a hint per faulty message; sdpo: all hints before the first message teach the whole "
         "response",
     )
-    weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    weight: float = Field(default=1.0, ge=0, description="lambda, next to an RL loss of weight 1")
     balance: Literal["own", "rl", "bounded"] = Field(
         default="bounded",
         description="divides the hints' sum by: own, the candidates' tokens; rl, the step's RL tokens; bounded, the "
@@ -154,7 +154,7 @@ class EffortConfig(Section):
 
 
 class RewardsConfig(Section):
-    """What a rollout earns. Beside the outcome every part is off until it has a weight."""
+    """What a rollout earns. Every part but the outcome is off until it has a weight."""
 
     partial: bool = Field(default=False, description="credit for some of the tests that need the feature")
     grade_s: float = Field(default=120.0, gt=0, description="how long the hidden tests of one rollout may take")

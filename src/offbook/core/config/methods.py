@@ -1,4 +1,4 @@
-"""What teaches beside RL and hints: docs/methods.md."""
+"""What teaches in addition to RL and hints: docs/methods.md."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from offbook.core.config.section import Section
 
 
 class CorrectionsConfig(Section):
-    """Faulty messages written anew by the hinted model; those that pass are imitated: docs/methods.md."""
+    """Faulty messages rewritten by the hinted model; those that pass are imitated: docs/methods.md."""
 
-    weight: float = Field(default=0.0, ge=0, description="of their cross-entropy, beside an RL loss of weight 1")
+    weight: float = Field(default=0.0, ge=0, description="of their cross-entropy, next to an RL loss of weight 1")
 
 
 class OpdConfig(Section):
-    weight: float = Field(default=0.0, ge=0, description="beside an RL loss of weight 1; 0 is none")
+    weight: float = Field(default=0.0, ge=0, description="next to an RL loss of weight 1; 0 is none")
     model: str = Field(default="", description="the teacher, named as in `model`; it has the student's tokenizer")
 
     @model_validator(mode="after")
@@ -27,11 +27,11 @@ class OpdConfig(Section):
 
 
 class OpsdConfig(Section):
-    weight: float = Field(default=0.0, ge=0, description="beside an RL loss of weight 1; 0 is none")
+    weight: float = Field(default=0.0, ge=0, description="next to an RL loss of weight 1; 0 is none")
 
 
 class SdftConfig(Section):
-    weight: float = Field(default=0.0, ge=0, description="beside an RL loss of weight 1; 0 is none")
+    weight: float = Field(default=0.0, ge=0, description="next to an RL loss of weight 1; 0 is none")
     data: list[str] = Field(
         default=[],
         description="runs or files whose solved rollouts are the demonstrations; empty: a solved rollout of the same"
@@ -40,7 +40,7 @@ class SdftConfig(Section):
 
 
 class TeachersConfig(Section):
-    """Teachers of whole responses, beside RL and hints: docs/methods.md."""
+    """Teachers of whole responses: docs/methods.md."""
 
     opd: OpdConfig = OpdConfig()
     opsd: OpsdConfig = OpsdConfig()

@@ -1,4 +1,4 @@
-"""How a run goes on beside its steps, where it is measured, and what users make of it."""
+"""Asynchronous sampling, evaluation, and learning from users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RayConfig(Section):
 
 
 class LoopConfig(Section):
-    """Sampling beside training: docs/async.md."""
+    """Asynchronous sampling: docs/async.md."""
 
     max_staleness: int = Field(
         default=0,
@@ -40,7 +40,7 @@ class LoopConfig(Section):
         "continuous or vLLM",
     )
     eval_every: int = Field(
-        default=0, ge=0, description="steps between evaluations on the held-out tasks, beside training; 0 is never"
+        default=0, ge=0, description="steps between held-out evaluations during training; 0 is never"
     )
     store: str = Field(
         default="",
@@ -92,7 +92,7 @@ class LiveConfig(Section):
     )
     share: float = Field(default=0.2, gt=0, le=0.5, description="of the users, by hash, or of the requests in shadow")
     trial: int = Field(default=50, ge=1, description="users per version before it gets the rest")
-    suites: list[str] = Field(default=[], description="of the gate, beside the held-out tasks, as in `sides`")
+    suites: list[str] = Field(default=[], description="of the gate, on top of the held-out tasks")
     populations: list[str] = Field(default=[], description="users with an adapter of their own; needs train.lora.rank")
     judge: JudgeConfig = JudgeConfig()
 

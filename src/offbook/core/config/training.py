@@ -38,9 +38,9 @@ class LinearConfig(Section):
 
 
 class RanksConfig(Section):
-    """How weights lie on the ranks of a run that torchrun starts: docs/scale.md. Of one process they say nothing."""
+    """How weights are sharded over the ranks of torchrun: docs/scale.md. No effect in one process."""
 
-    replicate: int = Field(default=1, ge=1, description="copies of the weights; each lies sharded on its ranks")
+    replicate: int = Field(default=1, ge=1, description="copies of the weights, each sharded on its ranks")
     experts: int = Field(default=1, ge=1, description="ranks that a layer's experts are dealt out to")
     context: int = Field(default=1, ge=1, description="ranks that share a row of tokens")
 
@@ -103,7 +103,7 @@ class TrainConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """They are written beside training, and at the end of a run. Without `every` and `minutes`: after every step where
+    """Written during training, and at the end of a run. Without `every` and `minutes`: after every step where
     one is below 1 GB, else every 30 minutes."""
 
     every: int = Field(default=0, ge=0, description="steps between checkpoints; 0 leaves it to `minutes`")

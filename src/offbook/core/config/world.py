@@ -88,13 +88,13 @@ class HarnessConfig(Section):
 
 
 class ToolsConfig(Section):
-    """Your own tools, beside those of docs/tools.md."""
+    """Your own tools: docs/tools.md."""
 
     files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
     pages: list[str] = Field(
         default=[], description="folders of documentation that every agent may search by `search_docs`: docs/tools.md"
     )
-    add: list[str] = Field(default=[], description="tools that every task's agent gets beside the ones of its task")
+    add: list[str] = Field(default=[], description="tools for every task, on top of its own")
 
 
 class SandboxConfig(Section):
