@@ -73,7 +73,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     if torch.cuda.is_available():
         shared["train"] |= {"precision": "bfloat16", "compile": False}  # it takes longer than it saves in so few steps
-        shared["engine"] = {"mode": "continuous", "kind": options.engine}
+        shared["engine"] = {"kind": options.engine}
     return shared
 
 
@@ -163,7 +163,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default="smollm2-135m", help="a name, a hub id or a folder")
     parser.add_argument("--tasks", default="pocket-long-3", help="tasks that lack three functions, about 20 turns each")
-    parser.add_argument("--engine", choices=("local", "vllm"), default="local", help="what samples, on a GPU")
+    parser.add_argument("--engine", choices=("continuous", "vllm"), default="continuous", help="what samples, on a GPU")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/real-model"))

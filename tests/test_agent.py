@@ -77,7 +77,7 @@ DONE = call("finish", message="border in shapes.py adds up the sides.")
 
 
 def asked(repository: Path, *answers: str) -> Worked:
-    config = Config.model_validate({"model": "http://nowhere", "engine": {"mode": "continuous"}})
+    config = Config.model_validate({"model": "http://nowhere", "engine": {"kind": "continuous"}})
 
     async def main() -> Worked:
         engine = Scripted(byte_chat(), [*answers])
@@ -311,7 +311,7 @@ def test_a_candidate_does_the_same_request_unseen(
 def interrupted(repository: Path, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Cycle, str]:
     """A request that a candidate does too, unseen, and Ctrl-C while the model writes."""
     live = {"consent": "all", "first": "shadow", "share": 0.5}
-    sections = {"engine": {"mode": "continuous"}, "live": live}
+    sections = {"engine": {"kind": "continuous"}, "live": live}
     out = str(repository.parent / "live")
     cycle = Cycle(Config.model_validate({"model": "http://nowhere", "out": out, **sections}))
     cycle.folder.decide(Decision("start", "", deployed=0, version=0, path="nowhere"))

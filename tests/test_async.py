@@ -63,7 +63,7 @@ def are_same(one: RunFolder, other: RunFolder) -> bool:
 
 
 LOCKSTEP = {"loop.max_staleness": "1", "train.steps": "4", "train.groups": "2", "checkpoint.keep": "9"}
-CONTINUOUS = {"engine.mode": "continuous", "loop.max_staleness": "2", "train.steps": "6"}
+CONTINUOUS = {"engine.kind": "continuous", "loop.max_staleness": "2", "train.steps": "6"}
 
 
 class Stopped(Exception):
@@ -129,7 +129,7 @@ def test_in_the_continuous_mode_every_group_is_trained_once_and_none_too_old(
 def test_a_model_that_is_lost_once_is_asked_again(
     given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    straight = run(given, tmp_path / "straight", **{"engine.mode": mode})
+    straight = run(given, tmp_path / "straight", **{"engine.kind": mode})
     real, calls = LocalEngine._write if mode == "lockstep" else LocalEngine._go_on, Counter[str]()
 
     def lost_at(*numbers: int) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ def test_a_model_that_is_lost_once_is_asked_again(
         return write
 
     monkeypatch.setattr(LocalEngine, real.__name__, lost_at(1))
-    folder = run(given, tmp_path / "run", **{"engine.mode": mode})
+    folder = run(given, tmp_path / "run", **{"engine.kind": mode})
     assert [line["why"] for line in read_journal(folder.path) if line["state"] == "died"]
     assert folder.metrics()[0][0]["deaths"] == 1
     if mode == "lockstep":
@@ -150,11 +150,11 @@ def test_a_model_that_is_lost_once_is_asked_again(
     monkeypatch.setattr(LocalEngine, real.__name__, lost_at())
     sentence = "the device is gone.*; that was the third time between two steps.*; the same command goes on"
     with pytest.raises(ModelLost, match=sentence):
-        run(given, tmp_path / "lost", **{"engine.mode": mode})
+        run(given, tmp_path / "lost", **{"engine.kind": mode})
     died = [line for line in read_journal(tmp_path / "lost") if line["state"] == "died"]
     assert len(died) == reconcile.DEATHS
     monkeypatch.setattr(LocalEngine, real.__name__, real)
-    row = run(given, tmp_path / "lost", **{"engine.mode": mode}).metrics()[0][-1]
+    row = run(given, tmp_path / "lost", **{"engine.kind": mode}).metrics()[0][-1]
     assert (row["deaths"], row["restarts"]) == (reconcile.DEATHS, 1), "of the whole run"
     shown = json.loads((tmp_path / "lost" / "slots" / "now.json").read_text())
     assert (shown["restarts of the model"], shown["restarts of the run"]) == (reconcile.DEATHS, 1)
@@ -172,7 +172,7 @@ def test_servers_that_are_lost_at_once_count_once_each(
         return await real(*arguments, **more)
 
     monkeypatch.setattr(Collector, "rollouts", lost)
-    folder = run(given, tmp_path / "run", **{"engine.mode": "continuous"})
+    folder = run(given, tmp_path / "run", **{"engine.kind": "continuous"})
     died = [line["why"] for line in read_journal(folder.path) if line["state"] == "died"]
     assert died == ["the first", "the second"]
 
@@ -318,10 +318,10 @@ def test_ctrl_c_in_a_step_ends_it_first_and_keeps_it(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"loop.max_staleness": "2"}, "lockstep samples one batch at a time; give 1, or --engine.mode continuous"),
+        ({"loop.max_staleness": "2"}, "lockstep samples one batch at a time; give 1, or --engine.kind continuous"),
         ({"loop.max_staleness": "1", "engine.kind": "vllm", "engine.vllm.sleep": "true"}, "vLLM is to sleep"),
         (
-            {"loop.max_staleness": "1", "feedback.judge.url": "local", "feedback.judge.rate": "1"},
+            {"loop.max_staleness": "1", "judge.url": "local", "judge.feedback": "1"},
             "the judge would read with weights that change",
         ),
         ({"tasks.harden": "0.8"}, "tasks.order is shuffle, so no harder task would be drawn"),
@@ -359,7 +359,7 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
     (tmp_path / "flat.py").write_text(FLAT)
     rewards = {"rewards.files": f'["{tmp_path / "flat.py"}"]', "rewards.weights.flat": "1"}
     given = {key: value for key, value in given.items() if not key.startswith("rewards.")} | rewards
-    asked = {"tasks.order": "select", "engine.mode": "continuous", "loop.refill": "2"}
+    asked = {"tasks.order": "select", "engine.kind": "continuous", "loop.refill": "2"}
 
     def stop(row: dict[str, Any]) -> None:
         if row["step"] == 1:
@@ -380,7 +380,7 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
         assert len(aside) == 2 or (len(aside) < 2 and len(taught[-1]) == 2), "until one teaches something"
         assert folder.metrics()[0][step - 1]["groups_refilled"] == len(aside)
     assert len(drawn) == len({*drawn}) >= 4
-    for settings in ({**asked, "tasks.order": "shuffle"}, {**asked, "engine.mode": "lockstep"}):
+    for settings in ({**asked, "tasks.order": "shuffle"}, {**asked, "engine.kind": "lockstep"}):
         with pytest.raises(OffbookError, match=r"loop\.refill"):
             load_config(["standard"], settings)
 

@@ -11,7 +11,7 @@ import pytest
 from test_remote import Answer, Server, reply, serving
 
 from offbook.core.client import Client
-from offbook.core.config import HarnessConfig, RewardsConfig
+from offbook.core.config import HarnessConfig, JudgeConfig, RewardsConfig
 from offbook.signals.judge import Agent, Auditor
 from offbook.signals.judge.agent import ANSWER_CHARS, Workspace
 from offbook.signals.monitors import policy
@@ -157,8 +157,8 @@ def test_an_unreachable_judge_is_an_event(task: Task, rollout: Rollout) -> None:
 
 
 def rewards(server: Server, **weights: float) -> Any:
-    judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "judge"}
-    return compose(RewardsConfig(weights=weights, judge=judge), HarnessConfig())  # type: ignore[arg-type]
+    judge = JudgeConfig(url=f"http://127.0.0.1:{server.server_port}/v1", name="judge")
+    return compose(RewardsConfig(weights=weights), HarnessConfig(), judge)
 
 
 def test_a_judge_as_a_part_of_the_reward(task: Task, rollout: Rollout) -> None:
@@ -178,11 +178,7 @@ def test_it_is_off_unless_it_has_a_weight_and_a_model(task: Task, rollout: Rollo
     plain = compose(RewardsConfig(), HarnessConfig())
     asyncio.run(plain.assess(task, rollout))
     assert rollout.reward.parts == {"outcome": 1.0}
-    with pytest.raises(OffbookError, match=r"rewards\.judge\.url"):
-        compose(RewardsConfig(weights={"clarity": 0.1}), HarnessConfig())
     with serving(reply("")) as server:
-        with pytest.raises(OffbookError, match="nothing to say"):
-            rewards(server)
         with pytest.raises(OffbookError, match="below 1"):
             rewards(server, clarity=0.6, usefulness=0.6)
         with pytest.raises(OffbookError, match="negative"):

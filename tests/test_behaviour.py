@@ -373,7 +373,7 @@ def test_the_documented_example_scores_a_rollout(task: Path, tmp_path: Path) -> 
     answers = [reply(None, ("edit_file", json.dumps(change))), look, reply(None, ("finish", "{}"))]
     weights = {"small_change": "0.1", "looked_at_result": "0.05", "final_word": "0.3"}
     options = [part for name, weight in weights.items() for part in (f"--rewards.weights.{name}", weight)]
-    options += ["--rewards.files", '["my_rewards.py"]', "--rewards.effort.on", "true"]
+    options += ["--rewards.files", '["my_rewards.py"]', "--rewards.effort.bound", "0.2"]
     with serving(*answers) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         done = offbook_rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", *options)

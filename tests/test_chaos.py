@@ -31,7 +31,7 @@ def test_nothing_is_lost(cache: Path, model: Path, tmp_path: Path, mode: str, st
     out, env = tmp_path / "run", {**os.environ, "OFFBOOK_CACHE": str(cache)}
     small = dict(zip((key.removeprefix("--") for key in SMALL[::2]), SMALL[1::2], strict=True))
     more = {"model": str(model), "train.steps": "6", "checkpoint.keep": "9", "loop.store": str(store_of(out))}
-    config = load_config([], {**small, **more, "engine.mode": mode, "loop.max_staleness": staleness})
+    config = load_config([], {**small, **more, "engine.kind": mode, "loop.max_staleness": staleness})
     assert inject_faults(config, out, env) == []
     lines, folder = list(read_journal(out)), RunFolder(out)
     ids = Counter(rollout.id for step in folder.steps() for rollout in folder.rollouts(step)[0])

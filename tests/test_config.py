@@ -84,12 +84,6 @@ def test_a_bad_value_is_one_sentence(overrides: dict[str, str], sentence: str) -
         ("gate = nan", "feedback.gate = nan: input should be a finite number"),
         ("rule_weights = {unknown_tool = -3}", "feedback.rule_weights.unknown_tool = -3"),
         ("rule_weights = {unknown_tool = nan}", "feedback.rule_weights.unknown_tool = nan"),
-        ('judge = {url = "http://h/v1", rate = 0.5}', "feedback.judge.name is empty"),
-        ('judge = {url = "http://h/v1", name = "m"}', "feedback.judge.rate is 0"),
-        ('judge = {url = "local"}', "feedback.judge.rate is 0"),
-        ("judge = {rate = 0.5}", "feedback.judge.url is empty"),
-        ("judge = {rate = 2}", "feedback.judge.rate = 2"),
-        ("judge = {model = 2}", "unknown configuration key feedback.judge.model"),
     ],
 )
 def test_feedback_that_would_do_nothing_or_harm_is_refused(given: str, sentence: str, tmp_path: Path) -> None:
@@ -103,11 +97,9 @@ def test_feedback_that_would_do_nothing_or_harm_is_refused(given: str, sentence:
 @pytest.mark.parametrize(
     "given",
     [
-        "weight = 0\njudge = {url = 'http://h/v1'}",  # a recipe with a judge, run as RL alone
         "max_targets = 9\ngate = 0",
         "max_targets = 9\ncontrol = 'donor'",
         "rule_weights = {unknown_tool = 0}",
-        "judge = {url = 'local', rate = 0.5}",
     ],
 )
 def test_feedback_that_does_something_is_taken(given: str, tmp_path: Path) -> None:
@@ -115,10 +107,31 @@ def test_feedback_that_does_something_is_taken(given: str, tmp_path: Path) -> No
     load_config([tmp_path / "a.toml"], {})
 
 
-def test_a_judge_of_monitors_that_would_read_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^monitors\.judge\.rate is 0"):
-        load_config([], {"monitors.judge.url": "http://h/v1", "monitors.judge.name": "m"})
-    load_config([], {"monitors.judge.url": "http://h/v1", "monitors.on": "false"})
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"url": "http://h/v1", "feedback": "0.5"}, "judge.name is empty"),
+        ({"url": "http://h/v1", "name": "m"}, "would read nothing"),
+        ({"url": "local"}, "would read nothing"),
+        ({"feedback": "0.5"}, "judge.url is empty, so there is no model for judge.feedback"),
+        ({"url": "local", "feedback": "1", "monitors": "0.1"}, "judge.monitors needs a server"),
+        ({"url": "local", "live": "1"}, "judge.live needs a server"),
+        ({"feedback": "2"}, "judge.feedback = 2"),
+        ({"model": "2"}, "unknown configuration key judge.model"),
+    ],
+)
+def test_a_judge_that_would_read_nothing_or_cannot_is_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config([], {f"judge.{name}": value for name, value in given.items()})
+
+
+def test_a_judge_that_reads_something_is_taken() -> None:
+    load_config([], {"judge.url": "local", "judge.feedback": "0.5", "feedback.weight": "0"})
+    server = {"judge.url": "http://h/v1", "judge.name": "m"}
+    load_config([], {**server, "judge.monitors": "0.1", "monitors.on": "false"})
+    load_config([], {**server, "rewards.weights.clarity": "0.1"})
+    with pytest.raises(ConfigError, match=r"judge\.url is empty, so there is no model for rewards\.weights\.clarity"):
+        load_config([], {"rewards.weights.clarity": "0.1"})
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:

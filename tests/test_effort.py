@@ -60,7 +60,7 @@ def test_spent_is_a_weighted_share() -> None:
 
 @pytest.mark.parametrize("kind", [*TOKEN_KINDS, *ACT_KINDS])
 def test_every_kind_counts_in_the_default_configuration(kind: str) -> None:
-    (part,) = compose(RewardsConfig(effort=EffortConfig(on=True)), HarnessConfig()).parts
+    (part,) = compose(RewardsConfig(effort=EffortConfig(bound=0.2)), HarnessConfig()).parts
     idle, busy = (part.function(TASK, rollout(1.0, Usage(**{kind: amount}))) for amount in (0, 3))
     assert busy < idle == 0
 
@@ -70,19 +70,19 @@ def test_without_any_weight_nothing_is_spent() -> None:
     assert effort(TASK, rollout(1.0, Usage(call_tokens=50, turns=3))) == 0
 
 
-def test_effort_is_off_by_default_and_costs_at_most_a_fifth() -> None:
+def test_effort_is_off_by_default_and_costs_at_most_its_bound() -> None:
     assert compose(RewardsConfig(), HarnessConfig()).parts == ()
-    (part,) = compose(RewardsConfig(effort=EffortConfig(on=True)), HarnessConfig()).parts
+    (part,) = compose(RewardsConfig(effort=EffortConfig(bound=0.2)), HarnessConfig()).parts
     assert (part.name, part.weight) == ("effort", 0.2)
     assert part.function(TASK, rollout(1.0, Usage(call_tokens=10**6, calls=10**3, turns=10**3))) == -1
 
 
-@given(usages, usages, ks, st.floats(0.01, 0.99), st.floats(0, 0.999))
+@given(usages, usages, st.floats(0.01, 0.99), st.floats(0, 0.999))
 def test_solving_with_any_effort_beats_failing_with_any_effort(
-    long: Usage, short: Usage, k: float, bound: float, credit: float
+    long: Usage, short: Usage, bound: float, credit: float
 ) -> None:
     """Also with partial credit for the failure, also where every call was broken."""
-    config = RewardsConfig(effort=EffortConfig(on=True, bound=bound, k=k))
+    config = RewardsConfig(effort=EffortConfig(bound=bound))
     rewards = compose(config, HarnessConfig())
     solved, failed = rollout(1.0, long), rollout(credit, short)
     for one in (solved, failed):
@@ -94,7 +94,7 @@ def test_solving_with_any_effort_beats_failing_with_any_effort(
 @given(usages, usages, st.floats(0, 0.99))
 def test_solving_beats_failing_whatever_behaviours_cost(long: Usage, short: Usage, together: float) -> None:
     weights = dict.fromkeys(PARTS, together / len(PARTS))
-    rewards = compose(RewardsConfig(weights=weights, effort=EffortConfig(on=True)), HarnessConfig())
+    rewards = compose(RewardsConfig(weights=weights, effort=EffortConfig(bound=0.2)), HarnessConfig())
     solved, failed = rollout(1.0, long), rollout(0.0, replace(short, invalid_calls=0))
     for one in (solved, failed):
         rewards.score(TASK, one)
@@ -103,21 +103,19 @@ def test_solving_beats_failing_whatever_behaviours_cost(long: Usage, short: Usag
 
 @given(usages, usages)
 def test_failing_faster_earns_nothing(one: Usage, other: Usage) -> None:
-    (part,) = compose(RewardsConfig(effort=EffortConfig(on=True)), HarnessConfig()).parts
+    (part,) = compose(RewardsConfig(effort=EffortConfig(bound=0.2)), HarnessConfig()).parts
     assert part.function(TASK, rollout(0.0, one)) == part.function(TASK, rollout(0.5, other)) == -1
 
 
 def test_configuration_reaches_the_part() -> None:
     overrides = {
-        "rewards.effort.on": "true",
-        "rewards.effort.k": "1",
-        "rewards.effort.full_tokens": "100",
+        "rewards.effort.bound": "0.3",
+        "harness.tokens": "100",
         "rewards.effort.weights.calls": "0",
         "rewards.effort.weights.turns": "0",
     }
     config = load_config([], overrides)
     (part,) = compose(config.rewards, config.harness).parts
-    assert part.function(TASK, rollout(1.0, Usage(thinking_tokens=50))) == pytest.approx(-math.log(1.5) / math.log(2))
-    assert load_config([], {**overrides, "harness.tokens": "777"}).rewards == config.rewards
+    assert part.function(TASK, rollout(1.0, Usage(thinking_tokens=50))) == pytest.approx(-math.log(3) / math.log(5))
     with pytest.raises(ConfigError, match=r"rewards\.effort\.weights has no call; there are thinking_tokens"):
         load_config([], {"rewards.effort.weights.call": "1"})

@@ -117,7 +117,6 @@ def test_mistakes_are_answered_counted_and_the_rollout_goes_on(tree: Path, chat:
         (replace(LIMITS, turns=2), "turns"),
         (replace(LIMITS, tokens=600), "tokens"),
         (replace(LIMITS, context=600), "context"),
-        (replace(LIMITS, cost=5e-4), "cost"),
     ],
 )
 def test_limits_end_the_rollout_with_their_name(tree: Path, chat: ChatFormat, limits: Limits, stop: str) -> None:

@@ -107,8 +107,8 @@ def test_the_card_has_the_held_out_numbers_with_intervals(run: RunFolder) -> Non
 def test_the_card_tells_nothing_of_the_machine(run: RunFolder, tmp_path: Path) -> None:
     tasks, judge = str(tmp_path / "secret-place" / "my-tasks"), "http://10.1.2.3/v1"
     config = load_config([], {"model": "/home/me/model", "tasks.source": tasks, "out": str(tmp_path)})
-    feedback = config.feedback.model_copy(update={"judge": JudgeConfig(url=judge, name="m", rate=1.0)})
-    run.config_file.write_text(config.model_copy(update={"feedback": feedback}).to_toml())
+    judged = JudgeConfig(url=judge, name="m", feedback=1.0)
+    run.config_file.write_text(config.model_copy(update={"judge": judged}).to_toml())
     said = card(run, latest_checkpoint(run))
     assert "Tasks: `my-tasks`" in said
     assert not [word for word in ("secret-place", "/home/me", judge, str(tmp_path)) if word in said]

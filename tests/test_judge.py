@@ -178,7 +178,9 @@ def test_a_pattern_of_weight_0_is_not_asked_about() -> None:
     weights = {"model/unverified": 0.0}
     with serving(reply("[]")) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        judge = judge_of(FeedbackConfig(judge=JudgeConfig(url=url, name="m", rate=1.0), rule_weights=weights))
+        judge = judge_of(
+            Config(judge=JudgeConfig(url=url, name="m", feedback=1.0), feedback=FeedbackConfig(rule_weights=weights))
+        )
         assert judge is not None
         asyncio.run(judge.read([(conversation(), None)]))
         asked = "\n".join(body["messages"][0]["content"] for _, _, body in server.asked)
@@ -404,23 +406,23 @@ def test_a_judge_that_runs_here_is_the_trained_model_or_the_named_one(chat: Chat
     engine = LocalEngine(tiny_model(), chat.stop_ids)
 
     def asked_by(weight: float = 1.0, **settings: Any) -> Any:
-        feedback = FeedbackConfig(weight=weight, judge=JudgeConfig(**settings))
-        judge = step_judge(Config(feedback=feedback), engine, chat)
+        config = Config(feedback=FeedbackConfig(weight=weight), judge=JudgeConfig(**settings))
+        judge = step_judge(config, engine, chat)
         return judge and judge.judge.model
 
-    own = asked_by(url="local", rate=0.5)
+    own = asked_by(url="local", feedback=0.5)
     assert own.engine.model is engine.model, "so it follows the training"
     assert own.chat is chat
-    named = asked_by(url="local", rate=0.5, name=str(pocket))
+    named = asked_by(url="local", feedback=0.5, name=str(pocket))
     assert (
         named.engine.model.config.vocab_size == named.chat.tokenizer.get_vocab_size() != chat.tokenizer.get_vocab_size()
     )
     assert asked_by() is None
-    assert asked_by(url="local", weight=0.0) is None
+    assert asked_by(url="local", feedback=0.5, weight=0.0) is None
 
 
 def test_a_run_can_read_with_the_model_that_it_trains(pocket: Path, tmp_path: Path) -> None:
-    options = ["--feedback.judge.url", "local", "--feedback.judge.rate", "1", "--harness.turns", "2"]
+    options = ["--judge.url", "local", "--judge.feedback", "1", "--harness.turns", "2"]
     options += ["--feedback.rules", "[]", "--feedback.gate", "1e6"]  # a rule fires; no hint moves as much
     small = ["--tasks.num_train", "1", "--tasks.num_heldout", "1", "--train.groups", "1", "--train.group_size", "2"]
     process = train(tmp_path, pocket, tmp_path / "run", *small, "--train.steps", "1", *options)

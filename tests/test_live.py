@@ -27,7 +27,7 @@ from offbook.agent.recorder import Asked, Said
 from offbook.agent.recorder import Session as Recorder
 from offbook.agent.serve.client import Serve
 from offbook.core import client
-from offbook.core.config import Config, ConfigError, LiveConfig, load_config
+from offbook.core.config import Config, ConfigError, JudgeConfig, LiveConfig, load_config
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.evals.metrics import Row
 from offbook.live import complaints
@@ -485,8 +485,9 @@ def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, mon
     monkeypatch.setattr(complaints, "AT_ONCE", 1)  # so that answers come in the order of questions
     heard: list[str] = []
     with serving(reply("<think>no?</think>Yes."), reply("no"), reply("maybe")) as server:
-        judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "reader", "rate": 1.0}
-        cycle = Cycle(configured(tmp_path, settle_s=0, judge=judge), tell=heard.append, clock=lambda: NOW)
+        judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "reader", "live": 1.0}
+        judged = configured(tmp_path, settle_s=0).model_copy(update={"judge": JudgeConfig(**judge)})
+        cycle = Cycle(judged, tell=heard.append, clock=lambda: NOW)
         cycle.folder.decide(Decision("start", "", deployed=0, version=0, path="nowhere", at=NOW))
         one = session("one", follow_up(UNTOLD), Reaction("thumbs", 1.0), follow_up(WISHED), at=NOW - 9)
         assert [reaction.value for reaction in one.reactions] == [0.0, 1.0, -1.0], "by their form"
@@ -515,10 +516,6 @@ def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, mon
         "1 follow-ups are read by their form alone: connection refused",
         "1 follow-ups are read by their form alone: not asked, the server had failed",
     ]
-    with pytest.raises(ConfigError, match=r"live\.judge\.rate is 0"):
-        load_config([], {"live.judge.url": "http://x/v1", "live.judge.name": "m"})
-    with pytest.raises(ConfigError, match=r"give its URL as live\.judge\.url"):
-        load_config([], {"live.judge.url": "local", "live.judge.rate": "1"})
 
 
 def test_a_recorded_conversation_has_its_follow_ups_in_it() -> None:
@@ -752,8 +749,9 @@ def test_the_gate_refuses_what_is_worse_in_anything() -> None:
 
 
 def configured(out: Path, **live: Any) -> Config:
-    settings = {"consent": "all", "sessions": 8, "batch": 4, "trial": 12, "share": 0.5, **live}
-    return Config.model_validate({"out": str(out), "model": "pocket", "live": settings})
+    settings = {"consent": "all", "sessions": 8, "trial": 12, "share": 0.5, **live}
+    batch = {"groups": 2, "group_size": 2}
+    return Config.model_validate({"out": str(out), "model": "pocket", "live": settings, "train": batch})
 
 
 def begun(config: Config) -> Cycle:
@@ -836,7 +834,20 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     work = tmp_path / "work"
     work.mkdir()
     (work / "shapes.py").write_text("def border(width, height):\n    raise NotImplementedError\n")
-    options = ["--out", out, "--model", model, "--live.consent", "all", "--live.sessions", "2", "--live.batch", "2"]
+    options = [
+        "--out",
+        out,
+        "--model",
+        model,
+        "--live.consent",
+        "all",
+        "--live.sessions",
+        "2",
+        "--train.groups",
+        "1",
+        "--train.group_size",
+        "2",
+    ]
     options += ["--live.settle_s", "0", "--tasks.num_train", "4", "--tasks.num_heldout", "2", "--plain"]
     options += ["--feedback.rules", '["edited_tests"]']  # others would find faults in the same message first
 

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 from starting import Started, run
@@ -95,7 +94,7 @@ def test_a_judge_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_pat
     mistake = {"message": 2, "rule": "unverified", "hint": "Reminder: look first.", "quote": '{"name": "'}
     with serving(reply(json.dumps({"findings": [mistake]}))) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        options = ["--feedback.judge.url", url, "--feedback.judge.name", "coach", "--feedback.judge.rate", "0.5"]
+        options = ["--judge.url", url, "--judge.name", "coach", "--judge.feedback", "0.5"]
         more = ["--feedback.rules", '["edited_tests"]', "--feedback.gate", "0", "--train.steps", "1"]
         process = train(cache, model, tmp_path / "run", *options, *more)
     assert process.returncode == 0, process.stderr
@@ -109,17 +108,17 @@ def test_a_judge_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_pat
 
 
 def test_a_judge_model_that_would_read_nothing_is_refused(cache: Path, model: Path, tmp_path: Path) -> None:
-    process = train(cache, model, tmp_path / "run", "--feedback.judge.url", "http://127.0.0.1:9/v1")
+    process = train(cache, model, tmp_path / "run", "--judge.url", "http://127.0.0.1:9/v1")
     assert (process.returncode, process.stderr.count("\n")) == (2, 1)
-    assert "feedback.judge.rate is 0" in process.stderr
+    assert "would read nothing" in process.stderr
 
 
 def test_a_judge_that_does_not_answer_stops_the_run(cache: Path, model: Path, tmp_path: Path) -> None:
     """Before the first step where it never did, and with a warning per step where it stops answering later."""
-    judge = ["--feedback.judge.name", "coach", "--feedback.judge.rate", "1", "--feedback.judge.url"]
+    judge = ["--judge.name", "coach", "--judge.feedback", "1", "--judge.url"]
     process = train(cache, model, tmp_path / "none", *judge, "http://127.0.0.1:9/v1")
     assert (process.returncode, process.stderr.count("\n")) == (1, 1)
-    assert "the judge of feedback does not answer: the model server 127.0.0.1 cannot be reached" in process.stderr
+    assert "the judge does not answer: the model server 127.0.0.1 cannot be reached" in process.stderr
     assert not (tmp_path / "none" / "metrics.jsonl").exists()
     refusal = reply("no")
     refusal.status = 400
@@ -127,7 +126,7 @@ def test_a_judge_that_does_not_answer_stops_the_run(cache: Path, model: Path, tm
         process = train(cache, model, tmp_path / "run", *judge, f"http://127.0.0.1:{server.server_port}/v1")
     assert process.returncode == 1
     for step in range(1, SILENT_STEPS + 1):
-        assert f"step {step}: the judge of feedback left 42 of 42 questions unanswered (not asked" in process.stderr
+        assert f"step {step}: the judge left 42 of 42 questions unanswered (not asked" in process.stderr
     assert f"and all of the {SILENT_STEPS - 1} steps before; give the same command again" in process.stderr
     assert [row["step"] for row in RunFolder(tmp_path / "run").metrics()[0]] == [1, 2]
 
@@ -149,18 +148,15 @@ def test_a_second_run_in_a_folder_names_the_mistake_first_and_few_keys(tmp_path:
             run_training(Config(out=str(tmp_path), feedback=other, **options))
 
 
-def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Path) -> None:
-    """So with the same configuration it goes on."""
-    was, wanted = (FeedbackConfig(judge=JudgeConfig(url="local", rate=rate)) for rate in (0.5, 0.25))
-    tree = Config(out=str(tmp_path), model="pocket", feedback=was).model_dump()
-    for section in ("feedback", "monitors"):
-        judge = {name: value for name, value in tree[section].pop("judge").items() if name not in ("turns", "tokens")}
-        tree[section] |= {f"model_{name}": value for name, value in judge.items()}
-    RunFolder(tmp_path).config_file.write_text(tomli_w.dumps(tree))
+def test_a_run_that_differs_names_the_key(tmp_path: Path) -> None:
+    was, wanted = (
+        Config(out=str(tmp_path), model="pocket", judge=JudgeConfig(url="local", feedback=rate)) for rate in (0.5, 0.25)
+    )
+    RunFolder(tmp_path).config_file.write_text(was.to_toml())
     (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
     (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
-    with pytest.raises(OffbookError, match=r"configuration \(feedback\.judge\.rate is 0\.25 now and 0\.5 there\)"):
-        run_training(Config(out=str(tmp_path), model="pocket", feedback=wanted))
+    with pytest.raises(OffbookError, match=r"configuration \(judge\.feedback is 0\.25 now and 0\.5 there\)"):
+        run_training(wanted)
 
 
 def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_teacher_of_another_tokenizer_is_refused(model: Path, tmp_path: Path) 
     numbers = stored["model"]["vocab"]
     numbers[first], numbers[second] = numbers[second], numbers[first]
     (other / "tokenizer.json").write_text(json.dumps(stored))
-    teachers = {"opd": {"weight": 1.0, "model": str(other)}}
+    teachers = {"weights": {"opd": 1.0}, "model": str(other)}
     config = configure("pocket", model=str(model), out=str(tmp_path / "run"), teachers=teachers)
     with pytest.raises(OffbookError, match=r"tokens 2 are others to its teacher .*other: .* the same family"):
         make_trainer(config, load_model(model), model, quiet, None)
@@ -201,7 +201,7 @@ def test_all_methods_mix_with_rl_and_with_hints(chat: ChatFormat, student: PreTr
     unknown = render_call("grep_all", {"pattern": "a"})
     group = [rollout_of(chat, unknown, id="bad"), rollout_of(chat, "fine", id="good", solved=True)]
     settings = FeedbackConfig(gate=0.0, rules=["unknown_tool"])
-    three = {"opd": {"weight": 1.0, "model": "x"}, "opsd": {"weight": 1.0}, "sdft": {"weight": 1.0}}
+    three = {"weights": dict.fromkeys(METHODS, 1.0), "model": "x"}
     teachers = whole(chat, **three)
     counts: Counter[str] = Counter()
     samples, _ = annotate([group], settings, chat, counts=counts, whole=teachers)
@@ -219,9 +219,9 @@ def test_all_methods_mix_with_rl_and_with_hints(chat: ChatFormat, student: PreTr
 def test_what_cannot_be_shown_is_counted(chat: ChatFormat) -> None:
     rollout, counts = rollout_of(chat, "one"), Counter[str]()
     other = replace(rollout, task="elsewhere")
-    assert not list(whole(chat, opsd={"weight": 1.0}).branches(other, [], counts))
-    assert not list(whole(chat, positions=60, opsd={"weight": 1.0}).branches(rollout, [], counts))
-    assert not list(whole(chat, sdft={"weight": 1.0, "data": ["x"]}).branches(rollout, [], counts))
+    assert not list(whole(chat, weights={"opsd": 1.0}).branches(other, [], counts))
+    assert not list(whole(chat, positions=60, weights={"opsd": 1.0}).branches(rollout, [], counts))
+    assert not list(whole(chat, weights={"sdft": 1.0}, data=["x"]).branches(rollout, [], counts))
     assert counts == {"left_out/no_solution": 1, "left_out/teacher_context": 1, "left_out/no_demonstration": 1}
 
 
@@ -230,7 +230,7 @@ def test_teachers_that_see_the_answer_are_counted(pocket_task: Task, chat: ChatF
     counts, rollout = Counter[str](), replace(rollout_of(chat, "one"), task=pocket_task.id)
     code = "\n".join(gold_changes(pocket_task).values())
     for said in ("I read the file.", code):
-        settings = TeachersConfig(opsd={"weight": 1.0}, sdft={"weight": 1.0})
+        settings = TeachersConfig(weights={"opsd": 1.0, "sdft": 1.0})
         teachers = WholeResponse(settings, chat, {pocket_task.id: pocket_task}, 99_999)
         sibling = replace(rollout_of(chat, said, id="other", solved=True), task=pocket_task.id)
         assert len(list(teachers.branches(rollout, [sibling], counts))) == 2
@@ -311,8 +311,8 @@ def test_what_keeps_the_rule_and_solves_is_learned(pocket_task: Task, chat: Chat
 
 
 def test_an_opd_weight_without_a_model_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"teachers\.opd\.model is empty"):
-        TeachersConfig(opd={"weight": 1.0})
+    with pytest.raises(ValueError, match=r"teachers\.model is empty"):
+        TeachersConfig(weights={"opd": 1.0})
 
 
 def test_a_run_has_all_of_them_at_once(
@@ -324,7 +324,7 @@ def test_a_run_has_all_of_them_at_once(
         "tasks": {"num_train": 4, "num_heldout": 2},
         "train": {"steps": 1, "groups": 2, "group_size": 2},
         "feedback": {"look": False, "gate": 0.0, "corrections": {"weight": 0.5}},
-        "teachers": {"opd": {"weight": 1.0, "model": str(model)}, "opsd": {"weight": 1.0}, "sdft": {"weight": 1.0}},
+        "teachers": {"weights": dict.fromkeys(METHODS, 1.0), "model": str(model)},
     }
     run = train(configure("pocket", model=str(model), out=str(tmp_path / "all"), **sections))
     (row,), _ = run.metrics()

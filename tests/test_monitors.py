@@ -19,7 +19,7 @@ from hacks.repository import GOLD_ROMAN, GOLD_SLUGIFY, ROMAN, TEXTKIT
 from hacks.sets import SETS
 
 from offbook.agent.chat import ChatFormat, Transcript, render_call
-from offbook.core.config import MonitorsConfig
+from offbook.core.config import JudgeConfig, MonitorsConfig
 from offbook.sandbox.access import place_of
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.signals.judge import show
@@ -227,8 +227,8 @@ def test_policies() -> None:
     withhold(punished, 1.0, penalty=0.3)
     assert punished.reward.total == pytest.approx(-0.3)
     with pytest.raises(OffbookError, match="no such finding"):
-        monitors_of(MonitorsConfig(policy={"testz": "zero"}))
-    assert monitors_of(MonitorsConfig(on=False)) is None
+        monitors_of(MonitorsConfig(policy={"testz": "zero"}), JudgeConfig())
+    assert monitors_of(MonitorsConfig(on=False), JudgeConfig()) is None
 
 
 def judged(monitors: Monitors, task: Task, rollout: Rollout, outcome: float = 1.0) -> Rollout:
@@ -237,7 +237,7 @@ def judged(monitors: Monitors, task: Task, rollout: Rollout, outcome: float = 1.
     action = monitors.action(rollout)
     rollout.reward = Reward({"outcome": outcome})
     if action not in (None, "count"):
-        withhold(rollout, outcome, monitors.penalty if action == "penalise" else 0.0)
+        withhold(rollout, outcome, policy.PENALTY if action == "penalise" else 0.0)
     return rollout
 
 

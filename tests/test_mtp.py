@@ -70,26 +70,24 @@ def test_it_learns_on_what_it_sees_when_it_drafts(kind: str, window: int, monkey
                 assert torch.allclose(states.state_BWD[row, number], read[0, -1], atol=1e-8)
 
 
-@pytest.mark.parametrize("loss", ["kl", "tv", "lk", "ce"])
-def test_the_loss_is_the_one_that_was_asked_for(loss: str) -> None:
+def test_the_loss_is_the_divergence_from_the_model() -> None:
     model, one = tiny_model(), samples(1, 12)[0]
     one.ce_weight = [0.0] * 6 + [1.0] * 4
     one.temperature = 0.7
-    trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(loss=loss, depth=1))
+    trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(depth=1))
     batch = Batch.collate([one], CPU)
     with torch.no_grad():
         hidden, _ = Decoder(model).hidden(batch.row)
     (states,) = trainer.states(batch.row.ids_1F, hidden, [12])
     q, p = ((model.lm_head(x)[0] / 0.7).log_softmax(-1) for x in (states.state_BWD[:, 4:8], hidden[:, 5:9]))
     apart = (p.exp() - q.exp()).abs().sum(-1) / 2
-    tokens = torch.tensor(one.ids)[6:10, None]
-    wanted = {"kl": (p.exp() * (p - q)).sum(-1), "tv": apart, "ce": -q.gather(1, tokens), "lk": -(1 - apart).log()}
-    gradients = torch.autograd.grad(wanted[loss].sum(), [*trainer.head.parameters()])
+    wanted = (p.exp() * (p - q)).sum(-1)
+    gradients = torch.autograd.grad(wanted.sum(), [*trainer.head.parameters()])
     trainer.learn(batch, hidden)
     for master, gradient in zip(trainer.masters.named.values(), gradients, strict=True):
         assert torch.allclose(master.grad, gradient, rtol=1e-4, atol=1e-5)
     found = trainer.step()
-    assert found["mtp/loss_1"] == pytest.approx(float(wanted[loss].detach().mean()), rel=1e-4)
+    assert found["mtp/loss_1"] == pytest.approx(float(wanted.detach().mean()), rel=1e-4)
     assert found["mtp/kept_1"] == pytest.approx(float(1 - apart.detach().mean()), rel=1e-4)
 
 
@@ -153,7 +151,7 @@ def test_a_head_of_another_base_and_one_that_is_not_whole_are_refused(tmp_path: 
     refused: dict[str, tuple[str, PreTrainedModel]] = {
         "is of another model \\(their embeddings differ": ("whole", tiny_model(seed=1)),
         "is of another model \\(their embeddings": ("whole", tiny_model(vocabulary=200)),
-        "has no fc.weight; train it anew": ("short", model),
+        "has no fc.weight; train it again": ("short", model),
         "there is no draft head in .*bare .*offbook mtp MODEL": ("bare", model),
         "there is no draft head in .*nowhere": ("nowhere", model),
         "there is no draft head in .*list": ("list", model),
@@ -166,10 +164,7 @@ def test_a_head_of_another_base_and_one_that_is_not_whole_are_refused(tmp_path: 
 
 
 def test_settings_that_would_do_nothing_are_refused() -> None:
-    for key, value, said in (
-        ("engine.draft", "runs/mtp", "engine.draft_tokens is 0"),
-        ("engine.draft_tokens", "3", "needs engine.kind vllm"),
-    ):
+    for key, value, said in (("engine.draft", "runs/mtp", "needs engine.kind vllm"),):
         with pytest.raises(ConfigError, match=said):
             load_config([], {key: value})
 

@@ -559,7 +559,7 @@ def test_a_rank_is_planned_by_its_share(large: Path) -> None:
     )
     with pytest.raises(OffbookError, match=r"needs \d+ GB here and a GPU of 150 GB has 150 GB"):
         refuse_too_large(config, make_plan(config, GPU))
-    ranks = make_plan(config, GPU, share=share_of(config.train.ranks, 8))
+    ranks = make_plan(config, GPU, share=share_of(config.train.mesh, 8))
     refuse_too_large(config, ranks)
     assert make_plan(config, GPU).way.micro_tokens < ranks.way.micro_tokens
     small = Device("a GPU of 50 GB", 50e9, is_gpu=True)

@@ -423,8 +423,8 @@ def test_a_long_context_without_a_long_window_is_said_once(
 
 
 def test_wsd_is_level_and_falls_at_the_end() -> None:
-    settings = TrainConfig(steps=100, schedule="wsd", warmup_steps=10, final_share=0.0)
-    shares = [learning_rate_share(settings, step) for step in range(1, 102)]
+    settings = TrainConfig(steps=100, schedule="wsd", warmup_steps=10)
+    shares = [learning_rate_share(settings, step, final_share=0.0) for step in range(1, 102)]
     assert shares[4] == 0.5
     assert shares[10:80] == [1.0] * 70
     assert shares[90] == pytest.approx(0.5)

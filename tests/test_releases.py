@@ -20,7 +20,7 @@ from packaging.version import Version
 from test_prepare import installed, write
 
 from offbook.agent.harness.agent import first_message
-from offbook.cli.task_tables import medians
+from offbook.cli.tasks import medians
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes

@@ -62,7 +62,7 @@ def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
     ]
     with serving(*answers) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        prices = ["--harness.price_input", "2", "--harness.price_output", "10"]
+        prices = ["--harness.prices.input", "2", "--harness.prices.output", "10"]
         done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", *prices, fresh=True)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -80,9 +80,9 @@ def test_hints_are_looked_at_by_what_a_sampler_writes(cluster: Any, given: dict[
 @pytest.mark.slow
 def test_many_samplers_beside_training(cluster: Any, given: dict[str, str], tmp_path: Path) -> None:
     """Every group once, none too old, and the run goes on where one is killed while it samples."""
-    settings = {"engine.mode": "continuous", "loop.max_staleness": "2", "train.steps": "6"}
+    settings = {"engine.kind": "continuous", "loop.max_staleness": "2", "train.steps": "6"}
     killer = kill_while_it_samples(tmp_path / "run", version=2)
-    folder = run(given, tmp_path / "run", **settings, **{"loop.ray.samplers": "2", "loop.ray.cpus": "0.5"})
+    folder = run(given, tmp_path / "run", **settings, **{"loop.ray.samplers": "2"})
     assert not killer.is_alive()
     rollouts = [rollout for step in folder.steps() for rollout in folder.rollouts(step)[0]]
     assert len({rollout.id for rollout in rollouts}) == len(rollouts) == 6 * 2
@@ -95,7 +95,7 @@ def test_what_cannot_be_elsewhere_is_refused() -> None:
     for more, said in (
         ({"train.lora.rank": "8"}, "takes no adapters"),
         ({"engine.kind": "vllm", "engine.vllm.url": "http://x/v1"}, "leave engine.vllm.url out"),
-        ({"feedback.judge.url": "local", "feedback.judge.rate": "1"}, "give feedback.judge.name another model"),
+        ({"judge.url": "local", "judge.feedback": "1"}, "give judge.name another model"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config([], given | more)

@@ -410,25 +410,25 @@ def test_a_reminder_is_spliced_in_as_a_hint_is(tiny: Path, demonstrated: Path) -
     assert sample.ids in [[*ids[: b.insert], *b.inserted, *ids[b.insert :]] for b in branches]
 
 
-@pytest.mark.parametrize("shown", ["references", "demonstrations"])
+@pytest.mark.parametrize("shown", ["opsd", "sdft"])
 def test_what_a_teacher_would_see_is_shown_in_the_same_words(tiny: Path, demonstrated: Path, shown: str) -> None:
     """And with DFT every sample is weighed by its probability."""
     more = {"reminders": 0.0, "pairs": 0.0, "validation_share": 0.0, "loss": "dft"}
-    lessons, counts = lessons_of(settings(tiny, demonstrated, **more, **{shown: 1.0})), Counter[str]()
+    lessons, counts = lessons_of(settings(tiny, demonstrated, **more, teachers={shown: 1.0})), Counter[str]()
     chat, rollouts = lessons.reminders.chat, RunFolder(demonstrated).rollouts(1)[0]
-    annotate = opsd_branches if shown == "references" else sdft_branches
+    annotate = opsd_branches if shown == "opsd" else sdft_branches
     for step in range(1, lessons.num_steps + 1):
         samples = lessons.samples(step, counts)
         assert {sample.ce_power for sample in samples} == {1.0}
         for number, sample in zip(lessons.batches[step - 1][1], samples, strict=True):
             rollout = rollouts[number]
-            seen: Any = rollout.diff if shown == "references" else rollout
+            seen: Any = rollout.diff if shown == "opsd" else rollout
             ids = rollout.segments[0].ids
             if seen:
                 (branch,) = annotate(rollout, seen, chat, 1.0, Distill()).values()
                 ids = [*ids[: branch.insert], *branch.inserted, *ids[branch.insert :]]
             assert sample.ids == ids
-    assert counts["shown"] == sum(bool(one.diff) or shown == "demonstrations" for one in rollouts) > 0
+    assert counts["shown"] == sum(bool(one.diff) or shown == "sdft" for one in rollouts) > 0
     assert counts["reminded"] == 0
 
 

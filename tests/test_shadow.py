@@ -32,7 +32,7 @@ REQUEST = Said("user", "Write border in shapes.py.")
 
 def settings(out: Path, **live: Any) -> Config:
     given = {"consent": "all", "settle_s": 0.0, "first": "shadow", "share": 0.5, "trial": 12, **live}
-    sections = {"engine": {"mode": "continuous"}, "harness": {"turns": 100}, "live": given}
+    sections = {"engine": {"kind": "continuous"}, "harness": {"turns": 100}, "live": given}
     return Config.model_validate({"out": str(out), "model": "http://nowhere", **sections})
 
 

@@ -155,7 +155,7 @@ def test_adapters_on_experts_are_trained_and_sampled_with_by_ranks(cache: Path, 
 
 def refused(replicate: int) -> str:
     with pytest.raises(OffbookError) as problem:
-        ranks_of(load_config([], {"train.ranks.replicate": str(replicate)}).train.ranks)
+        ranks_of(load_config([], {"train.ranks.replicate": str(replicate)}).train.mesh)
     return str(problem.value)
 
 
@@ -297,7 +297,7 @@ def test_a_rank_whose_leader_died_says_so() -> None:
 
 def test_a_model_without_experts_has_none_to_deal_out() -> None:
     with pytest.raises(OffbookError, match=r"train.ranks.experts is 2 and the model has no experts; leave it 1"):
-        SpmdTrainer(make("dense"), TrainConfig(ranks=RanksConfig(experts=2)), KINDS["live"], None)
+        SpmdTrainer(make("dense"), TrainConfig(ranks={"experts": 2}), KINDS["live"], None)
 
 
 def pretrained(tiny: Path, out: Path, data: list[Path], stop: int = 0) -> int:

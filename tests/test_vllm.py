@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -89,13 +88,6 @@ def test_a_vllm_that_is_too_old(tmp_path: Path) -> None:
     with pytest.raises(OffbookError, match=r"has vLLM 0\.11\.0, and offbook needs 0\.24 or newer"):
         find_vllm(interpreter(tmp_path, "0.11.0"))
     assert find_vllm(interpreter(tmp_path / "new", "0.24.0")).version == "0.24.0"
-
-
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(OffbookError, match=rf"the port {port} of engine\.vllm\.port cannot be had"):
-            server(tmp_path, python=interpreter(tmp_path), port=port).start()
 
 
 SAID = {
@@ -657,8 +649,8 @@ def test_a_draft_head_is_what_vllm_loads_as_eagle(tmp_path: Path) -> None:
     network.save_pretrained(tmp_path / "model")
     save_head(head_for(network, asked, 2), network, tmp_path / "draft")
     options = ["--enforce-eager"] if found.on_cpu else []
-    how = EngineConfig(draft=str(tmp_path / "draft"), draft_tokens=2, vllm=VllmConfig(options=options))
-    given = [word.replace("probabilistic", "greedy") for word in with_drafts(how, tmp_path).options]
+    how = EngineConfig(draft=str(tmp_path / "draft"), vllm=VllmConfig(options=options))
+    given = [word.replace("probabilistic", "greedy") for word in with_drafts(how).options]
     running = server(tmp_path, POSITIONS, python=found.python, start_s=240, options=given)
     engine = VllmEngine(running, frozenset(), temperature=0.0)
     try:

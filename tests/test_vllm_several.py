@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 from array import array
@@ -43,7 +42,7 @@ def playing(path: str, body: bytes) -> Answer:
 
 
 def engines_of(folder: Path, *played: Played, timeout_s: float = 5.0) -> SeveralEngines:
-    settings = VllmConfig(urls=[one.url for one in played], start_s=2)
+    settings = VllmConfig(url=",".join(one.url for one in played), start_s=2)
     servers = servers_of(folder / "model", settings, 64, folder / "logs", lambda what, share: None, None)
     return SeveralEngines([VllmEngine(server, frozenset({7}), timeout_s=timeout_s) for server in servers])
 
@@ -240,7 +239,7 @@ def test_a_lost_server_ends_what_is_there_and_nothing_stays_counted(small: dict[
     """Also not what had not begun."""
     dies = [False]
     good, bad = Played(playing), Played(lambda path, body: (500, b"gone") if dies[0] else playing(path, body))
-    more = {"engine.kind": "vllm", "engine.vllm.urls": json.dumps([bad.url, good.url]), "engine.vllm.start_s": "2"}
+    more = {"engine.kind": "vllm", "engine.vllm.url": f"{bad.url},{good.url}", "engine.vllm.start_s": "2"}
     config = load_config(["standard"], {**small, **more, "out": str(tmp_path / "run")})
     collector, sets = Collector(config, Path(config.model)), task_sets(config)
     engine = collector.engine
@@ -263,7 +262,7 @@ def test_a_lost_server_ends_what_is_there_and_nothing_stays_counted(small: dict[
 
 def test_a_run_of_two_steps(small: dict[str, str], tmp_path: Path) -> None:
     played = Played(playing), Played(playing)
-    more = {"engine.kind": "vllm", "engine.vllm.urls": json.dumps([one.url for one in played]), "train.lora.rank": "2"}
+    more = {"engine.kind": "vllm", "engine.vllm.url": ",".join(one.url for one in played), "train.lora.rank": "2"}
     folder = train(load_config(["standard"], {**small, **more, "train.groups": "1", "out": str(tmp_path / "run")}))
     rows, _ = folder.metrics()
     assert [row["step"] for row in rows] == [1, 2]
@@ -287,7 +286,7 @@ def test_each_server_has_deaths_of_its_own(
         )
 
     urls = [one.url for one in (dying([1, 1]), dying([1, 1]))]
-    more = {"engine.kind": "vllm", "engine.vllm.urls": json.dumps(urls), "train.lora.rank": "2", "train.steps": "1"}
+    more = {"engine.kind": "vllm", "engine.vllm.url": ",".join(urls), "train.lora.rank": "2", "train.steps": "1"}
     folder = train(load_config(["standard"], {**small, **more, "out": str(tmp_path / "run")}))
     assert folder.metrics()[0][0]["deaths"] == 4
 
@@ -298,12 +297,9 @@ def test_each_server_has_deaths_of_its_own(
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"url": "http://a", "urls": '["http://b"]'}, "url and engine.vllm.urls are both given"),
-        ({"urls": '["http://a", "http://a/v1/"]'}, "engine.vllm.urls has a server twice"),
-        ({"urls": '["http://a", ""]'}, "engine.vllm.urls has an empty one"),
-        ({"urls": '["http://a"]', "copies": "2"}, "copies are started by offbook"),
+        ({"url": "http://a,http://a/v1/"}, "engine.vllm.url has a server twice"),
+        ({"url": "http://a,"}, "engine.vllm.url has an empty one"),
         ({"url": "http://a", "copies": "2"}, "copies are started by offbook"),
-        ({"port": "65534", "copies": "3"}, "take ports from 65534 on, and 65535 is the last"),
         ({"copies": "0"}, "engine.vllm.copies"),
     ],
 )
@@ -312,7 +308,7 @@ def test_what_cannot_be(given: dict[str, str], sentence: str) -> None:
         load_config([], {f"engine.vllm.{name}": value for name, value in given.items()})
 
 
-@pytest.mark.parametrize(("key", "value"), [("urls", '["http://a", "http://b"]'), ("copies", "2")])
+@pytest.mark.parametrize(("key", "value"), [("url", "http://a,http://b"), ("copies", "2")])
 def test_samplers_have_a_server_each(key: str, value: str) -> None:
     given = {"engine.kind": "vllm", "loop.ray.samplers": "2", f"engine.vllm.{key}": value}
     with pytest.raises(OffbookError, match=rf"each starts a vLLM of its own; leave engine\.vllm\.{key} out"):
@@ -353,10 +349,6 @@ def test_copies_are_started_with_gpus_ports_and_logs_of_their_own(
     ]
     assert len({server.url for server in servers}) == len(servers[0].place.ports) == 2
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6"
-    given = servers_of(
-        tmp_path, settings.model_copy(update={"port": 9000}), 64, tmp_path, lambda what, share: None, None
-    )
-    assert [server.settings.port for server in given] == [9000, 9001]
 
 
 def test_copies_beside_the_trainers_gpu_take_nothing_of_it(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:

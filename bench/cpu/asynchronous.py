@@ -31,10 +31,10 @@ from typing import Any
 
 LOOK_S = 0.1
 WAYS = {
-    "lockstep": {"engine.mode": "lockstep"},
-    "continuous": {"engine.mode": "continuous"},
-    "ahead": {"engine.mode": "lockstep", "loop.max_staleness": "1"},
-    "asynchronous": {"engine.mode": "continuous", "loop.max_staleness": "1"},
+    "lockstep": {"engine.kind": "lockstep"},
+    "continuous": {"engine.kind": "continuous"},
+    "ahead": {"engine.kind": "lockstep", "loop.max_staleness": "1"},
+    "asynchronous": {"engine.kind": "continuous", "loop.max_staleness": "1"},
 }
 
 
@@ -202,7 +202,7 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found: dict[str, Any] = {"rollouts": steps * 32, "tokens": tokens}
 
     async def main(scratch: str) -> None:
-        settings = {"out": scratch, "train.steps": str(steps), "engine.mode": "continuous", "loop.max_staleness": "2"}
+        settings = {"out": scratch, "train.steps": str(steps), "engine.kind": "continuous", "loop.max_staleness": "2"}
         config = load_config(["pocket"], settings)
         kept = RolloutBuffer(RunFolder(scratch), config.train.group_size)
         scheduler = Scheduler(config, replayed, kept, tasks)

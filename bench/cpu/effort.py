@@ -52,12 +52,8 @@ COMMON = {
     "eval.samples": "4",
 }
 EFFORT = {
-    "rewards.effort.on": "true",
-    "rewards.effort.bound": "0.9",  # not the default of 0.2, so that a short run shows it; failing pays all of it
-    "rewards.effort.k": "1.0",
+    "rewards.effort.bound": "0.9",  # not 0.2, so that a short run shows it; failing pays all of it
     "rewards.effort.weights.turns": "1.0",
-    "rewards.effort.full_turns": "5",
-    "rewards.effort.full_tokens": "160",
 }
 HINT = {
     "feedback.weight": "2",

@@ -169,7 +169,6 @@ def configured(seed: int, out: Path, sessions: int, **more: str) -> Config:
         "live.consent": "all",
         "live.settle_s": "0",
         "live.sessions": str(sessions),
-        "live.batch": "32",
         "live.hints": "false",  # the pocket model reads no English beyond its prompts; rules have hints that it knows
         "live.share": "0.5",
         "live.trial": "30",
@@ -254,7 +253,7 @@ def populations(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, A
     tastes = ("plain", "skipper")
     more = {"live.populations": json.dumps(tastes), "train.lora.rank": "16", "train.learning_rate": "1e-3"}
     sessions = sessions // 2  # of each
-    config = configured(seed, out, sessions, **more, **{"live.suites": "[]", "live.batch": "16"})
+    config = configured(seed, out, sessions, **more, **{"live.suites": "[]", "train.groups": "2"})
     sets = task_sets(config)
     worlds = {taste: World(config, sets.train, taste, taste) for taste in tastes}
     for world in worlds.values():

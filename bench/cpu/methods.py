@@ -54,9 +54,9 @@ from offbook.types import Distill, Rollout, Sample, Task
 
 ALONE = {"train.rl_weight": "0", "feedback.weight": "0"}
 TEACHERS = {
-    "opd": {"teachers.opd.weight": "1", "teachers.opd.model": "{larger}"},
-    "opsd": {"teachers.opsd.weight": "1"},
-    "sdft": {"teachers.sdft.weight": "1", "teachers.sdft.data": '["{expert}"]'},
+    "opd": {"teachers.weights.opd": "1", "teachers.model": "{larger}"},
+    "opsd": {"teachers.weights.opsd": "1"},
+    "sdft": {"teachers.weights.sdft": "1", "teachers.data": '["{expert}"]'},
     "corrections": {"feedback.corrections.weight": "1"},
 }
 ARMS: dict[str, dict[str, str]] = {
@@ -138,7 +138,7 @@ class Bench:
             drafts = named_drafts(self.seed + 1000, "train", PACKAGES, of_task, self.arguments.own_words)
             episodes = list(itertools.islice(drafts, self.arguments.shown))
             write_episodes(data, chat_for(model), episodes, self.seed + 1000)
-        keys = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": self.arguments.start_rate}
+        keys = {"sft.teachers.opsd": "0.3", "sft.teachers.sdft": "0.3", "sft.learning_rate": self.arguments.start_rate}
         if self.arguments.model == "pocket":
             keys |= {"harness.context": "1500", "harness.tokens": "1500"}  # room to show them
         return self.imitated(out, model, data, **keys)

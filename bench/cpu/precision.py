@@ -29,13 +29,10 @@ from offbook.rl.train import train
 from offbook.train.trainer import NotFinite, WeightsLost
 
 NVFP4 = {"train.linear.kind": "nvfp4"}
-PLAIN_ENGINE = {"engine.linear": "plain"}
 ARMS: dict[str, dict[str, str]] = {
     "plain": {},
     "nvfp4": NVFP4,
     "fp8": {"train.linear.kind": "fp8"},
-    "nvfp4; engine plain": {**NVFP4, **PLAIN_ENGINE},
-    "fp8; engine plain": {"train.linear.kind": "fp8", **PLAIN_ENGINE},
 }
 COMMON = {"feedback.weight": "0", "feedback.look": "false", "train.groups": "3", "checkpoint.every": "5"}
 ENDS = 5  # steps at either end of a run

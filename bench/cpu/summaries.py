@@ -4,7 +4,7 @@
     python bench/cpu/summaries.py --model smollm2-135m --tasks pocket-long-3 --episodes 3000 --set train.lora.rank=12 \
         --set harness.turns=40 --set harness.tokens=8192 --set harness.context=1536 --set harness.summarize_at=800 \
         --set harness.message_tokens=192 --set train.learning_rate=2e-4 --set train.precision=bfloat16 \
-        --set engine.mode=continuous --out runs/summaries-smollm                # on a GPU
+        --set engine.kind=continuous --out runs/summaries-smollm                # on a GPU
 
 No model here has been asked for such a summary. So it first imitates scripted episodes of tasks with several functions,
 in windows so small that most episodes need one to three summaries; these say what is done and what is left, and forget

@@ -26,10 +26,10 @@ from typing import Any
 
 SAMPLE_S = 0.2
 WAYS = {
-    "local-lockstep": {"engine.mode": "lockstep"},
-    "local-synchronous": {"engine.mode": "continuous"},
-    "local-asynchronous": {"engine.mode": "continuous", "loop.max_staleness": "1"},
-    "local-asynchronous-2": {"engine.mode": "continuous", "loop.max_staleness": "2"},
+    "local-lockstep": {"engine.kind": "lockstep"},
+    "local-synchronous": {"engine.kind": "continuous"},
+    "local-asynchronous": {"engine.kind": "continuous", "loop.max_staleness": "1"},
+    "local-asynchronous-2": {"engine.kind": "continuous", "loop.max_staleness": "2"},
     "vllm-synchronous": {"engine.kind": "vllm"},
     "vllm-asynchronous": {"engine.kind": "vllm", "loop.max_staleness": "1"},
     "vllm-asynchronous-2": {"engine.kind": "vllm", "loop.max_staleness": "2"},

@@ -2,9 +2,9 @@
 
 1. Rollouts of the model on pocket tasks, at temperature 1. --sft N lets it imitate N demonstrations first: a model that
    solves nothing has nothing to learn by RL.
-2. A head for each of --losses, trained on these rollouts: seconds, and what sampling keeps by depth on rollouts kept
+2. A head, trained on these rollouts: seconds, and what sampling keeps by depth on rollouts kept
    apart.
-3. Tokens a second of vLLM at batch 1, 8 and 64, without drafts, with the head of KL drafting the likeliest token and
+3. Tokens a second of vLLM at batch 1, 8 and 64, without drafts, with the head drafting the likeliest token and
    with drawn drafts: messages behind the beginnings of real rollouts, one after the other, each to its own end, prompts
    included.
 
@@ -44,7 +44,6 @@ from offbook.stages.sft import sft
 from offbook.types import Prompt, Rollout
 
 ON_GPU = torch.cuda.is_available()
-LOSSES = ("kl", "tv", "ce", "lk")
 PARTS = ("rollouts", "heads", "vllm")
 CACHE_BYTES = 8_000_000_000  # for the keys and values of a vLLM server
 Row = dict[str, Any]
@@ -79,7 +78,7 @@ def settings(options: argparse.Namespace, **given: Any) -> Config:
     precision = "bfloat16" if ON_GPU and options.precision == "auto" else options.precision.replace("auto", "float32")
     tree = {
         "model": options.model,
-        "engine.mode": "continuous" if ON_GPU else "lockstep",
+        "engine.kind": "continuous" if ON_GPU else "lockstep",
         "train.precision": precision,
         "engine.precision": precision,
         "train.group_size": options.group_size,
@@ -117,14 +116,14 @@ def collected(options: argparse.Namespace, place: Path) -> Row:
     return {"rollouts": len(found), "tokens": sampled, "solved": solved, "seconds": time.monotonic() - began}
 
 
-def head(options: argparse.Namespace, place: Path, loss: str) -> Row:
-    out = place / f"head-{loss}"
+def head(options: argparse.Namespace, place: Path) -> Row:
+    out = place / "head"
     shutil.rmtree(out, ignore_errors=True)
-    data = {"sft__data": [str(place / "rollouts.jsonl")], "mtp__loss": loss}
+    data = {"sft__data": [str(place / "rollouts.jsonl")]}
     rows: list[Row] = []
     found = mtp(settings(options, out=str(out), **data), rows.append)
     kept = {key.removeprefix("validation/"): value for key, value in found.items() if "kept" in key}
-    return {"loss": loss, **kept, "seconds": sum(row["step_s"] for row in rows)}
+    return {**kept, "seconds": sum(row["step_s"] for row in rows)}
 
 
 def beginnings(options: argparse.Namespace, place: Path, count: int) -> list[list[int]]:
@@ -170,8 +169,8 @@ async def fastest(options: argparse.Namespace, engine: VllmEngine, place: Path, 
 def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
     """Servers come up at the same time, and are asked one after the other."""
     folder = model_folder(options.model, 0)
-    drafts = EngineConfig(kind="vllm", draft=str(place / "head-kl"), draft_tokens=options.drafts[0])
-    drawn = with_drafts(drafts, folder).options
+    drafts = EngineConfig(kind="vllm", draft=str(place / "head"))
+    drawn = with_drafts(drafts).options
     likeliest = [drawn[0], json.dumps({**json.loads(drawn[1]), "draft_sample_method": "greedy"})]
     arms = {"plain": [], "drawn drafts": drawn, "likeliest drafts": likeliest}
     longest = max(len(prompt) for batch in options.batches for prompt in beginnings(options, place, 4 * batch))
@@ -234,10 +233,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=64, help="that rollouts are collected on")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--head-steps", type=int, default=400)
-    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), help="KL's head is the one of RL")
     parser.add_argument("--batch-tokens", type=int, default=16_384)
     parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 2, 4], help="the first for every policy")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--new", type=int, default=256, help="tokens that a row writes, at least")
     parser.add_argument("--repeat", type=int, default=3)
@@ -249,7 +246,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.tiny:
         options.tasks, options.group_size, options.head_steps = 3, 2, 8
-        options.batch_tokens, options.batches, options.new, options.repeat, options.drafts = 1024, [1, 2], 16, 1, [2]
+        options.batch_tokens, options.batches, options.new, options.repeat = 1024, [1, 2], 16, 1
         options.depth = 2
     report = Report(options.json)
     with tempfile.TemporaryDirectory() as scratch:
@@ -262,9 +259,8 @@ def main() -> None:
             options.model = str(latest_checkpoint(RunFolder(place / "sft")))
         if "rollouts" in options.parts and not (place / "rollouts.jsonl").is_file():
             report.row("rollouts", lambda: collected(options, place))
-        for loss in options.losses if "heads" in options.parts else ():
-            if not (place / f"head-{loss}" / "draft").is_dir():
-                report.row("head", partial(head, options, place, loss))
+        if "heads" in options.parts and not (place / "head" / "draft").is_dir():
+            report.row("head", partial(head, options, place))
         if "vllm" in options.parts:
             vllm_speeds(options, place, report)
 

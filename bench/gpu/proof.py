@@ -90,7 +90,7 @@ ARMS = {
     },
     "bounded": Arm(3, "RL + bounded hints", hinted(**BOUNDED)),
     "donor_bounded": Arm(3, "RL + bounded hint of another rule", hinted(**HINTS["donor"], **BOUNDED)),
-    "effort": Arm(3, "RL, effort in the reward", {**hinted(weight="0"), "rewards.effort.on": "true"}),
+    "effort": Arm(3, "RL, effort in the reward", {**hinted(weight="0"), "rewards.effort.bound": "0.2"}),
     "tokens_bounded": Arm(3, "RL + bounded hints, moved tokens", hinted(**HINTS["tokens"], **BOUNDED)),
     "finishing": Arm(3, "RL, paid for handing in", {**hinted(weight="0"), "rewards.weights.unfinished": "0.5"}),
 }  # fmt: skip
@@ -133,7 +133,7 @@ class Experiment:
             "harness.profile": "pocket", "harness.turns": str(options.turns), "harness.tokens": str(options.context),
             "harness.context": str(options.context), "harness.message_tokens": "160", "harness.summarize_at": "0",
             "harness.command_s": "20", "harness.wall_s": "600",
-            "engine.kind": options.engine, "engine.mode": "continuous",
+            "engine.kind": options.engine,
             "train.groups": "4", "train.group_size": "8", "train.learning_rate": "1e-4", "train.log_parts": "4",
             "train.lora.rank": str(options.lora_rank),
             "feedback.balance": "rl", "feedback.token_gate": "0", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
@@ -382,7 +382,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--arms", nargs="+", choices=["before", *ARMS], help="only these, of any tier, in this order")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--longer", type=int, default=4, help="times as many steps for the arms named ..._longer")
-    parser.add_argument("--engine", choices=("local", "vllm"), default="local")
+    parser.add_argument("--engine", choices=("continuous", "vllm"), default="continuous")
     parser.add_argument(
         "--tasks", default="pocket-long", help="pocket, pocket-long, pocket-long-3-8: functions to restore"
     )

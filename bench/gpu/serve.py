@@ -118,7 +118,7 @@ async def measure(collector: Collector, count: int, turns: int, tokens: int) -> 
 
 
 async def rows_of(engine: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    chosen = {"engine.kind": engine, "engine.mode": "continuous", "model": given.model, "threads": "1"}
+    chosen = {"engine.kind": engine, "model": given.model, "threads": "1"}
     more = {"harness.turns": "1000", "harness.tokens": "1000000", "harness.message_tokens": str(given.message_tokens)}
     config = load_config([], {**chosen, **more})
     rows = []
@@ -137,7 +137,7 @@ async def rows_of(engine: str, given: argparse.Namespace) -> list[dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--engine", nargs="+", default=["local"], choices=["local", "vllm"])
+    parser.add_argument("--engine", nargs="+", default=["continuous"], choices=["continuous", "vllm"])
     parser.add_argument("--sessions", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--message-tokens", type=int, default=128)

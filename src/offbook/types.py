@@ -17,7 +17,7 @@ STRICT = {"extra": "forbid"}  # for pydantic, where it reads one of these from a
 
 
 class OffbookError(Exception):
-    """Something the user can mend. The command line prints its message as one sentence and exits with `exit_code`."""
+    """A problem that the user can fix. The command line prints its message and exits with `exit_code`."""
 
     exit_code = 1
 
@@ -60,7 +60,6 @@ class Limits:
     summary_tokens: int = 1024
     command_s: float = 20.0
     wall_s: float = 300.0
-    cost: float = 0.0  # in the currency of the price table; 0 is no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class Task:
     leave: bool = False  # the right answer is to change nothing
     interrupt: Interrupt | None = None
     context: Context | None = None
-    # Kinds of findings that the work itself calls for, by the gold patch (monitors/gold.py); None: nobody looked.
+    # Kinds of findings that the work itself calls for, by the gold patch (monitors/gold.py); None: not looked at.
     allows: tuple[str, ...] | None = None
     num_mutants: int = 0  # in tests/mutants.json, so that one which is lost is missed
 
@@ -231,7 +230,7 @@ class Segment:
         )
 
 
-StopReason = Literal["finish", "answer", "turns", "tokens", "context", "wall", "cost", "crash"]
+StopReason = Literal["finish", "answer", "turns", "tokens", "context", "wall", "crash"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +293,7 @@ class Flag:
 
 @dataclass(slots=True)
 class Reward:
-    """Named parts with their weights, kept apart; the total is computed, never stored alone."""
+    """Named parts and their weights; the total is always computed from them."""
 
     parts: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
@@ -347,9 +346,9 @@ class Rollout:
     @property
     def cause(self) -> str:
         """Why it crashed, in a few words."""
-        told = [event.detail for event in self.events if event.kind == OWN_FAULT]
+        details = [event.detail for event in self.events if event.kind == OWN_FAULT]
         lines = [event.detail.strip().rpartition("\n")[2] for event in self.events if event.kind == "crash"]
-        return self.fault or next(iter([*told, *lines]), "no cause on record")[:120]
+        return self.fault or next(iter([*details, *lines]), "no cause on record")[:120]
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +364,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as this task's agent is told of it. `parameters` is the JSON schema of the arguments."""
+    """A tool as this task's agent sees it. `parameters` is the JSON schema of the arguments."""
 
     name: str
     description: str
@@ -379,11 +378,11 @@ class Prompt:
     ids: list[int]
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
-    heard: Callable[[list[int]], None] | None = None  # is told the ids so far, by an engine that can tell
+    heard: Callable[[list[int]], None] | None = None  # gets the ids so far, from an engine that streams
 
 
 class Policy(Protocol):
-    """Whoever writes the assistant's messages: ids in, ids out."""
+    """A source of the assistant's messages: ids in, ids out."""
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion: ...
 

@@ -117,7 +117,7 @@ def _offbook(
 
 
 def main() -> NoReturn:
-    """The border of the process: what a user can mend is one sentence, an interrupt says how to go on."""
+    """Process entry point: errors that the user can fix are one sentence, an interrupt says how to resume."""
     # Threads that spin while they wait take the cores from the sandboxes and from other runs: half the speed, measured.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     debug = "--debug" in sys.argv

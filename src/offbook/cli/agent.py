@@ -132,7 +132,7 @@ def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: 
             unseen, is_whole = _worked(other, seen, request, id + SHADOW, quiet=True)
             shadow = session_of(unseen, seen, request, who, candidate, "shadow", None)
             shadow.shown = stored.rollout.reward.parts
-            if is_whole:  # nobody waits for what they do not see
+            if is_whole:  # without output there is nothing to wait for
                 cycle.folder.keep(score(shadow, settings), settings, other.chat)
     _told(session, stored, version, is_applied, as_json)
 
@@ -162,7 +162,7 @@ def _worked(collector: Collector, path: Path, request: str, id: str, quiet: bool
 
 
 def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
-    """The diff, and whether it is to be applied; None where nobody said anything."""
+    """The diff, and whether to apply it; None without an answer."""
     from rich.syntax import Syntax
 
     from offbook.signals.trajectory import Trajectory
@@ -187,8 +187,8 @@ def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
 def _told(session: Session, stored: Session | None, version: int, is_applied: bool, as_json: bool) -> None:
     changed = sorted(session.rollout.changed)
     if as_json:
-        told = {"session": session.id, "version": version, "stop": session.rollout.stop, "changed": changed}
-        print(json.dumps({**told, "applied": is_applied, "diff": session.rollout.diff, "stored": stored is not None}))
+        result = {"session": session.id, "version": version, "stop": session.rollout.stop, "changed": changed}
+        print(json.dumps({**result, "applied": is_applied, "diff": session.rollout.diff, "stored": stored is not None}))
         return
     what = f"{'applied to' if is_applied else 'changed, not applied:'} {', '.join(changed)}" if changed else "no change"
     how = "not kept" if stored is None else "kept" if stored.has_words else "kept as numbers alone"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 3  # examples of one rule
 LINE = 100  # characters of an example
-KEPT = "coach.jsonl"  # in a run's feedback/, beside what training recorded there
+KEPT = "coach.jsonl"  # in a run's feedback/, next to what training recorded
 
 
 @dataclass(slots=True)
@@ -118,8 +118,8 @@ def _read(result: Result, tasks: str, url: str, name: str, rate: float, progress
         unseen += not_looked_for(stored, known)
         pairs += [(rollout, known.get(rollout.task)) for rollout in stored.rollouts]
     if unseen:
-        told = [f"{rules} in {_count(count, 'rollout')} ({reason})" for (rules, reason), count in unseen.items()]
-        result.notes.append(f"not looked for: {'; '.join(told)}")
+        lines = [f"{rules} in {_count(count, 'rollout')} ({reason})" for (rules, reason), count in unseen.items()]
+        result.notes.append(f"not looked for: {'; '.join(lines)}")
     if judge is None:
         return
     result.judgement = asyncio.run(judge.read(pairs, partial(progress, f"{name} reads")))
@@ -176,12 +176,12 @@ def _measure(result: Result, model: str, limit: int, tasks: str, samples: int, p
             result.notes.append(f"{what} measured on ids of {folder.name}, not their own")
         result.unmeasured += counts
         result.models.append(str(folder))
-        has_own_tools = stored.setting("harness", "kind", "own") == "own" and not any(
+        has_own_tools = not stored.setting("harness", "command", "") and not any(
             rollout.foreign for rollout in stored.rollouts
         )
         if samples and not again and stored.folder is not None and has_own_tools:  # which answer what is sampled
             # as training probes hints before step 1, on what the run did and with the run's own settings
-            config = load_config([stored.folder.config_file], {"engine.kind": "local"})
+            config = load_config([stored.folder.config_file], {"engine.kind": "lockstep"})
             known = _tasks_of(stored, tasks) or pocket_tasks(config)
             probe = HintProbe(Collector(config, folder), known, result.rules, samples)
             found = [one for one in result.found if one.source == stored.source]

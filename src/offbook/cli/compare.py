@@ -96,7 +96,7 @@ def _evaluations(folders: list[Path]) -> list[Evaluation]:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The last part of each path, or as many parts as tell them apart."""
+    """The last part of each path, or as many parts as make them distinct."""
     for depth in range(1, 8):
         names = ["/".join(folder.resolve().parts[-depth:]) for folder in folders]
         if len(set(names)) == len(folders):

@@ -39,8 +39,8 @@ def distill(
 
         def on_step(row: dict[str, Any]) -> None:
             numbers = {"hints": "hinted_targets", "divergence": "hint/loss"}
-            told = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
-            console.print(f"step {row['step']} of {row['steps']}: {told}")
+            shown = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
+            console.print(f"step {row['step']} of {row['steps']}: {shown}")
 
         folder = run(config, epochs, on_step, progress, partial(say, to=console))
     rows, _ = folder.metrics()

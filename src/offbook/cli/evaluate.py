@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from offbook.cli.display import rollout_display
-from offbook.cli.options import Json, Plain, config_from, progress_display, results, say
+from offbook.cli.options import Json, Plain, config_from, progress_display, results, rollout_display, say
 from offbook.core.config import Config, ConfigError, is_url, load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.evals.prices import read_prices
@@ -58,7 +57,7 @@ def evaluate(
     costs = read_prices(prices, name or chosen) if prices else Prices(price_input, price_output)
     own = {"eval.samples": str(samples or "")}
     if costs.input or costs.output:
-        own |= {"harness.price_input": str(costs.input), "harness.price_output": str(costs.output)}
+        own |= {"harness.prices.input": str(costs.input), "harness.prices.output": str(costs.output)}
     run = Path(chosen) if (Path(chosen) / "config.toml").is_file() else None
     config = config_from(ctx, own, [run / "config.toml"]) if run else config_from(ctx, {**own, "model": chosen})
     if run:
@@ -144,13 +143,13 @@ def _refuse_other_run(run: Path, config: Config) -> None:
         raise ConfigError(f"{run} held out a share of {share:g} of its tasks; leave tasks.heldout_share out")
     own, asked = trained.train.lora.model_dump(), config.train.lora.model_dump()
     differing = [name for name in own if asked[name] != own[name]]
-    told = [f"train.lora.{name} is {asked[name]!r} and the run's {own[name]!r}" for name in differing]
-    if told:
-        raise ConfigError(f"{run} is measured as it was trained ({'; '.join(told)}); leave train.lora out")
+    problems = [f"train.lora.{name} is {asked[name]!r} and the run's {own[name]!r}" for name in differing]
+    if problems:
+        raise ConfigError(f"{run} is measured as it was trained ({'; '.join(problems)}); leave train.lora out")
 
 
 def _files(out: Path | None, run: Path | None, chosen: str, suite: list[str] | None, limit: int) -> RolloutFiles:
-    """Some tasks have a place of their own: a quick look is in nobody's way."""
+    """A limited evaluation has its own folder, so that it does not replace a full one."""
     from offbook.rl.resume import RolloutFiles
 
     first = [f"first-{limit}"] if limit else []

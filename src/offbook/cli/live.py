@@ -76,7 +76,7 @@ def live(
             held.enter_context(only_writer(place))
             for cycle in cycles:
                 cycle.begin()
-            for folder in {place, *(cycle.folder.path for cycle in cycles)}:  # whoever runs the cycle decides for it
+            for folder in {place, *(cycle.folder.path for cycle in cycles)}:
                 write_atomic(folder / "config.toml", config.to_toml())
             _run(cycles, sessions or [], once)
     if as_json:
@@ -94,10 +94,10 @@ def _run(cycles: list[Cycle], sources: list[Path], once: bool) -> None:
                     say(f"{count} new sessions from {source}", to=console)
             while cycle.turn():
                 pass
-            told = f"nothing more is due: {cycle.waits_for()}"
-            if said.get(cycle.folder.path) != told:
-                say(told, to=console)
-            said[cycle.folder.path] = told
+            line = f"nothing more is due: {cycle.waits_for()}"
+            if said.get(cycle.folder.path) != line:
+                say(line, to=console)
+            said[cycle.folder.path] = line
         if once:
             return
         time.sleep(LOOK_S)
@@ -139,7 +139,7 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
     return {
         "folder": str(cycle.folder.path),
         "consent": cycle.settings.consent,
-        "follow-ups are read by": cycle.settings.judge.url or "their form",
+        "follow-ups are read by": (cycle.config.judge.live and cycle.config.judge.url) or "their form",
         "deployed": last.deployed if last else None,
         "on trial": last.candidate if last else None,
         "stored sessions": len(stored),

@@ -30,7 +30,7 @@ def mtp(
 ) -> None:
     """Train a draft head by self-distillation, for speculative decoding. The model stays as it is.
 
-    Configuration as in `offbook train`, and of its own: --mtp.steps, --mtp.depth, --mtp.loss. --engine.draft takes the
+    Configuration as in `offbook train`, and of its own: --mtp.steps, --mtp.depth. --engine.draft takes the
     head's folder: vLLM drafts with it by the method `eagle`.
     """
     if bool(model) == bool(model_option):
@@ -58,9 +58,9 @@ def mtp(
         print(json.dumps(result))
         return
     kept = ", ".join(f"{result[key]:.3f}" for key in result if key.startswith("validation/kept_"))
-    print(f"{result['head']}: of drafts on text kept apart, sampling keeps {kept} by depth")
+    print(f"{result['head']}: on held-out text sampling keeps {kept} by depth")
     head = quote(result["head"])
     say(
-        f"next: offbook train --model {quote(model)} --engine.kind vllm --engine.draft {head} --engine.draft_tokens 3",
+        f"next: offbook train --model {quote(model)} --engine.kind vllm --engine.draft {head}",
         to=console,
     )

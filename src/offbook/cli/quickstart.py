@@ -94,7 +94,7 @@ def quickstart(
 
 
 def _refuse_faulty(config: Config) -> None:
-    """What can be told of the options before anything is made or removed."""
+    """Check the options before anything is made or removed."""
     from offbook.rl.collector import judges_of
     from offbook.rl.tasks import refuse_missing_tasks
 

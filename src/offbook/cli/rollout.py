@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offbook.cli.display import rollout_display
-from offbook.cli.options import Json, Plain, config_from, console, progress_display
+from offbook.cli.options import Json, Plain, config_from, console, progress_display, rollout_display
 
 
 def rollout(

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 SWEEP_S = 10.0
 FOLLOW_S = 1.0  # between two looks for new weights
-# Whoever uses an endpoint decides when the work is done; and no session waits for another one's.
+# The client decides when the work is done; sessions do not wait for each other.
 DEFAULTS = {
     "out": "runs/serve",
-    "engine.mode": "continuous",
+    "engine.kind": "continuous",
     "harness.turns": "100000",
     "harness.tokens": "100000000",
 }
@@ -46,7 +46,7 @@ def serve(
     name: Annotated[str, typer.Option(help="The model's name, where --model is a URL.")] = "",
     out: Annotated[str, typer.Option(help="The run folder; runs/serve if not given.")] = "",
     idle_s: Annotated[
-        float, typer.Option("--idle-s", min=1, help="Seconds after which a session that nobody uses ends.")
+        float, typer.Option("--idle-s", min=1, help="Seconds after which an unused session ends.")
     ] = 3600.0,
     follow: Annotated[
         str, typer.Option(help="A store that a training run publishes to (loop.store): its newest weights are served.")
@@ -68,8 +68,8 @@ def serve(
         own = {**DEFAULTS, "out": out or DEFAULTS["out"]}
     base = [live / "config.toml"] if live else ()
     config = config_from(ctx, own, base, {"model": "pocket", **DEFAULTS})
-    if config.engine.kind == "local" and config.engine.mode != "continuous":
-        raise OffbookError("in lockstep all sessions would wait for the slowest agent: leave engine.mode continuous")
+    if config.engine.kind == "lockstep":
+        raise OffbookError("in lockstep all sessions would wait for the slowest agent: give --engine.kind continuous")
     from offbook.rl.checks import refuse_missing_model
 
     if not live:

@@ -44,8 +44,8 @@ def stages(
 
         def on_step(row: dict[str, Any]) -> None:
             numbers = {"loss": "ce/loss", "validation": "validation/loss", "solved": "solved"}
-            told = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
-            console.print(f"step {row['step']}: {told}")
+            shown = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
+            console.print(f"step {row['step']}: {shown}")
 
         rows = run_stages(config, on_step, progress, partial(say, to=console))
     if int(os.environ.get("RANK", "0")):  # another rank is the run

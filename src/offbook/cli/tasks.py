@@ -7,24 +7,26 @@ import json
 import os
 import re
 import shlex
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column, Table
 from rich.text import Text
 
 from offbook.cli.options import Json, Plain, console, progress_display, say
-from offbook.cli.task_grade import grade
-from offbook.cli.task_tables import medians, summary
 from offbook.core.config import load_config
-from offbook.types import OffbookError, Task
+from offbook.types import OffbookError, Rollout, Task
 
 if TYPE_CHECKING:
     from offbook.tasks.factory.pipeline import Made
+    from offbook.tasks.grade import Grade
     from offbook.tasks.select import History
 
 app = typer.Typer(
@@ -33,6 +35,8 @@ app = typer.Typer(
     epilog="For example: offbook tasks make ./my-repository --out tasks",
 )
 POCKET = "pocket"
+BAD_INPUT = 2  # exit code of `grade` where it cannot be said; 1 is not solved
+MAX_SHOWN = 8  # failing tests
 Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")]
 
 
@@ -56,7 +60,7 @@ def make(
     rewrite: Annotated[bool, typer.Option("--rewrite", help="The model says the instructions in its words.")] = False,
     propose: Annotated[int, typer.Option(min=0, help="Deletions that the model proposes for each.")] = 0,
     set_up: Annotated[bool, typer.Option("--set-up", help="The model sets up what does not prepare.")] = False,
-    allow: Annotated[list[str] | None, typer.Option(help="A host, beside the index, for --set-up.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="A host, added to the package index, for --set-up.")] = None,
     pytest_options: Annotated[str, typer.Option(help="For pytest, instead of what its settings ask for.")] = "",
     start: Annotated[str, typer.Option(help="A command that gets a sandbox ready for the tests.")] = "",
     python: Annotated[str, typer.Option(help="Another interpreter for the repositories: a version or a path.")] = "",
@@ -159,6 +163,69 @@ def make(
         )
 
 
+def summary(result: list[Made]) -> Iterator[Table | Text]:
+    """The repositories, and what became of the candidates."""
+    from offbook.tasks.factory.records import funnel
+
+    for made in result:
+        if made.unprepared:
+            yield Text(f"{made.source}: {made.unprepared}" + (f" (see {made.log})" if made.log else ""))
+    if all(made.unprepared for made in result):
+        return
+    table = Table(
+        Column("repository", overflow="fold"), "split", "tests", "left out", "found", "tasks", "wide", "lines"
+    )
+    table.caption = "wide: tasks over several files; lines: of the gold patch, median"
+    for made in result:
+        if made.unprepared:
+            table.add_row(made.source, "", "", "", "", "0", "", "")
+            continue
+        wide = sum(outcome.files > 1 for outcome in made.verified)
+        lines = statistics.median(outcome.lines for outcome in made.verified) if made.verified else 0
+        numbers = [made.num_tests, made.num_excluded, made.candidates, len(made.verified), wide]
+        table.add_row(f"{made.name} {made.version}", made.split, *map(str, numbers), f"{lines:g}")
+    yield table
+    outcomes = [outcome for made in result for outcome in made.outcomes]
+    reasons = Table("what became of the candidates", "number", Column("for example", overflow="fold"))
+    made_of = [outcome for outcome in outcomes if not outcome.refused]
+    blank, shown = sum(outcome.blank for outcome in made_of), sum(outcome.shown for outcome in made_of)
+    bare = sum(outcome.bare for outcome in made_of)
+    hidden = (
+        f"{blank} of their tests are also run with expected values hidden, {shown} cannot be; of these {bare} cannot "
+        "be run with other expected values either"
+        if shown
+        else ""
+    )
+    reasons.add_row("became tasks", str(len(made_of)), hidden)
+    if open_tasks := [outcome.id for outcome in made_of if outcome.shown > outcome.blank]:
+        reasons.add_row("  of these, most expected values cannot be hidden", str(len(open_tasks)), Text(open_tasks[0]))
+    for reason, count in funnel(outcomes).items():
+        example = next(outcome for outcome in outcomes if outcome.refused == reason)
+        reasons.add_row(reason, str(count), Text(f"{example.id}: {example.evidence}"[:150]))
+    reasons.add_section()
+    left_out = [(why, function) for made in result for function, why in made.left_out.items()]
+    for why, count in Counter(why for why, _ in left_out).most_common():
+        function = next(function for reason, function in left_out if reason == why)
+        reasons.add_row(f"functions in no candidate: {why}", str(count), Text(function))
+    yield reasons
+    sizes = [(outcome.kind, outcome.changed, outcome.files, outcome.characters) for outcome in made_of]
+    yield Text("\n".join(medians(sizes)))
+
+
+def medians(sizes: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
+    """A line per kind, from (kind, changed lines, files, characters of the request) of each task."""
+    names = {"single": "deletions", "cluster": "deletions, clusters", "release": "releases"}
+    for kind in sorted({size[0] for size in sizes}, key=lambda kind: [*names, kind].index(kind)):
+        lines, files, characters = (
+            statistics.median(values) for values in zip(*(size[1:] for size in sizes if size[0] == kind), strict=True)
+        )
+        count = sum(size[0] == kind for size in sizes)
+        yield (
+            f"median of {count} {names.get(kind, 'others')}: {lines:g} changed lines, {files:g} files, "
+            f"{characters:g} characters of the request"
+        )
+
+
 def read_sources(path: Path) -> list[str]:
     """One a line; what follows a # at its beginning or behind a space is a remark."""
     if not path.is_file():
@@ -209,7 +276,128 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     _judge(num_folders, everything, "task folders hold", answer if as_json else None)
 
 
-app.command("grade", epilog="For example: offbook tasks grade tasks/train/my-task ./my-tree")(grade)
+@app.command("grade", epilog="For example: offbook tasks grade tasks/train/my-task ./my-tree")
+def grade(
+    task: Annotated[Path, typer.Argument(help="A task folder.")],
+    solution: Annotated[Path, typer.Argument(help="The task's tree as it was solved, or a patch for it.")],
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Whether a solution is right: the reward that a rollout would get for it, the failing tests, what monitors find.
+    Exits with 0 if it is solved, with 1 if not, and with 2 if that cannot be said."""
+    from offbook.tasks import load_task
+
+    with _as_bad_input(), progress_display(plain) as progress:
+        loaded = load_task(task)
+        progress("grading", 0.0)
+        rollout, result = asyncio.run(_scored(loaded, _changes(loaded, solution)))
+        progress("grading", 1.0)
+    facts = _graded(loaded, rollout, result)
+    print(json.dumps(facts)) if as_json else _show_grade(facts)
+    if not rollout.solved:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _as_bad_input() -> Iterator[None]:
+    try:
+        yield
+    except OffbookError as error:
+        error.exit_code = BAD_INPUT
+        raise
+
+
+def _changes(task: Task, solution: Path) -> dict[str, str | None]:
+    """Path -> new text, None where a file went."""
+    from offbook.tasks.check import changes_by
+    from offbook.tasks.git import BadPatch
+
+    if solution.is_dir():
+        return _differences(task, solution)
+    if not solution.is_file():
+        raise OffbookError(f"there is no folder or patch {solution}")
+    try:
+        patch = solution.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise OffbookError(f"{solution} is no patch: it is no text") from None
+    try:
+        return changes_by(task, patch)
+    except BadPatch as error:
+        raise OffbookError(f"{solution} is no patch for the tree of {task.folder}: {error}") from error
+
+
+def _differences(task: Task, solved: Path) -> dict[str, str | None]:
+    before, after = _tree_files(task.tree), _tree_files(solved)
+    if not any(after.get(path) == content for path, content in before.items()):
+        raise OffbookError(f"{solved} has no file of the tree of {task.folder}; give the whole tree, or a patch")
+    changed: dict[str, str | None] = dict.fromkeys(before.keys() - after.keys())
+    new = {path: content for path, content in after.items() if before.get(path) != content}
+    return changed | {path: content.decode(errors="replace") for path, content in new.items()}
+
+
+def _tree_files(tree: Path) -> dict[str, bytes]:
+    """A tree's files without compiled code and dot folders."""
+    found = {}
+    for path in sorted(tree.rglob("*")):
+        *folders, _ = path.relative_to(tree).parts
+        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in folders):
+            found[path.relative_to(tree).as_posix()] = path.read_bytes()
+    return found
+
+
+async def _scored(task: Task, changed: dict[str, str | None]) -> tuple[Rollout, Grade | None]:
+    """As a rollout that left these changes and did nothing else."""
+    from offbook.agent.harness.agent import diff_of
+    from offbook.core.config import load_config
+    from offbook.rl.collector import Collector
+
+    rollout = Rollout(f"{task.id}/by-hand", task.id, "by-hand", task.tools, stop="finish", changed=changed)
+    rollout.diff = diff_of(task, changed)
+    result = await Collector(load_config([], {}), None).scored(task, rollout)
+    if rollout.fault:
+        raise OffbookError(f"it could not be graded: {rollout.fault}")
+    return rollout, result
+
+
+def _graded(task: Task, rollout: Rollout, result: Grade | None) -> dict[str, Any]:
+    from offbook.tasks.check import why_refused
+    from offbook.tasks.grade import counted
+
+    why = "" if rollout.solved else "a finding takes the reward" if rollout.flags else ""
+    if result is not None and not result.solved:
+        why = why_refused(result)
+    elif result is None and not task.script and not any(counted(task, path) for path in rollout.changed):
+        why = "it changes no file that is graded"
+    return {
+        "id": task.id,
+        "solved": rollout.solved,
+        "reward": rollout.reward.total,
+        "parts": rollout.reward.parts,
+        "weights": rollout.reward.weights,
+        "why": why,
+        "failing": sorted(result.missing) if result else [],
+        "flags": [asdict(flag) for flag in rollout.flags],
+    }
+
+
+def _show_grade(facts: dict[str, Any]) -> None:
+    from offbook.signals.monitors.rules import KINDS
+
+    why = f" ({facts['why']})" if facts["why"] else ""
+    parts = ", ".join(
+        f"{name} {value:g}" + (f" x {weight:g}" if (weight := facts["weights"].get(name, 1.0)) != 1 else "")
+        for name, value in facts["parts"].items()
+    )
+    say(f"{facts['id']}: {'solved' if facts['solved'] else 'not solved'}{why}")
+    say(f"reward {facts['reward']:g}: {parts}")
+    if failing := facts["failing"]:
+        say(f"failing ({len(failing)}):")
+        for test in failing[:MAX_SHOWN]:
+            say(f"  {test}")
+        if len(failing) > MAX_SHOWN:
+            say(f"  and {len(failing) - MAX_SHOWN} more; --json has all")
+    for flag in facts["flags"]:
+        say(f"finding {flag['kind']}: {KINDS.get(flag['kind'], 'found by a model')} ({flag['evidence']})")
 
 
 @app.command("leaks", epilog="For example: offbook tasks leaks tasks")
@@ -342,7 +530,7 @@ def _show_one(task: Task, facts: dict[str, Any]) -> None:
 @app.command("harden", epilog="For example: offbook tasks harden tasks/train/my-task --way terser")
 def harden(
     task: Annotated[Path, typer.Argument(help="A task folder made by `offbook tasks make`.")],
-    out: Annotated[Path | None, typer.Option(help="Where the harder ones go; beside it where left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the harder ones go; by default next to the task.")] = None,
     way: Annotated[list[str] | None, typer.Option(help="terser, gone, widen, merge; all where left out.")] = None,
     as_json: Json = False,
 ) -> None:

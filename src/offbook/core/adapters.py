@@ -23,7 +23,7 @@ FIRST, SECOND = "lora_A", "lora_B"  # of the two matrices, by the order in which
 ON_EXPERTS = re.compile(rf"\.experts\.(base_layer\.)*({FIRST}|{SECOND})\.")
 NOT_FOR_VLLM = (
     "vLLM is given no adapters on experts (train.lora.parameters): in which form it reads them differs from model to "
-    "model, and others it may leave out without a word; leave engine.kind local, or put adapters on other layers"
+    "model, and others it may leave out without a word; take offbook's own engine, or put adapters on other layers"
 )
 
 
@@ -60,7 +60,8 @@ def put_experts_first(model: PreTrainedModel) -> None:
 
 
 def from_file(name: str, tensor: Tensor, experts: int) -> Tensor:
-    """One of PEFT's as it is in a model. What is not of so many experts stays as it is, for whoever compares shapes."""
+    """One of PEFT's tensors as it is in a model. A tensor for another number of experts stays as it is: comparing
+    shapes finds it."""
     if not experts or not ON_EXPERTS.search(name) or tensor.shape[FIRST not in name] % experts:
         return tensor
     if FIRST in name:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"  # the variable with the server's key, if it wants one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-SILENCE_S = 10.0  # after which people are told that they wait for a server
+SILENCE_S = 10.0  # after which a message says that a server is waited for
 LEAST_KEY = 4  # characters; what is shorter is no secret, and may be a letter of every sentence
 LONG_KEY = 8  # a shorter one may be part of a word, and is taken out where it stands alone
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # besides every 5xx
@@ -224,7 +224,7 @@ def _refusal(response: httpx2.Response) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """What the system says of a connection, which lies below what the library makes of it; else the kind of failure."""
+    """The operating system's reason for a failed connection, else the kind of failure."""
     below: BaseException | None = error
     while below is not None:
         if isinstance(below, ssl.SSLError | socket.gaierror):  # their numbers are not the system's

@@ -5,7 +5,7 @@ and the model's last hidden state before it go through one matrix and one Llama 
 What comes out stands for the model's hidden state at that token: the model's own head turns it into a distribution, and
 it is the next guess's input. Embedding and head are the model's own and are not stored.
 
-What lies in a folder, `config.json` and `model.safetensors`, is what vLLM takes.
+A head's folder, `config.json` and `model.safetensors`, is what vLLM takes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from offbook.types import OffbookError
 
 FOLDER = "draft"  # of a head, in that of its model
 BASE = "offbook_base"  # in config.json: numbers that tell one model from another
-ALIKE = 0.5  # cosine; training moves an embedding by far less, and that of another model has nothing to do with it
+SIMILAR = 0.5  # cosine; training moves an embedding by far less, and that of another model has nothing to do with it
 
 
 class DraftHead(nn.Module):
@@ -59,8 +59,8 @@ class DraftHead(nn.Module):
 
     def described(self, model: PreTrainedModel) -> dict[str, Any]:
         """Its config.json."""
-        told = {"architectures": ["LlamaForCausalLM"], "dtype": str(model.dtype).removeprefix("torch.")}
-        return {**self.config.to_dict(), **told, BASE: _marks(model)}
+        shape = {"architectures": ["LlamaForCausalLM"], "dtype": str(model.dtype).removeprefix("torch.")}
+        return {**self.config.to_dict(), **shape, BASE: _marks(model)}
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
@@ -86,15 +86,15 @@ def load_head(folder: Path, model: PreTrainedModel) -> DraftHead:
             raise ValueError("it has a model in it")
     except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        mend = "train one with `offbook mtp MODEL` and give it as engine.draft, or set engine.draft_tokens to 0"
-        raise OffbookError(f"there is no draft head in {folder} ({reason}); {mend}") from None
+        fix = "train one with `offbook mtp MODEL` and give it as engine.draft, or leave engine.draft out"
+        raise OffbookError(f"there is no draft head in {folder} ({reason}); {fix}") from None
     if missing := sorted(own.keys() - tensors.keys()):
-        raise OffbookError(f"the draft head in {folder} has no {', '.join(missing)}; train it anew with `offbook mtp`")
+        raise OffbookError(f"the draft head in {folder} has no {', '.join(missing)}; train it again with `offbook mtp`")
     other = [name for name in own if own[name].shape != tensors[name].shape]
     if other or not _is_base(base, model):
         reason = f"its {other[0]} is {list(tensors[other[0]].shape)}" if other else "their embeddings differ"
-        mend = "train one for this model with `offbook mtp`"
-        raise OffbookError(f"the draft head in {folder} is of another model ({reason}); {mend}")
+        fix = "train one for this model with `offbook mtp`"
+        raise OffbookError(f"the draft head in {folder} is of another model ({reason}); {fix}")
     head.load_state_dict(tensors)
     return head
 
@@ -102,18 +102,18 @@ def load_head(folder: Path, model: PreTrainedModel) -> DraftHead:
 def _shape(config: PreTrainedConfig) -> LlamaConfig:
     text = config.get_text_config()
     heads = text.num_attention_heads
-    told: Mapping[str, Any] = text.to_dict()
+    shape: Mapping[str, Any] = text.to_dict()
     return LlamaConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         intermediate_size=text.intermediate_size,
         num_hidden_layers=1,
         num_attention_heads=heads,
-        num_key_value_heads=told.get("num_key_value_heads") or heads,
-        head_dim=told.get("head_dim") or text.hidden_size // heads,
+        num_key_value_heads=shape.get("num_key_value_heads") or heads,
+        head_dim=shape.get("head_dim") or text.hidden_size // heads,
         max_position_embeddings=text.max_position_embeddings,
-        rms_norm_eps=told.get("rms_norm_eps", 1e-6),
-        rope_parameters=told.get("rope_parameters"),
+        rms_norm_eps=shape.get("rms_norm_eps", 1e-6),
+        rope_parameters=shape.get("rope_parameters"),
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
@@ -133,4 +133,4 @@ def _is_base(theirs: Tensor | None, model: PreTrainedModel) -> bool:
     if theirs is None:
         return True
     ours = torch.tensor(_marks(model))
-    return ours.shape == theirs.shape and float(torch.cosine_similarity(ours, theirs, dim=0)) > ALIKE
+    return ours.shape == theirs.shape and float(torch.cosine_similarity(ours, theirs, dim=0)) > SIMILAR

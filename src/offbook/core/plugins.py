@@ -15,7 +15,7 @@ from offbook.types import OffbookError
 
 def functions_in(path: Path, setting: str, kind: str, taken: Collection[str]) -> dict[str, Callable[..., Any]]:
     """The public functions that a file defines, none under a name that is `taken`; `setting` names the file, and they
-    are of a `kind`: tools. The file is run as it is, with the rights of whoever runs offbook."""
+    are of a `kind`: tools. The file is run as it is, with the rights of the user who runs offbook."""
     if not path.is_file():
         raise OffbookError(f"there is no file {path} with {kind}; {setting} are paths from the current folder")
     name = f"own_{kind}_{path.stem}"

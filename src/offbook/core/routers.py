@@ -29,22 +29,22 @@ class Mixture:
 
 def mixture_of(config: PreTrainedConfig) -> Mixture | None:
     """None where the model has no experts."""
-    told = config.get_text_config().to_dict()
-    top = next((told[name] for name in TOP if told.get(name)), 0)
+    settings = config.get_text_config().to_dict()
+    top = next((settings[name] for name in TOP if settings.get(name)), 0)
     if not top:
         return None
     with torch.device("meta"):
         meta = AutoModelForCausalLM.from_config(copy.deepcopy(config))
     named = re.findall(r"\.layers\.(\d+)\.\S*\bexperts\.", "\n".join(name for name, _ in meta.named_parameters()))
     layers = tuple(sorted({int(number) for number in named}))
-    return Mixture(layers, told["num_hidden_layers"], top) if layers else None
+    return Mixture(layers, settings["num_hidden_layers"], top) if layers else None
 
 
 @torch.no_grad()
 def routers_of(model: PreTrainedModel) -> list[nn.Module]:
     """In the order of the layers; none where the model has no experts."""
-    told = model.config.get_text_config().to_dict()
-    if not any(top in name for name in told for top in TOP):
+    settings = model.config.get_text_config().to_dict()
+    if not any(top in name for name in settings for top in TOP):
         return []
     found: list[nn.Module] = []
 

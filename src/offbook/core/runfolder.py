@@ -46,7 +46,7 @@ ADAPTER = "adapter_config.json"  # the settings of one
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A place where no file can be is the user's to mend. A full disk is another matter and told as what it is."""
+    """Turn a path that cannot be written into an error for the user. A full disk keeps its own error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -248,8 +248,8 @@ def base_named(adapter: Path) -> str:
     except ValueError as error:
         raise OffbookError(f"{adapter / ADAPTER} cannot be read: {error}") from None
     if base and Path(base).is_dir() and is_adapter(Path(checkpoint_named(base))):
-        mend = f"write where its base is into base_model_name_or_path of {adapter / ADAPTER}"
-        raise OffbookError(f"the adapter {adapter} is one of {base}, which is an adapter itself; {mend}")
+        fix = f"write where its base is into base_model_name_or_path of {adapter / ADAPTER}"
+        raise OffbookError(f"the adapter {adapter} is one of {base}, which is an adapter itself; {fix}")
     return base
 
 

@@ -89,7 +89,7 @@ class Engine:
 
     def at(self, temperature: float) -> Engine:
         """An engine on the same model with another temperature, as for a judge. The owner closes the original only."""
-        raise OffbookError("this engine has one temperature; give the judge a model of its own (feedback.judge.name)")
+        raise OffbookError("this engine has one temperature; give the judge a model of its own (judge.name)")
 
     def pause(self) -> None:
         """Give GPU memory back until the next `apply` or message, which resumes by itself. Nothing may be running."""

@@ -151,7 +151,7 @@ class LocalEngine(Engine):
         else:
             raise OffbookError(
                 f"{self.model.config.model_type} has layers that are not plain attention: the local engine decodes it"
-                " in lockstep only; set engine.mode to lockstep"
+                " in lockstep only; set engine.kind to lockstep"
             )
         self.decoder.version = self.version
 

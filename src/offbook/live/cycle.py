@@ -110,8 +110,8 @@ class Cycle:
 
     def _read(self, sessions: Sequence[Session]) -> list[Session]:
         """With follow-ups as a model reads them, where there is one. What it does not answer is as its form says."""
-        judge = self.settings.judge
-        asked = [one for one in sessions if judge.url and is_sampled(one.id, judge.rate) and unread(one)]
+        judge = self.config.judge
+        asked = [one for one in sessions if judge.live and is_sampled(one.id, judge.live) and unread(one)]
         if not asked:
             return [*sessions]
         found, unanswered = asyncio.run(read_by(Client(judge.url, judge.name), asked))

@@ -38,8 +38,8 @@ from offbook.types import Event, Rollout
 
 
 def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
-    """Add what a judge model (feedback.judge) says of messages, if there is one."""
-    judge = judge_of(config.feedback)
+    """Add what a judge model (judge.feedback) says of messages, if there is one."""
+    judge = judge_of(config)
     if judge is None:
         return rollouts
     found = asyncio.run(StepJudge(judge).read("this cycle", [(rollout, None) for rollout in rollouts])).found
@@ -71,7 +71,7 @@ def train_on(
     read = [with_hints(one, lambda text: not reasons[text]) if config.live.hints else one.rollout for one in sessions]
     rollouts = read_by_model([replace(rollout, group=rollout.id) for rollout in read], config)
     order = random.Random(f"{config.seed} live {folder.path.name}").sample(rollouts, len(rollouts))
-    size = config.live.batch
+    size = config.train.groups * config.train.group_size
     steps = [order[place : place + size] for place in range(0, len(order) - size + 1, size)] or [order]
     train = config.train.settled(*astuple(make_plan(config, this_device()).way))
     train = train.model_copy(update={"steps": len(steps)})

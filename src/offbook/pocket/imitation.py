@@ -41,9 +41,7 @@ def imitate(
 ) -> None:
     """Train `model` on every sample once, `size` of them a step."""
     batches = _batches(samples, size, random.Random(seed))
-    settings = TrainConfig(
-        steps=len(batches), learning_rate=learning_rate, schedule="cosine", warmup_steps=20, final_share=0.0
-    )
+    settings = TrainConfig(steps=len(batches), learning_rate=learning_rate, schedule="cosine", warmup_steps=20)
     how: dict[str, Any] = {"lr": learning_rate, "method": CLASSIC, "scale": 7.0, "weight_decay": 0.01}
     optimizers = [Muon(half, units_of(half), **how) for half in _halves(model)]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -56,7 +54,7 @@ def imitate(
             _finish(halves)
             _finish([threads.submit(nn.utils.clip_grad_norm_, parameters, GRADIENT_CLIP)])
             for group in groups:
-                group["lr"] = learning_rate * learning_rate_share(settings, step)
+                group["lr"] = learning_rate * learning_rate_share(settings, step, final_share=0.0)
             _finish([threads.submit(optimizer.step) for optimizer in optimizers])
             model.zero_grad()
             progress(step / len(batches))

@@ -95,8 +95,10 @@ class Evaluations:
 
     async def _evaluated(self, place: Path) -> int:
         config = str(self.folder.config_file)
+        kind = self.config.engine.kind
+        own_engine = kind if kind != "vllm" else "lockstep"  # vLLM's GPUs are the run's
         command = ["eval", str(place / "model"), "--suite", self.config.tasks.source, "--out", str(place)]
-        command += ["--plain", "--json", "@", config, "--engine.kind", "local", "--loop.max_staleness", "0"]
+        command += ["--plain", "--json", "@", config, "--engine.kind", own_engine, "--loop.max_staleness", "0"]
         with open(place.with_suffix(".log"), "ab") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", EVALUATE.format(os.getpid()), *command, stdout=output, stderr=output

@@ -67,4 +67,4 @@ def refuse_run(config: Config, to_train: bool = False) -> None:
 def judges_of(config: Config) -> Judges:
     """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
     rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
-    return compose(config.rewards, config.harness), monitors_of(config.monitors)
+    return compose(config.rewards, config.harness, config.judge), monitors_of(config.monitors, config.judge)

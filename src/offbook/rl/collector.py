@@ -33,7 +33,7 @@ from offbook.rl.checks import Judges, judges_of
 from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, pocket_cache, positions, quiet
 from offbook.rl.rollout_buffer import RolloutRecord
 from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec
-from offbook.signals.monitors.policy import withhold
+from offbook.signals.monitors.policy import PENALTY, withhold
 from offbook.signals.rewards import Grader
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_sandbox
@@ -123,7 +123,7 @@ class Collector:
             settings.limits(),
             settings.profile,
             settings.variation,
-            Prices(settings.price_input, settings.price_output),
+            Prices(**settings.prices),
             told=model is None,
             own_tools=own_tools(config.tools.files) | ({SEARCH: self.pages.tool()} if self.pages else {}),
             added=(*config.tools.add, *([SEARCH] if self.pages else [])),
@@ -131,7 +131,7 @@ class Collector:
         )
         mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
         self._door = Door(mounts, self.pages.told if self.pages else None)
-        self.sandbox = replace(spec, watch=self.monitors is not None and self.monitors.watch)
+        self.sandbox = replace(spec, watch=self.monitors is not None)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
         self._grader = Grader(spec, rewards.grade_s, rewards.partial, rewards.perturbed, grades)
@@ -165,14 +165,14 @@ class Collector:
             return self._vllm_engine(self.model)
         torch.set_num_threads(self.config.threads)
         network = self._loaded or load_model(self.model, settings.precision)
-        compute_linears(network, self.config.engine_linear)
+        compute_linears(network, self.config.train.linear)
         return LocalEngine(
             network,
             self.chat.stop_ids,
             settings.temperature,
             settings.kv_tokens,
             self.config.seed,
-            settings.mode,
+            settings.kind,
             context=self.config.harness.context,
             deadline_s=self.config.loop.deadline_s,
         )
@@ -182,7 +182,7 @@ class Collector:
         base = chat_folder(model)
         servers = servers_of(
             base,
-            with_drafts(settings, model),
+            with_drafts(settings),
             min(self.config.harness.context, positions(base)),
             Path(self.config.out) / "logs",
             self._progress,
@@ -238,7 +238,7 @@ class Collector:
         self.recall(kept)
         missing = [[(task, id) for id in rollout_ids(name, task, size) if id not in before] for task in tasks]
         left = [of_task for of_task in missing if of_task]
-        in_lockstep = self.model is not None and self.config.engine.kind == "local"
+        in_lockstep = self.model is not None and self.config.engine.kind != "vllm"
         wave = max(1, parallel // size if parallel and in_lockstep else len(left))
         limit = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
         new: list[Rollout] = []
@@ -384,7 +384,7 @@ class Collector:
         self.rewards.score(task, rollout)
         await self.rewards.assess(task, rollout)
         if self.monitors is not None and is_hack:
-            withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
+            withhold(rollout, outcome, PENALTY if action == "penalise" else 0.0)
 
 
 def _machine_fault(rollout: Rollout) -> str:
@@ -401,16 +401,19 @@ def _settle(rollout: Rollout, first: str) -> None:
         rollout.events = [replace(event, kind=own.get(event.kind, event.kind)) for event in rollout.events]
 
 
-def with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
+DRAFT_TOKENS = 3  # that a draft head drafts per step
+
+
+def with_drafts(settings: EngineConfig) -> VllmConfig:
     """vLLM's options with a draft head. By default vLLM drafts only the likeliest token, and few drafts are kept."""
-    if not settings.draft_tokens:
+    if not settings.draft:
         return settings.vllm
-    head = Path(settings.draft or model)
+    head = Path(settings.draft)
     head = head / FOLDER if (head / FOLDER).is_dir() else head
     option = {
         "method": "eagle",
         "model": str(head.resolve()),
-        "num_speculative_tokens": settings.draft_tokens,
+        "num_speculative_tokens": DRAFT_TOKENS,
         "draft_sample_method": "probabilistic",
     }
     return settings.vllm.model_copy(update={"options": [*settings.vllm.options, DRAFTS, json.dumps(option)]})

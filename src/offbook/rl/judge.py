@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from offbook.agent.chat import Chat, Transcript, chat_for
 from offbook.core.client import Client, NoAnswer
-from offbook.core.config import LOCAL, Config, FeedbackConfig
+from offbook.core.config import JUDGED, LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine
 from offbook.rl.models import Progress, chat_folder, load_model, model_folder, quiet
 from offbook.signals.feedback import MISTAKES
@@ -21,21 +21,17 @@ GREEDY = 1e-6  # a temperature at which the likeliest token is all there is
 log = logging.getLogger(__name__)
 
 
-def refuse_silent_judges(config: Config) -> None:
-    """Ask each judge behind a URL one question: a wrong URL, name or key stops the run before its first step."""
-    is_on = {"feedback": bool(config.feedback.weight), "rewards": True, "monitors": config.monitors.on}
-    for section, settings in (
-        ("feedback", config.feedback.judge),
-        ("rewards", config.rewards.judge),
-        ("monitors", config.monitors.judge),
-    ):
-        if settings.url in ("", LOCAL) or not is_on[section]:
-            continue
-        try:
-            asyncio.run(Client(settings.url, settings.name).ask("Are you there? Answer with one word.", max_tokens=16))
-        except NoAnswer as problem:
-            way_out = f"start the server, correct {section}.judge.url and .name, or leave {section}.judge out"
-            raise OffbookError(f"the judge of {section} does not answer: {problem}; {way_out}") from None
+def refuse_silent_judge(config: Config) -> None:
+    """Ask a judge behind a URL one question: a wrong URL, name or key stops the run before its first step."""
+    judge = config.judge
+    reads = (judge.feedback and config.feedback.weight) or (judge.monitors and config.monitors.on)
+    if judge.url in ("", LOCAL) or not (reads or any(map(config.rewards.weights.get, JUDGED))):
+        return
+    try:
+        asyncio.run(Client(judge.url, judge.name).ask("Are you there? Answer with one word.", max_tokens=16))
+    except NoAnswer as problem:
+        way_out = "start the server, correct judge.url and judge.name, or leave judge out"
+        raise OffbookError(f"the judge does not answer: {problem}; {way_out}") from None
 
 
 @dataclass(slots=True)
@@ -53,7 +49,7 @@ class StepJudge:
             self.silent_steps = 0
             return judgement
         reasons = ", ".join(f"{reason}: {count}" for reason, count in judgement.unanswered.most_common())
-        told = f"{when}: the judge of feedback left {lost} of {lost + judgement.answered} questions unanswered"
+        told = f"{when}: the judge left {lost} of {lost + judgement.answered} questions unanswered"
         log.warning("%s (%s)", told, reasons)
         self.silent_steps = 0 if judgement.answered else self.silent_steps + 1
         if self.silent_steps >= SILENT_STEPS:
@@ -64,27 +60,26 @@ class StepJudge:
         return judgement
 
 
-def judge_of(settings: FeedbackConfig) -> Judge | None:
-    """The one behind a URL: before minutes go into a model, is it a URL?"""
-    if settings.judge.url in ("", LOCAL) or not settings.weight:
+def judge_of(config: Config) -> Judge | None:
+    """The judge of feedback, if it is behind a URL."""
+    judge = config.judge
+    if judge.url in ("", LOCAL) or not (judge.feedback and config.feedback.weight):
         return None
-    client = Client(settings.judge.url, settings.judge.name)
-    return Judge(client, MISTAKES, settings.judge.rate, without=_turned_off(settings))
+    return Judge(Client(judge.url, judge.name), MISTAKES, judge.feedback, without=_turned_off(config.feedback))
 
 
 def step_judge(config: Config, engine: Engine, chat: Chat, progress: Progress = quiet) -> StepJudge | None:
     """The judge behind a URL or the one that runs here: the engine's model as it is when asked, or one of its own."""
-    settings = config.feedback
-    judge = judge_of(settings)
-    if settings.judge.url == LOCAL and settings.weight:
-        if settings.judge.name:
-            folder = model_folder(settings.judge.name, config.seed, progress)
+    judge = judge_of(config)
+    if config.judge.url == LOCAL and config.feedback.weight:
+        if config.judge.name:
+            folder = model_folder(config.judge.name, config.seed, progress)
             chat = chat_for(chat_folder(folder))
             tokens, seed = config.engine.kv_tokens, config.seed
             greedy: Engine = LocalEngine(load_model(folder), chat.stop_ids, GREEDY, tokens, seed)
         else:
             greedy = engine.at(GREEDY)
-        judge = Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
+        judge = Judge(LocalAnswers(greedy, chat), MISTAKES, config.judge.feedback, without=_turned_off(config.feedback))
     return StepJudge(judge) if judge else None
 
 

@@ -156,7 +156,7 @@ def meta_model(model: PreTrainedConfig, settings: TrainConfig) -> PreTrainedMode
 def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
     """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained, or
     the engine is another. In one precision, and in one place, the two share the base."""
-    if config.engine.kind != "local" or adapter_of(trained) is None:
+    if config.engine.kind == "vllm" or adapter_of(trained) is None:
         return None
     if config.engine.precision == config.train.precision and trained.device.type == _best_device():
         return sharing_copy(trained)

@@ -226,17 +226,17 @@ class Needs:
         shapes = meta_shapes(model, config.train)
         context = min(config.harness.context, shapes.positions)
         kinds = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers).values()
-        other = config.teachers.opd
-        shown = meta_shapes(described(other.model), config.train) if other.weight else None
+        other = config.teachers
+        shown = meta_shapes(described(other.model), config.train) if other.opd else None
         own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
         riding = any(isinstance(kind, Live | Mix) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
         feedback, teachers = config.feedback, config.teachers
         is_bounded = feedback.weight > 0 and feedback.balance == "bounded"
-        whole = (teachers.opd.weight, teachers.opsd.weight, teachers.sdft.weight)
+        whole = (teachers.opd, teachers.opsd, teachers.sdft)
         beside = (feedback.weight, feedback.corrections.weight, *whole)
         parts = 1 + sum(map(bool, beside)) if is_bounded or config.train.log_parts else 1
-        if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
+        if riding and config.teachers.opsd + config.teachers.sdft:
             targets = context
         held = shown.width_bytes * shown.parameters if shown else 0.0
         return cls(
@@ -338,7 +338,7 @@ def _engines(config: Config, run: Needs, device: Device, context: int, alone: bo
     server, rollouts = engine.vllm, config.train.groups * config.train.group_size
     if not run.samples or (engine.kind == "vllm" and not _is_started(config, device)):
         return [Sampling()]
-    if engine.kind == "local":
+    if engine.kind != "vllm":
         if engine.kv_tokens or not device.is_gpu:
             return [Sampling(engine.kv_tokens or CPU_TOKENS)]
         weights, token = _local_engine(config, shapes)

@@ -102,17 +102,17 @@ def follows(orders: Any) -> bool:
 def refuse_ranks(settings: TrainConfig, orders: Any) -> None:
     """What is known to be wrong before anything is made."""
     if orders is not None:
-        refuse_uneven(settings.ranks, dist.get_world_size())
+        refuse_uneven(settings.mesh, dist.get_world_size())
 
 
 def share_in(settings: TrainConfig, orders: Any) -> Share:
     """That this rank has of the training."""
-    return ALONE if orders is None else share_of(settings.ranks, dist.get_world_size())
+    return ALONE if orders is None else share_of(settings.mesh, dist.get_world_size())
 
 
 def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:
     """Of rank 0; the others make theirs of what they are told."""
-    other = model_folder(config.teachers.opd.model, config.seed, progress) if config.teachers.opd.weight else None
+    other = model_folder(config.teachers.model, config.seed, progress) if config.teachers.opd else None
     if other is not None:
         refuse_other_tokenizer(start, other)
     if orders is None:

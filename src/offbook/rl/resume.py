@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 # Sections of a configuration that decide what a rollout is.
-DECIDING = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")
+DECIDING = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "judge", "eval")
 COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is computed, not what it is
 # Where a run is, when it ends, when it is kept. What imitation reads is known by its content.
-PLACED = ("out", "train.steps", "train.on_nonfinite", "checkpoint.every", "checkpoint.minutes",
+PLACED = ("out", "train.steps", "train.on_nonfinite", "checkpoint.every",
           "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
-RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
-SERVERS = ("engine.vllm.urls", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens")
+RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.__dataclass_fields__)
+SERVERS = ("engine.vllm.url", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens")
 FREE = (*PLACED, *COMPUTED, *RANKS, *SERVERS, "engine.timeout_s", "loop.deadline_s", "loop.eval_every",
-        "loop.ray.samplers", "loop.ray.cpus", "loop.ray.gpus", "loop.ray.address")  # fmt: skip
+        "loop.ray.samplers", "loop.ray.address")  # fmt: skip
 PAGES = "tools.pages"
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a fingerprint: what changes when a run is trained further
@@ -115,7 +115,7 @@ def _is_same(key: str, then: Any, now: Any) -> bool:
     """For settings that name a path: whether the same is there."""
     if key in OWN_FILES:
         return [_content(file) for file in then or ()] == [_content(file) for file in now or ()]
-    if key not in ("model", "tasks.source", "feedback.judge.name") or not (then and now):
+    if key not in ("model", "tasks.source", "judge.name") or not (then and now):
         return False
     paths = Path(then), Path(now)
     if not all(path.is_dir() for path in paths):

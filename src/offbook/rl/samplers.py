@@ -20,6 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from offbook.core.config import Config
 from offbook.core.weights import Weights
 from offbook.engine import Engine, Session
@@ -107,7 +109,7 @@ class Samplers(Engine):
         except ImportError:
             raise OffbookError("Ray is not installed: pip install 'offbook[ray]'") from None
         self.ray, settings = ray, config.loop.ray
-        self.in_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
+        self.in_lockstep = config.engine.kind == "lockstep"
         self._numbers, self._weights = itertools.count(), None
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
@@ -118,7 +120,9 @@ class Samplers(Engine):
                 said = (str(error).strip() or type(error).__name__).splitlines()[0]
                 way_out = "start a cluster by `ray start --head`, and give --loop.ray.address auto"
                 raise OffbookError(f"Ray cannot be reached ({said}); {way_out}") from None
-        actor = ray.remote(max_restarts=-1, num_cpus=settings.cpus, num_gpus=settings.gpus)(Sampler)
+        per_engine = config.engine.vllm.gpus if config.engine.kind == "vllm" else 1
+        gpus = per_engine if torch.cuda.is_available() else 0
+        actor = ray.remote(max_restarts=-1, num_cpus=1, num_gpus=gpus)(Sampler)
         self.replicas = [Replica(actor.remote(config, model.resolve())) for _ in range(settings.samplers)]
 
     @property
@@ -142,7 +146,7 @@ class Samplers(Engine):
         try:
             self.ray.get(given, timeout=START_S)
         except self.ray.exceptions.GetTimeoutError:
-            wanted = "loop.ray.samplers times loop.ray.cpus and loop.ray.gpus"
+            wanted = "a processor, and the engine's GPUs, for each of loop.ray.samplers"
             raise OffbookError(
                 f"a sampler has not taken its weights within {START_S:.0f} s; see whether the cluster has {wanted}"
             ) from None

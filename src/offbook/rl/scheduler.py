@@ -114,7 +114,7 @@ class Scheduler:
         self.engine: Engine = collector.engine
         self.settings, self.last = config.loop, config.train.steps
         self.num_groups = config.train.groups
-        self.in_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
+        self.in_lockstep = config.engine.kind == "lockstep"
         self.window = 0 if self.in_lockstep else int(WINDOW * self.settings.max_staleness * self.num_groups)
         self.limit = ConcurrencyLimit(self._use)
         self._in_a_row = Counter[tuple[str, str]]()  # deaths since the last step

@@ -35,7 +35,7 @@ from offbook.rl.checks import judges_of, refuse_run
 from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import HintProbe, NoHintHelps, correct, faults_in
 from offbook.rl.hint_probe import table as probe_table
-from offbook.rl.judge import StepJudge, refuse_silent_judges, step_judge
+from offbook.rl.judge import StepJudge, refuse_silent_judge, step_judge
 from offbook.rl.models import (
     Progress,
     chat_folder,
@@ -172,7 +172,7 @@ def _prepare(
     rewards_and_monitors = judges_of(config)
     rules = rules_of(config.feedback.files)
     refuse_missing_engine(config)
-    refuse_silent_judges(config)
+    refuse_silent_judge(config)
     by_ray = config.loop.ray.samplers > 0
     config, plan = planned(
         computed_as_before(folder, config), engine_apart=by_ray, share=share_in(config.train, orders)
@@ -258,7 +258,7 @@ def _prepare(
 
 def _keeps_turns(config: Config, folder: RunFolder) -> bool:
     """Not in lockstep: a rollout that resumes in another batch would not be what it would have been."""
-    is_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
+    is_lockstep = config.engine.kind == "lockstep"
     if is_lockstep or config.sandbox.backend != "bwrap" or config.loop.ray.samplers:
         return False
     if asyncio.run(holds_sandboxes(folder.path / "slots")):

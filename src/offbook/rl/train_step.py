@@ -39,7 +39,7 @@ from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError,
 log = logging.getLogger(__name__)
 TRUST_MIX = 0.1  # share of the live model in the teacher `trust_region`
 TOP_TOKENS = 5  # likeliest tokens recorded where student and teacher differ
-WHOLE_CAP = 2.0  # nats that one token may count for under a teacher of whole responses
+TOKEN_CAP = 2.0  # nats that one token may count for
 
 
 def teachers_of(
@@ -54,9 +54,9 @@ def teachers_of(
         "trust_region": Mix(Frozen(), TRUST_MIX),
     }
     named = [settings.teacher] if settings.weight else []
-    if others and others.opsd.weight:
+    if others and others.opsd:
         named.append("frozen")
-    if others and others.sdft.weight:
+    if others and others.sdft:
         named.append("ema")
     start: dict[str, Kind] = {REFERENCE: Frozen()}
     return {**{name: kinds[name] for name in named}, **(start if reference else {})}
@@ -69,7 +69,7 @@ def distill_of(settings: FeedbackConfig) -> Distill:
         by_policy=settings.balance != "own",
         bound=settings.bound if settings.balance == "bounded" else 0.0,
         direction=settings.direction,
-        cap=settings.token_cap,
+        cap=TOKEN_CAP,
         gate=settings.threshold,
         token_gate=settings.token_threshold,
         places=0 if settings.control == "every_turn" else settings.max_targets,
@@ -193,23 +193,23 @@ class WholeResponse:
     ) -> Iterator[tuple[int, Branch]]:
         """With the number of the segment that each is of. What cannot be shown, or does not fit, is counted."""
         settings = self.settings
-        if settings.opd.weight:
-            yield from opd_branches(rollout, settings.opd.weight, self._distill("opd", OTHER)).items()
-        if settings.opsd.weight:
+        if settings.opd:
+            yield from opd_branches(rollout, settings.opd, self._distill("opd", OTHER)).items()
+        if settings.opsd:
             if solution := self._solution(rollout.task):
-                how = settings.opsd.weight, self._distill("opsd", "frozen")
+                how = settings.opsd, self._distill("opsd", "frozen")
                 yield from self._fitting(rollout.task, opsd_branches(rollout, solution, self.chat, *how), counts)
             else:
                 counts["left_out/no_solution"] += 1
-        if settings.sdft.weight:
+        if settings.sdft:
             if demonstration := self._demonstration(rollout, siblings):
-                how = settings.sdft.weight, self._distill("sdft", "ema")
+                how = settings.sdft, self._distill("sdft", "ema")
                 yield from self._fitting(rollout.task, sdft_branches(rollout, demonstration, self.chat, *how), counts)
             else:
                 counts["left_out/no_demonstration"] += 1
 
     def _distill(self, part: str, teacher: str) -> Distill:
-        return Distill(teacher=teacher, part=part, direction="reverse", cap=WHOLE_CAP)
+        return Distill(teacher=teacher, part=part, direction="reverse", cap=TOKEN_CAP)
 
     def _fitting(self, id: str, branches: Mapping[int, Branch], counts: Counter[str]) -> Iterator[tuple[int, Branch]]:
         """A teacher whose context was cut would have lost the task and kept its answer. Those that see what only the
@@ -232,7 +232,7 @@ class WholeResponse:
         return self._solutions[id]
 
     def _demonstration(self, rollout: Rollout, siblings: Sequence[Rollout]) -> Rollout | None:
-        if self.settings.sdft.data:
+        if self.settings.data:
             return self.demonstrations.get(rollout.task)
         return next((one for one in siblings if one.id != rollout.id and one.solved and not one.fault), None)
 
@@ -240,9 +240,9 @@ class WholeResponse:
 def whole_response(config: Config, chat: Chat, tasks: Mapping[str, Task], positions: int) -> WholeResponse | None:
     """None where the configuration has no such teacher."""
     settings = config.teachers
-    if not (settings.opd.weight or settings.opsd.weight or settings.sdft.weight):
+    if not (settings.opd or settings.opsd or settings.sdft):
         return None
-    shown = demonstrations(settings.sdft.data) if settings.sdft.weight else {}
+    shown = demonstrations(settings.data) if settings.sdft else {}
     return WholeResponse(settings, chat, tasks, positions, shown)
 
 
@@ -252,7 +252,7 @@ def demonstrations(sources: Sequence[str]) -> dict[str, Rollout]:
     for source in sources:
         solved = [one for one in _rollouts(Path(source)) if one.solved and not one.fault]
         if not solved:
-            raise OffbookError(f"teachers.sdft.data: {source} has no rollout that solved its task")
+            raise OffbookError(f"teachers.data: {source} has no rollout that solved its task")
         for rollout in solved:
             known = found.get(rollout.task)
             if known is None or rollout.usage.sampled_tokens < known.usage.sampled_tokens:
@@ -268,7 +268,7 @@ def _rollouts(path: Path) -> Iterator[Rollout]:
         for step in folder.steps():
             yield from folder.rollouts(step)[0]
     else:
-        raise OffbookError(f"teachers.sdft.data: {path} is neither a run folder nor a file of rollouts")
+        raise OffbookError(f"teachers.data: {path} is neither a run folder nor a file of rollouts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,9 +77,9 @@ class Writing:
 
     def _shown(self, rollout: Rollout, settings: SftConfig) -> dict[str, list[int]]:
         shown = {}
-        if settings.references and rollout.diff:
+        if settings.teachers.get("opsd") and rollout.diff:
             shown["opsd"] = reference_block(self.chat, rollout.diff)
-        if settings.demonstrations:
+        if settings.teachers.get("sdft"):
             shown["sdft"] = demonstration_block(self.chat, rollout)
         return shown
 

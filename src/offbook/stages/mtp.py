@@ -77,13 +77,13 @@ def train_head(
     """Step by step, each with its metrics."""
     settings, micro_tokens = config.mtp, config.train.settled().micro_tokens
     warmup = max(1, settings.steps // 20)
-    schedule = TrainConfig(steps=settings.steps, schedule="cosine", warmup_steps=warmup, final_share=0.05)
+    schedule = TrainConfig(steps=settings.steps, schedule="cosine", warmup_steps=warmup)
     batches = _batches(samples, settings.batch_tokens, config.seed)
     for step in range(1, settings.steps + 1):
         began, drawn = time.monotonic(), next(batches)
         for micro in decoder.micro_batches(drawn, micro_tokens):
             _learn(trainer, decoder, micro, differentiate=True)
-        row = trainer.step(learning_rate_share(schedule, step))
+        row = trainer.step(learning_rate_share(schedule, step, final_share=0.05))
         tokens = sum(len(sample.ids) for sample in drawn)
         yield {"step": step, **row, "train_tokens": tokens, "step_s": time.monotonic() - began}
 

@@ -150,7 +150,8 @@ class Reminders:
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
         segment, hints = conversation.segment, dict[int, list[int]]()
         room = self.context - len(segment.ids)
-        for name, share in (("opsd", self.settings.references), ("sdft", self.settings.demonstrations)):
+        for name in ("opsd", "sdft"):
+            share = self.settings.teachers.get(name, 0.0)
             block = conversation.shown.get(name, []) if not hints and share and rng.random() < share else []
             counts["without_room"] += len(block) > room
             if block and len(block) <= room and any(segment.sampled):

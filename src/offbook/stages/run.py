@@ -25,7 +25,7 @@ from offbook.rl.models import Progress, chat_folder, model_folder, model_to_trai
 from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_device
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
-from offbook.train.checkpoint import SMALL, Checkpoints, checkpoint_size
+from offbook.train.checkpoint import Checkpoints
 from offbook.train.memory import ALONE, Share
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
@@ -34,7 +34,6 @@ from offbook.types import OffbookError, Sample
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line of output
 WARMUP_SHARE = 0.03  # of the steps
-FINAL_SHARE = 0.1  # of the learning rate, one step after the schedule has ended
 VALIDATION_EVERY = 50  # steps, and at the end
 MINUTES = 2.0  # between small checkpoints; steps are too short to keep each
 log = logging.getLogger(__name__)
@@ -118,17 +117,13 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
                 "learning_rate": settings.learning_rate,
                 "schedule": "wsd" if isinstance(settings, PretrainConfig) else "cosine",
                 "warmup_steps": math.ceil(WARMUP_SHARE * lessons.num_steps),
-                "final_share": FINAL_SHARE,
             }
             scheduled = without_teachers(config.model_copy(update={"train": config.train.model_copy(update=schedule)}))
             trainer = make_trainer(scheduled, trained, start, progress, orders)
             if done:
                 trainer.together(go_on, latest_checkpoint(folder))
-            keep = config.checkpoint
-            if not (keep.every or keep.minutes) and checkpoint_size(trainer) < SMALL:
-                keep = keep.model_copy(update={"minutes": MINUTES})
-            kept_in = folder.path / "ckpt"
-            checkpoints = Checkpoints(trainer, kept_in, chat_folder(start), keep, config.loop.deadline_s)
+            kept, deadline_s = config.checkpoint, config.loop.deadline_s
+            checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), kept, deadline_s, MINUTES)
             tell(str(checkpoints))
             run = _Run(stage, config, folder, lessons, trainer, checkpoints)
             with checkpoints:
@@ -157,7 +152,6 @@ def without_teachers(config: Config) -> Config:
         update={
             "feedback": config.feedback.model_copy(update={"weight": 0.0}),
             "teachers": TeachersConfig(),
-            "mtp": config.mtp.model_copy(update={"along": False}),
             "train": config.train.model_copy(update={"reference_kl": 0.0}),
         }
     )

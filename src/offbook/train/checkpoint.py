@@ -293,7 +293,8 @@ DEFAULTS = CheckpointConfig()
 
 
 class Checkpoints:
-    """A write of which no byte comes for `deadline_s` is waited for no longer."""
+    """Writes checkpoints: every `settings.every` steps, or by their size. Small ones are written after every step, or
+    every `small_minutes`. A write that makes no progress for `deadline_s` is a timeout."""
 
     def __init__(
         self,
@@ -302,25 +303,28 @@ class Checkpoints:
         tokenizer_from: Path,
         settings: CheckpointConfig = DEFAULTS,
         deadline_s: float = math.inf,
+        small_minutes: float = 0.0,
     ):
         self.trainer, self.root, self.tokenizer_from = trainer, root, tokenizer_from
-        self.keep, self.every, self.minutes = settings.keep, settings.every, settings.minutes
+        self.keep, self.every, self.minutes = settings.keep, settings.every, 0.0
         self.size, self.deadline_s = checkpoint_size(trainer), deadline_s
-        if not (self.every or self.minutes):
-            self.every, self.minutes = (1, 0.0) if self.size < SMALL else (0, SPARSE_MINUTES)
+        if not self.every:
+            self.minutes = small_minutes if self.size < SMALL else SPARSE_MINUTES
+            self.every = 0 if self.minutes else 1
         self.last = 0  # step that was saved here
         self._since = time.monotonic()
         self._writing: Future[None] | None = None
 
     def __str__(self) -> str:
-        ways = [f"every {self.every} steps" if self.every > 1 else "every step"] if self.every else []
-        ways += [f"every {self.minutes:g} minutes"] if self.minutes else []
+        steps = "every step" if self.every == 1 else f"every {self.every} steps"
+        how_often = f"every {self.minutes:g} minutes" if self.minutes else steps
         size = f"{self.size / 1e9:.1f} GB" if self.size >= SMALL else f"{self.size / 1e6:.0f} MB"
-        return f"checkpoints of {size}: {', '.join(ways)}, and at the end"
+        return f"checkpoints of {size}: {how_often}, and at the end"
 
     def is_due(self, step: int) -> bool:
-        minutes = (time.monotonic() - self._since) / 60
-        return bool(self.every and step % self.every == 0) or bool(self.minutes and minutes >= self.minutes)
+        if self.minutes:
+            return (time.monotonic() - self._since) / 60 >= self.minutes
+        return step % self.every == 0
 
     def save(self, step: int) -> None:
         """What the trainer holds now, after `step`. It may go on at once, unless the host has no room for a copy."""

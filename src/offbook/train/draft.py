@@ -173,25 +173,17 @@ class DraftTrainer:
         temperatures = torch.tensor([sample.temperature for sample in batch.samples])
         temperature_F = temperatures.repeat_interleave(torch.tensor(batch.row.lengths))
         place_N, temperature_N = place_N.to(state_ND.device), temperature_F[place_N].to(state_ND.device)
-        teacher_ND, ids_N = hidden_1FD[0, place_N - 1], batch.row.ids_1F[0, place_N]
+        teacher_ND = hidden_1FD[0, place_N - 1]
 
         def losses_of(logits_NV: Tensor, part: slice) -> dict[str, Tensor]:
             with torch.no_grad():
                 teacher_NV = chunked.log_probabilities([self.output(teacher_ND[part])], temperature_N[part])
             student_NV = chunked.log_probabilities([logits_NV], temperature_N[part])
             apart_N = 0.5 * (student_NV.exp() - teacher_NV.exp()).abs().sum(-1)  # total variation
-            kind = self.settings.loss
-            if kind == "ce":
-                nats_N = -student_NV.gather(1, ids_N[part][:, None])[:, 0]
-            elif kind == "tv":
-                nats_N = apart_N
-            elif kind == "lk":  # of what is kept (2602.23881)
-                nats_N = -torch.minimum(student_NV, teacher_NV).logsumexp(-1)
-            else:
-                nats_N = divergence(student_NV, teacher_NV, "forward")
+            nats_N = divergence(student_NV, teacher_NV, "forward")
             self._loss_K[depth] += nats_N.detach().sum()
             self._kept_K[depth] += (1 - apart_N.detach()).sum()
-            return {kind: nats_N.sum()}
+            return {"kl": nats_N.sum()}
 
         self._tokens[depth] += count
         size = max(1, chunked.CHUNK_ENTRIES // 2 // self.model.config.get_text_config().vocab_size)

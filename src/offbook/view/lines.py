@@ -26,7 +26,7 @@ WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Recursi
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[T]):
-    """A line that was read: where it lies, and what a list needs to say of it."""
+    """A line that was read: its position, and what a list shows of it."""
 
     offset: int
     length: int
@@ -89,7 +89,7 @@ def _mark(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Whether this is a plain file that really lies under `root`, itself resolved: a link may lead anywhere."""
+    """Whether this is a plain file under `root`, after resolving links."""
     try:
         real = path.resolve(strict=True)
         return real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode)

@@ -170,7 +170,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A fault of ours is told in the terminal in one line, and the page says that it got no answer."""
+        """An internal error is one line in the terminal, and the page says that it got no answer."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
             print(f"offbook: the viewer failed to answer: {type(error).__name__}: {error}", file=sys.stderr)

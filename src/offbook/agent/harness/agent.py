@@ -241,8 +241,6 @@ class _Episode:
     async def run(self) -> StopReason:
         limits, usage = self.harness.limits, self.rollout.usage
         while usage.turns < limits.turns:
-            if limits.cost and usage.cost >= limits.cost:
-                return "cost"
             ids = self.transcript.prompt()
             window = limits.context - len(ids) - self._summary_room()
             begun = any(self.transcript.segment.sampled)

@@ -1,7 +1,7 @@
 """Documentation search: a tool whose state is outside of sandboxes. Its pages are frozen, and everybody asks the same
 ones.
 
-Rollouts and evaluations have it as the tool `search_docs`, agents behind `offbook serve` and in `harness.kind command`
+Rollouts and evaluations have it as the tool `search_docs`, agents behind `offbook serve` and in `harness.command`
 as `POST /tools/search_docs`. What it answers follows from the pages and the words alone. `version` is a digest of all
 pages; it is in the run folder, and a run goes on with no others.
 """

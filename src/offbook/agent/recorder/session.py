@@ -342,8 +342,6 @@ class Session:
             raise Over("this session has ended")
         if usage.turns + len(self._flying) >= limits.turns:
             self._reach("turns", f"{limits.turns} messages (harness.turns)")
-        if limits.cost and usage.cost >= limits.cost:
-            self._reach("cost", f"{limits.cost:g} (harness.cost)")
 
     def _reach(self, limit: StopReason, what: str) -> None:
         self.limit = limit

@@ -9,7 +9,7 @@ from offbook.core.config.files import (
 )
 from offbook.core.config.judging import (
     EFFORT_KINDS,
-    AuditorConfig,
+    JUDGED,
     EffortConfig,
     FeedbackConfig,
     JudgeConfig,

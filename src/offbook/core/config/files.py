@@ -56,10 +56,10 @@ def recipe_for(model: str) -> str:
 def _billions(described: str) -> float:
     """About how many parameters a model has, by its config.json; 0 where it says too little."""
     try:
-        told = json.loads(described)
-        inner = told.get("moe_intermediate_size") or told["intermediate_size"]
-        layer = 4 * told["hidden_size"] + 3 * inner * (told.get("num_experts") or 1)
-        return float(told["hidden_size"] * (told["num_hidden_layers"] * layer + told["vocab_size"]) / 1e9)
+        shape = json.loads(described)
+        inner = shape.get("moe_intermediate_size") or shape["intermediate_size"]
+        layer = 4 * shape["hidden_size"] + 3 * inner * (shape.get("num_experts") or 1)
+        return float(shape["hidden_size"] * (shape["num_hidden_layers"] * layer + shape["vocab_size"]) / 1e9)
     except (ValueError, KeyError, TypeError):
         return 0.0
 
@@ -92,8 +92,8 @@ def _asked_of_adapters(branches: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _take_adapters(tree: dict[str, Any], in_files: dict[str, Any], in_options: dict[str, Any]) -> None:
-    """A model that is an adapter brings its own `train.lora`, and whoever asks for another is told so. The recipes ask
-    for nothing here, nor does the file of a run in which all weights were trained."""
+    """Take `train.lora` from a model that is an adapter, and refuse another one in files or options. Recipes do not set
+    it, nor does the file of a run in which all weights were trained."""
     adapters = [one for one in _adapters(str(tree.get("model", ""))) if one.get("peft_type") == "LORA"]
     if not adapters or not isinstance(tree.setdefault("train", {}), dict):
         return
@@ -109,8 +109,8 @@ def _take_adapters(tree: dict[str, Any], in_files: dict[str, Any], in_options: d
         if name in own and wanted not in ([], own[name]):
             differing.append(f"train.lora.{name} is {wanted!r} and the adapter's {own[name]!r}")
     if differing:
-        told = f"{tree['model']} is an adapter, which is trained on as it is ({'; '.join(differing)})"
-        raise ConfigError(f"{told}; leave train.lora out, or merge it first (offbook export --merged)")
+        problem = f"{tree['model']} is an adapter, which is trained on as it is ({'; '.join(differing)})"
+        raise ConfigError(f"{problem}; leave train.lora out, or merge it first (offbook export --merged)")
 
 
 def load_config(
@@ -229,7 +229,7 @@ def _unknown_key(key: str) -> str:
 
 
 def _example(key: str) -> str:
-    """How a key is given, with the value that it has if nobody does; nothing for a section, or where that is empty."""
+    """How a key is given, with its default; empty for a section or an empty default."""
     value: Any = Config()
     for name in key.split("."):
         value = getattr(value, name, None)

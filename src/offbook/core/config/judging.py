@@ -2,103 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from offbook.core.config.methods import CorrectionsConfig
 from offbook.core.config.section import LOCAL, Section, TeacherName
 
+JUDGED = ("clarity", "usefulness")  # rewards that a judge model gives, from -1 to 0
+
 
 class JudgeConfig(Section):
-    """A model that reads rollouts, too; of `live` what users said after them."""
+    """A model that reads rollouts, for hints, monitors, live sessions, and the rewards `clarity` and `usefulness`."""
 
-    url: str = Field(default="", description="of a server; `local` (feedback only) runs here; empty is none")
-    name: str = Field(default="", description="its name there; for `local` as in `model`, empty: the trained model")
-    rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+    url: str = Field(
+        default="", description="a server with chat completions and tools; `local`, for hints only: runs here"
+    )
+    name: str = Field(
+        default="", description="model name there; with `local` as in `model`, empty: the model in training"
+    )
+    feedback: float = Field(default=0.0, ge=0, le=1, description="share of rollouts read for hints")
+    monitors: float = Field(default=0.0, ge=0, le=1, description="share of rollouts audited for cheating")
+    live: float = Field(default=0.0, ge=0, le=1, description="share of live sessions whose follow-ups it reads")
 
-    def idle(self, section: str, is_on: bool) -> str:
-        """What would look as if it did something, in the section that it is of."""
-        where = f"{section}.judge"
-        if self.rate and not self.url:
-            return f"{where}.url is empty, so there is no model for {where}.rate; give a URL"
-        if is_on and self.url and not self.rate:
-            return f"{where}.rate is 0: the model at {where}.url would read nothing; give a share"
-        if is_on and self.url not in ("", LOCAL) and not self.name:
-            return f"{where}.name is empty: a server is asked for a model by its name"
+    def problem(self, rewards: Iterable[str]) -> str:
+        """What is missing for the judge to do what is asked of it. `rewards` are the weighted ones."""
+        others = [f"judge.{use}" for use in ("monitors", "live") if getattr(self, use)]
+        others += [f"rewards.weights.{name}" for name in rewards if name in JUDGED]
+        uses = [*(["judge.feedback"] if self.feedback else []), *others]
+        if uses and not self.url:
+            return f"judge.url is empty, so there is no model for {uses[0]}; give a URL"
+        if self.url and not uses:
+            return (
+                "the model at judge.url would read nothing: give judge.feedback, judge.monitors or judge.live a share, "
+                f"or a weight to {' or '.join(JUDGED)}"
+            )
+        if self.url == LOCAL and others:
+            return f"{others[0]} needs a server; give its URL as judge.url"
+        if self.url not in ("", LOCAL) and not self.name:
+            return "judge.name is empty: a server is asked for a model by its name"
         return ""
 
 
-class AgentConfig(Section):
-    """A model behind a URL that looks into rollouts with tools that only read: docs/monitors.md."""
-
-    url: str = Field(default="", description="of a server that speaks chat completions with tools; empty is none")
-    name: str = Field(default="", description="of the model there")
-
-
-class AuditorConfig(AgentConfig):
-    """A model that audits rollouts."""
-
-    rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
-
-    def idle(self, section: str, is_on: bool) -> str:
-        return JudgeConfig(url=self.url, name=self.name, rate=self.rate).idle(section, is_on)
-
-
 class FeedbackConfig(Section):
-    """Targeted hints. `weight` 0 turns them off: RL alone."""
+    """Targeted hints: docs/feedback.md. `weight` 0: RL alone."""
 
     method: Literal["targeted", "sdpo"] = Field(
         default="targeted",
-        description="targeted: a hint per faulty message; sdpo: all hints before the first message teach the whole "
-        "response",
+        description="targeted: a hint before each faulty message teaches that message; sdpo: all hints before the "
+        "first message teach the whole response",
     )
-    weight: float = Field(default=1.0, ge=0, description="lambda, next to an RL loss of weight 1")
+    weight: float = Field(default=1.0, ge=0, description="of the hints' loss, where the RL loss has 1")
     balance: Literal["own", "rl", "bounded"] = Field(
         default="bounded",
-        description="divides the hints' sum by: own, the candidates' tokens; rl, the step's RL tokens; bounded, the "
-        "same, with the norm of its gradient at most `bound` times RL's",
+        description="denominator of the hints' loss: own: the candidates' tokens; rl: the step's RL tokens; "
+        "bounded: rl, with the gradient norm limited by `bound`",
     )
-    bound: float = Field(default=0.3, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
+    bound: float = Field(default=0.3, gt=0, description="bounded: maximum gradient norm, as a multiple of RL's")
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={}, description="factor by rule; default 1, 0 turns a rule off"
+        default={}, description="multiplies `weight` by rule; 0 turns a rule off"
     )
-    rules: list[str] = Field(default=[], description="those of docs/feedback.md that are looked for; empty: all")
-    files: list[str] = Field(default=[], description="Python files with your own rules; they run with your rights")
-    max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
+    rules: list[str] = Field(default=[], description="rules to look for (docs/feedback.md); empty: all")
+    files: list[str] = Field(default=[], description="Python files with your rules; they run with your rights")
+    max_targets: int = Field(default=3, ge=1, description="maximum faulty messages per rollout that teach")
     gate: float = Field(
         default=0.002,
         ge=0,
-        description="nats per token of `direction` by which a hint must move its message away; 0 is no gate; divide "
-        "by 4 for jsd",
+        description="nats per token by which a hint must move its message (jsd: a quarter); 0: no gate",
     )
     token_gate: float = Field(
         default=0.02,
         ge=0,
-        description="nats of `direction` by which a hint must move a token for it to teach; 0 is all; divide by 4 "
-        "for jsd",
+        description="nats by which a hint must move a token for it to teach (jsd: a quarter); 0: all tokens",
     )
     look: bool = Field(
         default=True,
-        description="the hint probe before step 1: hints that do not help are not taught; if none helps the run stops",
+        description="before step 1 sample faulty messages with and without each hint; rules whose hint does not "
+        "help are not taught, and if none helps the run ends",
     )
     control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
-        default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"
+        default="", description="replaces the hint, as a control experiment (docs/feedback.md)"
     )
-    teacher: TeacherName = Field(default="frozen", description="whose weights the hinted model has: docs/feedback.md")
+    teacher: TeacherName = Field(default="frozen", description="weights of the hinted model (docs/feedback.md)")
     direction: Literal["forward", "reverse", "jsd"] = Field(
-        default="forward", description="forward is KL(teacher || student), reverse the other way round"
+        default="forward", description="forward: KL(teacher || student); reverse: KL(student || teacher)"
     )
-    token_cap: float = Field(default=2.0, gt=0, description="the most nats that one token may count for")
-    judge: JudgeConfig = JudgeConfig()
     corrections: CorrectionsConfig = CorrectionsConfig()
-
-    @model_validator(mode="after")
-    def _refuse_idle(self) -> Self:
-        """Refuse settings that look as if they did something."""
-        if problem := self.judge.idle("feedback", bool(self.weight)):
-            raise ValueError(problem)
-        return self
 
     @property
     def is_look_due(self) -> bool:
@@ -133,13 +123,11 @@ EFFORT_KINDS = {  # what a share of all tokens, or of all turns, counts for; the
 
 
 class EffortConfig(Section):
-    """What solving costs: C(x) of docs/rewards.md, where x is the weighted share of what the limits allow."""
+    """The cost of tokens, calls and turns: docs/rewards.md."""
 
-    on: bool = Field(default=False, description="whether solving costs anything")
-    bound: float = Field(default=0.2, gt=0, lt=1, description="the most it can cost; solving is worth 1")
-    k: float = Field(default=4.0, gt=0, description="of C(x): how early the cost levels off")
-    full_tokens: int = Field(default=0, ge=0, description="what counts as all tokens; 0 is harness.tokens")
-    full_turns: int = Field(default=0, ge=0, description="what counts as all turns; 0 is harness.turns")
+    bound: float = Field(
+        default=0.0, ge=0, lt=1, description="maximum cost of effort, as in 0.2; solving is worth 1; 0: off"
+    )
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
         description="by kind, over the defaults of docs/rewards.md",
@@ -154,33 +142,25 @@ class EffortConfig(Section):
 
 
 class RewardsConfig(Section):
-    """What a rollout earns. Every part but the outcome is off until it has a weight."""
+    """What a rollout earns: docs/rewards.md. Every part but the outcome needs a weight."""
 
-    partial: bool = Field(default=False, description="credit for some of the tests that need the feature")
-    grade_s: float = Field(default=120.0, gt=0, description="how long the hidden tests of one rollout may take")
+    partial: bool = Field(default=False, description="partial credit for some of the feature's tests")
+    grade_s: float = Field(default=120.0, gt=0, description="timeout of a rollout's hidden tests")
     perturbed: Literal["off", "finding", "outcome"] = Field(
         default="outcome",
-        description="what other results than the gold's on changed inputs count as",
+        description="what failing most changed inputs counts as",
     )
-    weights: dict[str, float] = Field(default={}, description="by name: a behaviour of docs/rewards.md or your own")
-    files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
+    weights: dict[str, float] = Field(
+        default={}, description="of behaviours (docs/rewards.md) and of your rewards, by name"
+    )
+    files: list[str] = Field(default=[], description="Python files with your rewards; they run with your rights")
     effort: EffortConfig = EffortConfig()
-    judge: AgentConfig = AgentConfig()
 
 
 class MonitorsConfig(Section):
-    """What looks for cheating in every rollout, and what a finding costs."""
+    """The search for cheating: docs/monitors.md."""
 
-    on: bool = Field(default=True, description="whether rollouts are searched for cheating")
-    watch: bool = Field(default=True, description="let sandboxes tell which files are opened, where the machine can")
+    on: bool = Field(default=True, description="search rollouts for cheating")
     policy: dict[str, Literal["count", "penalise", "zero", "quarantine"]] = Field(
-        default={}, description="by the kind of finding, over the defaults of docs/monitors.md"
+        default={}, description="by kind of finding, over the defaults of docs/monitors.md"
     )
-    penalty: float = Field(default=0.5, ge=0, description="what `penalise` takes; solving is worth 1")
-    judge: AuditorConfig = AuditorConfig()
-
-    @model_validator(mode="after")
-    def _refuse_idle(self) -> Self:
-        if problem := self.judge.idle("monitors", self.on):
-            raise ValueError(problem)
-        return self

@@ -1,8 +1,8 @@
-"""What teaches in addition to RL and hints: docs/methods.md."""
+"""Teachers of whole responses and corrections: docs/methods.md."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,38 +10,38 @@ from offbook.core.config.section import Section
 
 
 class CorrectionsConfig(Section):
-    """Faulty messages rewritten by the hinted model; those that pass are imitated: docs/methods.md."""
+    """Imitation of faulty messages that the hinted model rewrote: docs/methods.md."""
 
-    weight: float = Field(default=0.0, ge=0, description="of their cross-entropy, next to an RL loss of weight 1")
-
-
-class OpdConfig(Section):
-    weight: float = Field(default=0.0, ge=0, description="next to an RL loss of weight 1; 0 is none")
-    model: str = Field(default="", description="the teacher, named as in `model`; it has the student's tokenizer")
-
-    @model_validator(mode="after")
-    def _refuse_idle(self) -> Self:
-        if self.weight and not self.model:
-            raise ValueError("teachers.opd.model is empty, so there is no teacher; give a model")
-        return self
-
-
-class OpsdConfig(Section):
-    weight: float = Field(default=0.0, ge=0, description="next to an RL loss of weight 1; 0 is none")
-
-
-class SdftConfig(Section):
-    weight: float = Field(default=0.0, ge=0, description="next to an RL loss of weight 1; 0 is none")
-    data: list[str] = Field(
-        default=[],
-        description="runs or files whose solved rollouts are the demonstrations; empty: a solved rollout of the same"
-        " group",
-    )
+    weight: float = Field(default=0.0, ge=0, description="of their cross-entropy, where the RL loss has 1")
 
 
 class TeachersConfig(Section):
     """Teachers of whole responses: docs/methods.md."""
 
-    opd: OpdConfig = OpdConfig()
-    opsd: OpsdConfig = OpsdConfig()
-    sdft: SdftConfig = SdftConfig()
+    weights: dict[Literal["opd", "opsd", "sdft"], Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="of each method's loss, where the RL loss has 1"
+    )
+    model: str = Field(default="", description="opd: the teacher, named as in `model`, with the student's tokenizer")
+    data: list[str] = Field(
+        default=[],
+        description="sdft: run folders or rollout files whose solved rollouts are the demonstrations; empty: "
+        "another solved rollout of the group",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.opd and not self.model:
+            raise ValueError("teachers.model is empty, so opd has no teacher; give a model")
+        return self
+
+    @property
+    def opd(self) -> float:
+        return self.weights.get("opd", 0.0)
+
+    @property
+    def opsd(self) -> float:
+        return self.weights.get("opsd", 0.0)
+
+    @property
+    def sdft(self) -> float:
+        return self.weights.get("sdft", 0.0)

@@ -1,50 +1,44 @@
-"""Asynchronous sampling, evaluation, and learning from users."""
+"""Asynchronous sampling, evaluation and learning from use."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from offbook.core.config.judging import JudgeConfig
-from offbook.core.config.section import LOCAL, Section
+from offbook.core.config.section import Section
 
 
 class RayConfig(Section):
-    """Rollouts on other machines, by Ray: docs/scale.md."""
+    """Rollouts on other machines: docs/scale.md."""
 
     samplers: int = Field(
         default=0,
         ge=0,
-        description="actors that sample; 0: none",
+        description="actors that sample, each with its own engine and sandboxes; 0: none",
     )
-    cpus: float = Field(default=1.0, ge=0, description="of each sampler")
-    gpus: float = Field(default=0.0, ge=0, description="of each sampler")
-    address: str = Field(default="", description="of the cluster, or `auto`; empty: Ray is started on this machine")
+    address: str = Field(default="", description="of the cluster, or `auto`; empty: start Ray here")
 
 
 class LoopConfig(Section):
-    """Asynchronous sampling: docs/async.md."""
+    """Sampling during training: docs/async.md."""
 
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="steps that a rollout may start before the one that trains on it; 0 is synchronous; lockstep "
-        "takes at most 1",
+        description="steps by which sampling may run ahead; 0: synchronous; lockstep takes at most 1",
     )
-    deadline_s: float = Field(default=7200.0, gt=0, description="without any sign of life, after which a run ends")
+    deadline_s: float = Field(default=7200.0, gt=0, description="timeout of every wait without progress")
     refill: int = Field(
         default=0,
         ge=0,
-        description="groups without a signal that may be replaced per batch; needs tasks.order select, and "
+        description="maximum groups per batch with equal rewards that are replaced; needs tasks.order select, and "
         "continuous or vLLM",
     )
-    eval_every: int = Field(
-        default=0, ge=0, description="steps between held-out evaluations during training; 0 is never"
-    )
+    eval_every: int = Field(default=0, ge=0, description="steps between held-out evaluations during training; 0: never")
     store: str = Field(
         default="",
-        description="folder or s3://bucket/prefix to publish weights to: docs/sync.md",
+        description="folder or s3://bucket/prefix to publish every version to (docs/sync.md)",
     )
     ray: RayConfig = RayConfig()
 
@@ -54,21 +48,18 @@ class LiveConfig(Section):
 
     consent: Literal["none", "numbers", "all"] = Field(
         default="numbers",
-        description="what is kept of a session: nothing; counts without any text; everything without secrets, which "
-        "alone can be learned from",
+        description="what is kept of a session: nothing, counts without words, or all without secrets; only `all` "
+        "is learned from",
     )
-    retention_days: float = Field(default=30.0, gt=0, description="until a session is deleted")
-    settle_s: float = Field(
-        default=86_400.0, ge=0, description="that reactions have to come in before a session is learned from"
-    )
-    sessions: int = Field(default=256, ge=2, description="of the deployed version, settled, that a cycle learns from")
+    retention_days: float = Field(default=30.0, gt=0, description="days before a kept session is deleted")
+    settle_s: float = Field(default=86_400.0, ge=0, description="wait for reactions before a session is learned from")
+    sessions: int = Field(default=256, ge=2, description="settled sessions of the deployed version per cycle")
     user_share: float = Field(
         default=0.25,
         gt=0,
         le=1,
-        description="most sessions of a cycle from one user",
+        description="maximum share of a cycle from one user; 1: a user's own model",
     )
-    batch: int = Field(default=32, ge=2, description="sessions per optimizer step")
     weights: dict[str, float] = Field(
         default={
             "kept": 1.0,
@@ -80,21 +71,22 @@ class LiveConfig(Section):
             "broken_calls": 0.3,
             "dodged": 0.5,
         },
-        description="of the parts of a session's reward, each between -1 and 1: docs/live.md",
+        description="of the parts of a session's reward, each from -1 to 1 (docs/live.md)",
     )
     hints: bool = Field(
         default=True,
-        description="teach dissatisfied users' words as hints; rules teach anyway",
+        description="teach users' complaints as hints at the messages they are about",
     )
     first: Literal["share", "shadow"] = Field(
         default="share",
-        description="where a version that passed the gate starts",
+        description="what a version that passed the gate gets first: a share of the users, or shadow requests",
     )
-    share: float = Field(default=0.2, gt=0, le=0.5, description="of the users, by hash, or of the requests in shadow")
-    trial: int = Field(default=50, ge=1, description="users per version before it gets the rest")
-    suites: list[str] = Field(default=[], description="of the gate, on top of the held-out tasks")
-    populations: list[str] = Field(default=[], description="users with an adapter of their own; needs train.lora.rank")
-    judge: JudgeConfig = JudgeConfig()
+    share: float = Field(default=0.2, gt=0, le=0.5, description="share of users, or of requests in shadow")
+    trial: int = Field(default=50, ge=1, description="users of each version before it gets the rest")
+    suites: list[str] = Field(default=[], description="of the gate, added to the held-out tasks, as in `sides`")
+    populations: list[str] = Field(
+        default=[], description="keys of users who get their own adapter; needs train.lora.rank"
+    )
 
     @field_validator("weights")
     @classmethod
@@ -105,14 +97,6 @@ class LiveConfig(Section):
                 raise ValueError(f"{name} = {weight:g}: give {', '.join(known)} weights of 0 or more")
         return {**known, **weights}
 
-    @model_validator(mode="after")
-    def _refuse_idle(self) -> Self:
-        if self.judge.url == LOCAL:
-            raise ValueError("follow-ups are read by a server; give its URL as live.judge.url")
-        if problem := self.judge.idle("live", True):
-            raise ValueError(problem)
-        return self
-
 
 class EvalConfig(Section):
-    samples: int = Field(default=2, ge=1, description="rollouts a held-out task")
+    samples: int = Field(default=2, ge=1, description="rollouts per held-out task")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,15 +11,15 @@ from offbook.core.config.section import Precision, Schedule, Section
 
 
 class LoraConfig(Section):
-    """Low-rank adapters: they are trained, and the weights under them stay."""
+    """Low-rank adapters: they are trained instead of the weights."""
 
-    rank: int = Field(default=0, ge=0, description="of the adapters; 0 is none: all weights are trained")
-    alpha: int = Field(default=32, ge=1, description="what an adapter adds is scaled by alpha / rank")
+    rank: int = Field(default=0, ge=0, description="rank of the adapters; 0: none, all weights are trained")
+    alpha: int = Field(default=32, ge=1, description="adapters are scaled by alpha / rank")
     targets: list[str] = Field(
         default=[], description="layers with an adapter, as in `q_proj`; empty: all linear layers but the head"
     )
     parameters: list[str] = Field(
-        default=[], description="of fused experts, as in `mlp.experts.gate_up_proj`: matrices that get one too"
+        default=[], description="fused expert matrices with an adapter, as in `mlp.experts.gate_up_proj`"
     )
 
     @model_validator(mode="after")
@@ -29,20 +30,21 @@ class LoraConfig(Section):
 
 
 class LinearConfig(Section):
-    """How linear layers multiply: docs/precision.md. Embeddings, output head and routers stay plain."""
+    """How linear layers multiply: docs/precision.md."""
 
     kind: Literal["plain", "fp8", "nvfp4"] = Field(
         default="plain",
-        description="how linear layers multiply; nvfp4 is emulated, with MXFP8 backward",
+        description="`train.precision`, FP8 (on GPUs that have it), or emulated NVFP4 with MXFP8 backward",
     )
 
 
-class RanksConfig(Section):
-    """How weights are sharded over the ranks of torchrun: docs/scale.md. No effect in one process."""
+@dataclass(frozen=True, slots=True)
+class RanksConfig:
+    """How the ranks of a run that torchrun starts share the weights: docs/scale.md."""
 
-    replicate: int = Field(default=1, ge=1, description="copies of the weights, each sharded on its ranks")
-    experts: int = Field(default=1, ge=1, description="ranks that a layer's experts are dealt out to")
-    context: int = Field(default=1, ge=1, description="ranks that share a row of tokens")
+    replicate: int = 1  # copies of the weights; each is sharded over its ranks
+    experts: int = 1  # ranks that share a layer's experts
+    context: int = 1  # ranks that share a row of tokens
 
 
 class TrainConfig(Section):
@@ -50,45 +52,55 @@ class TrainConfig(Section):
     groups: int = Field(default=4, ge=1, description="tasks per step")
     group_size: int = Field(default=8, ge=2, description="rollouts per task")
     optimizer: Literal["adamw", "muon"] = Field(
-        default="adamw", description="muon: for matrices, with AdamW for the rest"
+        default="adamw", description="muon: matrices by Muon, the rest by AdamW"
     )
-    learning_rate: float = Field(default=1e-6, gt=0, description="the highest; `schedule` says what becomes of it")
+    learning_rate: float = Field(default=1e-6, gt=0, description="peak learning rate")
     schedule: Schedule = Field(
         default="constant",
-        description="after the warm-up; cosine and linear fall over all of train.steps, wsd over the last fifth",
+        description="after warm-up; cosine and linear fall to a tenth over train.steps, wsd over the last fifth; "
+        "raising train.steps later raises the rate again",
     )
-    warmup_steps: int = Field(default=3, ge=0, description="of a linear rise")
-    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate at the end of a schedule")
+    warmup_steps: int = Field(default=3, ge=0, description="linear warm-up")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
-    rl_weight: float = Field(default=1.0, ge=0, description="of the RL loss; 0: no RL")
+    rl_weight: float = Field(
+        default=1.0, ge=0, description="of the RL loss; 0: no RL, only other losses (docs/methods.md)"
+    )
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
     reference_kl: float = Field(
         default=0.0,
         ge=0,
-        description="weight of the KL to the run's start in each token's advantage (k1, detached)",
+        description="KL penalty to the run's start: subtracted from each token's advantage (k1, detached)",
     )
     log_parts: int = Field(
         default=0,
         ge=0,
-        description="steps between reports of `PART/gradient_norm`, at the cost of a backward pass per part; 0 is "
-        "never",
+        description="steps between reports of each loss's gradient norm (one more backward pass per loss); 0: never",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
-        default="stop", description="on a non-finite gradient: end the run, or skip the step"
+        default="stop", description="when a gradient is NaN or infinite: end the run, or skip the step"
     )
-    micro_tokens: int = Field(default=0, ge=0, description="tokens in one forward; 0: what fits, 8192 on a CPU")
+    micro_tokens: int = Field(default=0, ge=0, description="tokens per forward; 0: by memory, 8192 on a CPU")
     recompute: Literal["auto", "none", "layers", "all"] = Field(
         default="auto",
-        description="recomputed in the backward pass to save memory; auto: the least that fits",
+        description="activation checkpointing: none, layers without attention, layers; auto: the least that fits, "
+        "none on a CPU",
     )
-    compile: Literal["auto", True, False] = Field(default="auto", description="fuse kernels; auto does so on a GPU")
+    compile: Literal["auto", True, False] = Field(default="auto", description="torch.compile; auto: on a GPU")
     precision: Precision = Field(
         default="float32",
-        description="of the trained model; bfloat16 has float32 masters",
+        description="of the trained model; bfloat16 keeps float32 master weights",
+    )
+    ranks: dict[Literal["replicate", "experts", "context"], Annotated[int, Field(ge=1)]] = Field(
+        default={},
+        description="under torchrun (docs/scale.md): `replicate`: copies of the weights, each sharded; `experts`: "
+        "ranks that share a layer's experts; `context`: ranks that share a row",
     )
     linear: LinearConfig = LinearConfig()
     lora: LoraConfig = LoraConfig()
-    ranks: RanksConfig = RanksConfig()
+
+    @property
+    def mesh(self) -> RanksConfig:
+        return RanksConfig(**self.ranks)
 
     def settled(
         self, recompute: Literal["none", "layers", "all"] = "none", compile: bool = False, micro_tokens: int = 8192
@@ -103,22 +115,20 @@ class TrainConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Written during training, and at the end of a run. Without `every` and `minutes`: after every step where
-    one is below 1 GB, else every 30 minutes."""
+    """Checkpoints are written during training and at its end."""
 
-    every: int = Field(default=0, ge=0, description="steps between checkpoints; 0 leaves it to `minutes`")
-    minutes: float = Field(default=0.0, ge=0, description="between checkpoints, at the end of a step; 0 is not by time")
+    every: int = Field(
+        default=0,
+        ge=0,
+        description="steps between checkpoints; 0: every step below 1 GB, else every 30 minutes",
+    )
     keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 
 class MtpConfig(Section):
-    """A draft head: `offbook mtp` trains one, vLLM drafts with it: docs/mtp.md."""
+    """`offbook mtp` trains a draft head: docs/mtp.md."""
 
-    loss: Literal["kl", "tv", "lk", "ce"] = Field(
-        default="kl",
-        description="KL(model || head), total variation, -log of what sampling keeps, or cross-entropy to the tokens",
-    )
-    depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that it learns to draft")
-    learning_rate: float = Field(default=1e-3, gt=0, description="the highest")
-    steps: int = Field(default=400, ge=1, description="of the training")
-    batch_tokens: int = Field(default=8192, ge=1, description="of one step, about")
+    depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that the head learns")
+    learning_rate: float = Field(default=1e-3, gt=0, description="peak learning rate")
+    steps: int = Field(default=400, ge=1, description="training steps")
+    batch_tokens: int = Field(default=8192, ge=1, description="tokens per step, about")

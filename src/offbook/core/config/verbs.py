@@ -8,13 +8,13 @@ from offbook.core.config.files import ConfigError
 
 RUN = ("out", "model", "seed", "threads")
 ENGINE = ("engine", "harness", "tools", "train.precision", "train.linear", "loop.deadline_s")
-ROLLOUTS = (*ENGINE, "tasks", "sandbox", "rewards", "monitors")
+ROLLOUTS = (*ENGINE, "tasks", "sandbox", "rewards", "monitors", "judge.url", "judge.name", "judge.monitors")
 TRAINING = ("train", "checkpoint", "loop.deadline_s")
-LIVE = (*ROLLOUTS, *TRAINING, "feedback", "eval", "live")
-RL = (*ROLLOUTS, *TRAINING, "feedback", "teachers", "loop", "eval")
+LIVE = (*ROLLOUTS, *TRAINING, "feedback", "judge", "eval", "live")
+RL = (*ROLLOUTS, *TRAINING, "feedback", "judge.feedback", "teachers", "loop", "eval")
 NO_RL = ("!train.rl_weight", "!train.ratio_cap", "!train.reference_kl")
-OWN_SCHEDULE = ("!train.schedule", "!train.final_share", "!train.warmup_steps")
-NO_SAMPLES = ("!feedback.judge", "!feedback.corrections", "!feedback.look")
+OWN_SCHEDULE = ("!train.schedule", "!train.warmup_steps")
+NO_SAMPLES = ("!feedback.corrections", "!feedback.look")
 READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section out
     "quickstart": RL,
     "rollout": ROLLOUTS,
@@ -45,8 +45,8 @@ def _stage(section: str) -> dict[str, str]:
 # Keys that look as if a verb read them, with the option that has the effect.
 INSTEAD = {
     "rollout": {"tasks.source": "the argument TASKS"},
-    "agent": {"train.steps": "--live.sessions", "train.groups": "--live.batch", "train.group_size": "--live.batch"},
-    "live": {"train.steps": "--live.sessions", "train.groups": "--live.batch", "train.group_size": "--live.batch"},
+    "agent": {"train.steps": "--live.sessions"},
+    "live": {"train.steps": "--live.sessions"},
     "pretrain": _stage("pretrain"),
     "sft": _stage("sft"),
     "mtp": {"train.steps": "--mtp.steps", "train.learning_rate": "--mtp.learning_rate"},

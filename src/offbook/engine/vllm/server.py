@@ -26,7 +26,7 @@ from offbook.core.config import VllmConfig
 from offbook.core.routers import Mixture
 from offbook.engine.vllm.find import Found, find_vllm
 from offbook.engine.vllm.gpus import VISIBLE
-from offbook.types import ModelLost, OffbookError, ServerLost
+from offbook.types import ModelLost, ServerLost
 
 INSIDE = Path(__file__).parent / "inside"  # what runs in vLLM's environment
 POLL_S = 0.2
@@ -51,7 +51,7 @@ REASONS = {
     r"larger than the available KV cache": "its share of the GPU does not hold one rollout: raise "
     "engine.vllm.gpu_share or lower harness.context",
     r"out of memory": "the GPU's memory did not suffice: lower engine.vllm.gpu_share",
-    r"address already in use": "its port is taken: give another engine.vllm.port, or 0 for a free one",
+    r"address already in use": "another process has taken its port meanwhile: start again",
     r"AuxOutput Connector|routed-experts (capture|is incompatible)": "it cannot say which experts tokens go to with "
     "this model or these options: add --no-enable-return-routed-experts to engine.vllm.options",
     r"No module named '?vllm": "the interpreter has no vLLM in it: name another in engine.vllm.python",
@@ -203,8 +203,7 @@ class Server:
 
     def _launch(self) -> None:
         self.stop()
-        found, port = find_vllm(self.settings.python), self.settings.port or _free_port(self.place.ports)
-        _refuse_taken(port)
+        found, port = find_vllm(self.settings.python), _free_port(self.place.ports)
         self.on_cpu, self.url = found.on_cpu, f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         own = os.environ.get("PYTHONPATH", "") if found.python == sys.executable else ""  # vLLM may be on it
@@ -268,13 +267,3 @@ def _free_port(given: set[int]) -> int:
             if port not in given:
                 given.add(port)  # while nobody else can find it
                 return port
-
-
-def _refuse_taken(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            what = f"the port {port} of engine.vllm.port cannot be had ({error.strerror})"
-            raise OffbookError(f"{what}; give another, or 0 for a free one") from None

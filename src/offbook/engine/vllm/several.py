@@ -36,11 +36,11 @@ def servers_of(
 ) -> list[Server]:
     """All that a configuration names, or has started: each with settings, GPUs and a log of its own."""
     if urls := settings.given_urls:
-        own = [settings.model_copy(update={"url": url, "urls": []}) for url in urls]
+        own = [settings.model_copy(update={"url": url}) for url in urls]
         places = [Place(f"vLLM at {url}") for url in urls]
     else:
-        gpus, port, ports = gpus_of_copies(settings), settings.port, set[int]()
-        own = [settings.model_copy(update={"port": port and port + number}) for number in range(len(gpus))]
+        gpus, ports = gpus_of_copies(settings), set[int]()
+        own = [settings] * len(gpus)
         places = [Place(f"vLLM {number}", each, ports) for number, each in enumerate(gpus)]
     if len(own) == 1:
         return [Server(model, own[0], context, logs / "vllm.log", progress, mixture)]

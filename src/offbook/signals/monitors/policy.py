@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from offbook.core.client import Client
-from offbook.core.config import MonitorsConfig
+from offbook.core.config import JudgeConfig, MonitorsConfig
 from offbook.signals.judge import Agent, Auditor, Rubrics
 from offbook.signals.monitors.facts import EVIDENCE
 from offbook.signals.monitors.rules import KINDS, known
@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Action] = {
     "perturbed": "count",  # other inputs, another answer than the gold's: overfitted, or right in another way
     "leak": "quarantine",  # of the task: what the rollout did with it is another finding
 }
+PENALTY = 0.5  # what `penalise` takes; solving is worth 1
 WITHHELD, HACK = "outcome_withheld", "hack"
 NUM_SEEN = 8  # findings of a grade that become flags
 CHEATING = Rubrics(Path(__file__).with_name("prompts"), thoughts=False)  # for a model that finds what rules miss
@@ -91,8 +92,6 @@ class Monitors:
     """The monitors of a run and what they found out about its tasks."""
 
     policy: dict[str, Action] = field(default_factory=dict)
-    penalty: float = 0.5
-    watch: bool = True  # sandboxes tell which files are opened
     model: Auditor | None = None
     worker: Worker = field(default_factory=Worker)
     quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why
@@ -134,14 +133,12 @@ class Monitors:
             rollout.events.append(Event(-1, "quarantined", f"see {shown_by}"))
 
 
-def monitors_of(config: MonitorsConfig) -> Monitors | None:
+def monitors_of(config: MonitorsConfig, judge: JudgeConfig) -> Monitors | None:
     """None where they are off."""
     if not config.on:
         return None
     for kind in config.policy:
         if kind.partition("/")[0] not in (*KINDS, "model"):
             raise OffbookError(f"monitors.policy.{kind}: there is no such finding; there are {', '.join(KINDS)}, model")
-    judge = config.judge
-    agent = Agent(Client(judge.url, judge.name)) if judge.url and judge.rate else None
-    model = Auditor(agent, CHEATING, judge.rate) if agent else None
-    return Monitors(dict(config.policy), config.penalty, config.watch, model)
+    model = Auditor(Agent(Client(judge.url, judge.name)), CHEATING, judge.monitors) if judge.monitors else None
+    return Monitors(dict(config.policy), model=model)

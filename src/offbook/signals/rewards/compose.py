@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbook.core.client import Client
-from offbook.core.config import EFFORT_KINDS, HarnessConfig, RewardsConfig
+from offbook.core.config import EFFORT_KINDS, JUDGED, HarnessConfig, JudgeConfig, RewardsConfig
 from offbook.core.plugins import functions_in, said
 from offbook.signals.judge import Agent, Assessor
 from offbook.signals.rewards.behaviour import PARTS
@@ -23,7 +23,7 @@ from offbook.types import Event, OffbookError, Rollout, Task
 RewardFunction = Callable[[Task, Rollout], float]
 TAKEN = ("outcome", "effort")  # names that have a place of their own in the configuration
 PROMPTS = Path(__file__).with_name("prompts")
-JUDGED = tuple(sorted(path.stem for path in PROMPTS.glob("*.md") if path.stem != "frame"))  # by a model, from -1 to 0
+NO_JUDGE = JudgeConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ def _measure(part: Part, task: Task, rollout: Rollout) -> float:
     return value + 0.0  # no minus zero in reports
 
 
-def compose(rewards: RewardsConfig, harness: HarnessConfig) -> Rewards:
+def compose(rewards: RewardsConfig, harness: HarnessConfig, judge: JudgeConfig = NO_JUDGE) -> Rewards:
     """The parts that a configuration turns on. Whatever is wrong with them is said before the first rollout."""
     known = {name: Part(name, 0.0, function) for name, function in PARTS.items()} | _own(rewards)
-    parts = [_effort(rewards, harness)] if rewards.effort.on else []
+    parts = [_effort(rewards, harness)] if rewards.effort.bound else []
     for name, weight in rewards.weights.items():
         if name not in known and name not in JUDGED:
             raise OffbookError(_unknown(name, [*known, *JUDGED]))
@@ -90,25 +90,15 @@ def compose(rewards: RewardsConfig, harness: HarnessConfig) -> Rewards:
         raise OffbookError(
             f"the behaviours in rewards.weights add up to {together:g}; they must stay below 1, what solving is worth"
         )
-    return Rewards(tuple(parts), judged, _assessor(rewards, judged))
-
-
-def _assessor(rewards: RewardsConfig, judged: dict[str, float]) -> Assessor | None:
-    judge = rewards.judge
-    if judged and not (judge.url and judge.name):
-        raise OffbookError(f"{min(judged)} is said by a model; give rewards.judge.url and rewards.judge.name")
-    if judge.url and not judged:
-        raise OffbookError(f"the model at rewards.judge.url has nothing to say; give a weight to {' or '.join(JUDGED)}")
-    return Assessor(Agent(Client(judge.url, judge.name)), PROMPTS) if judged else None
+    return Rewards(tuple(parts), judged, Assessor(Agent(Client(judge.url, judge.name)), PROMPTS) if judged else None)
 
 
 def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:
     settings = rewards.effort
     effort = Effort(
-        full_tokens=settings.full_tokens or harness.tokens,
-        full_turns=settings.full_turns or harness.turns,
+        full_tokens=harness.tokens,
+        full_turns=harness.turns,
         weights={**EFFORT_KINDS, **settings.weights},
-        k=settings.k,
     )
     return Part("effort", settings.bound, effort)
 

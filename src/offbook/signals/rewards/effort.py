@@ -18,6 +18,7 @@ from offbook.types import Rollout, Task, Usage
 
 TOKEN_KINDS = ("thinking_tokens", "call_tokens", "output_tokens", "final_tokens", "summary_tokens")
 ACT_KINDS = ("calls", "turns")
+K = 4.0  # how early the cost levels off
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Effort:
     full_tokens: int
     full_turns: int
     weights: dict[str, float]
-    k: float
+    k: float = K
 
     def __call__(self, task: Task, rollout: Rollout) -> float:
         if not rollout.solved:
@@ -42,7 +43,7 @@ class Effort:
         tokens = sum(self.weights[kind] * getattr(usage, kind) for kind in TOKEN_KINDS) / self.full_tokens
         acts = sum(self.weights[kind] * getattr(usage, kind) for kind in ACT_KINDS) / self.full_turns
         whole = max(self.weights[kind] for kind in TOKEN_KINDS) + sum(self.weights[kind] for kind in ACT_KINDS)
-        # Calls side by side may be more than the turns, and what counts as all may be less than what is allowed.
+        # Parallel calls may be more than the turns.
         return min(1.0, (tokens + acts) / whole) if whole else 0.0
 
 

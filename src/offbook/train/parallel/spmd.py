@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
@@ -65,7 +65,7 @@ def ranks_of(settings: RanksConfig) -> Ranks:
 
 
 def refuse_uneven(settings: RanksConfig, world: int) -> None:
-    for name, size in settings.model_dump().items():
+    for name, size in asdict(settings).items():
         if world % size:
             raise OffbookError(f"train.ranks.{name} is {size}, which {world} ranks cannot be divided by")
     expert_shape(world, settings)
@@ -93,9 +93,9 @@ class SpmdTrainer(Trainer):
         """`orders` is the control group, over which rank 0 broadcasts calls."""
         self.orders = orders
         self.diverged: RanksDiverged | None = None
-        if settings.ranks.experts > 1 and not routers_of(model):
-            refuse_undealt(0, settings.ranks.experts)
-        super().__init__(model, settings, teachers, ranks_of(settings.ranks))
+        if settings.mesh.experts > 1 and not routers_of(model):
+            refuse_undealt(0, settings.mesh.experts)
+        super().__init__(model, settings, teachers, ranks_of(settings.mesh))
         for name, decoder in self.decoders().items():
             if dist.get_rank() == 0:
                 decoder.together = partial(self.together, read, name)
