@@ -6,8 +6,8 @@
     python examples/real_model.py --tiny                       # every stage once, on a CPU; too little to learn from
 
   1. imitate:  scripted episodes with an agent's bad habits, so that the model can drive the tools at all. Before half
-               of the messages stands a reminder of a rule that they keep: a model that imitates without stops heeding
-               hints. `heeding/own` against `heeding/other` says whether it heeds them for what they say.
+               of the messages stands a reminder of a rule that they keep: a model that imitates without stops following
+               hints. `hint_sensitivity/own` against `/other` says whether it follows their content.
   2. look:     are messages under a hint better than without one? A model that does not heed hints has nothing to teach.
   3. train:    twice from that start, on the same tasks in the same order: RL with hints on the messages that broke a
                rule, and RL alone.
@@ -94,7 +94,9 @@ def imitate(options: argparse.Namespace, shared: dict[str, Any]) -> Path:
             "learning_rate": 1e-3,
         },
     )
-    run = sft(config, every(20, "ce/loss", "reminded", "validation/loss", "heeding/own", "heeding/other"))
+    run = sft(
+        config, every(20, "ce/loss", "reminded", "validation/loss", "hint_sensitivity/own", "hint_sensitivity/other")
+    )
     return run.path
 
 

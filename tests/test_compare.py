@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.evals import arms
-from offbook.evals.compare import compare, find_evaluation, load_evaluation, said_of
+from offbook.evals.compare import compare, find_evaluation, load_evaluation, notes_of
 from offbook.evals.figure import Panel, drawn, effort_figure, nice_ticks, solved_within, spread
 from offbook.evals.metrics import Row, measure, row_of
 from offbook.evals.tables import markdown
@@ -105,7 +105,7 @@ def test_without_a_common_task_nothing_is_paired(tmp_path: Path) -> None:
     )
     found = compare([one, other])
     assert found.differences["solved"][0].p is None
-    assert "no task in common" in said_of(found)[0]
+    assert "no task in common" in notes_of(found)[0]
 
 
 def test_an_unfinished_evaluation_counts_as_far_as_it_is(two: Path) -> None:
@@ -165,7 +165,7 @@ def test_without_evaluations_the_first_and_last_steps_are_compared(tmp_path: Pat
     assert not found.held_out
     assert found.members["a"][0].numbers["solved, first 2"] == pytest.approx(0.15)
     assert found.members["a"][0].numbers["solved, last 2"] == pytest.approx(0.55)
-    assert any("1 unreadable: a metrics line skipped" in sentence for sentence in arms.said_of(found))
+    assert any("1 unreadable: a metrics line skipped" in sentence for sentence in arms.notes_of(found))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from offbook.core.config import Config, EvalConfig, FeedbackConfig, TrainConfig
 from offbook.engine import LocalEngine
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites
-from offbook.evals.tables import said_of
+from offbook.evals.tables import notes_of
 from offbook.rl import collector as collecting
 from offbook.rl.collector import Collector
 from offbook.rl.evaluate import summarize
@@ -91,7 +91,7 @@ def test_what_crashed_is_said_by_cause_and_tried_again_alone(measure: Callable[.
     with serving(*SOLVING, Answer("no", 400), *GIVING_UP) as server:
         result = measure(server)
         assert (result["solved"], result["crashes"]) == (1 / 3, {"status 400": 1})
-        assert any("1 rollouts crashed and count as not solved: status 400 (1)" in line for line in said_of(result))
+        assert any("1 rollouts crashed and count as not solved: status 400 (1)" in line for line in notes_of(result))
         server.answers = tuple(GIVING_UP)
         server.asked.clear()
         again = measure(server, engine={"timeout_s": 7})  # whoever waits longer may go on

@@ -41,7 +41,7 @@ from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, in_sh
 from offbook.live.trial import compare_shadow, compare_versions, concurrent, fortunes, judge_pairs, span
 from offbook.live.user_hints import hint_id, may_teach, refusal, said_against
 from offbook.live.watch import BATCH, WATCHED, alarms
-from offbook.stages.distill import said_in
+from offbook.stages.distill import critiques_in
 from offbook.train.algorithms import Carried, baselines, rl_samples
 from offbook.types import (
     Completion,
@@ -375,7 +375,7 @@ def test_a_follow_up_points_at_the_message_that_it_is_about(said: str, message: 
     made = rollout("a", EDIT, TEST_EDIT, DONE, changed=CHANGED)
     assert blamed(made, said) == (0, message)
     hinted = with_hints(session("a", follow_up(said), made=made), teaches=lambda text: True)
-    (critique,) = said_in([hinted]).found
+    (critique,) = critiques_in([hinted]).found
     assert (critique.message, critique.note) == (message, f"The user would say: {said}")
 
 
@@ -501,7 +501,7 @@ def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, mon
         assert all("Write border in pkg/shapes.py." in asked and "border in shapes.py." in asked for asked in questions)
         read = cycle.folder.session("one")
         assert [(each.value, each.is_read) for each in read.reactions] == [(-1.0, True), (1.0, False), (0.0, True)]
-        (hint,) = said_in([with_hints(read, teaches=lambda text: True)]).found
+        (hint,) = critiques_in([with_hints(read, teaches=lambda text: True)]).found
         assert hint.note == f"The user would say: {UNTOLD}"
         (unsure,) = cycle.folder.session("other").reactions
         assert (unsure.value, unsure.is_read) == (-1.0, False)

@@ -271,7 +271,7 @@ def test_loss_by_domain_is_that_of_its_tokens(tiny: Path, tmp_path: Path) -> Non
     model = AutoModelForCausalLM.from_pretrained(tiny)
     found = lessons.validated(Trainer(model, TrainConfig()))
     total = {"python": [0.0, 0], "tests": [0.0, 0], "docs": [0.0, 0]}  # a token is a byte
-    for window in lessons.apart:
+    for window in lessons.held_out:
         ids, domains = sample_of(window).ids, [part.domain for part in window for _ in part.ids]
         with torch.no_grad():
             logp = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -469,4 +469,4 @@ def test_pocket_code_is_made_on_the_spot(tiny: Path, tmp_path: Path) -> None:
     config = config_for(tiny, tmp_path / "run", [Path("pocket-code:3")])
     lessons: Lessons = make_lessons(config, tiny, lambda *_: None, lambda _: None)
     assert lessons.learned
-    assert lessons.apart
+    assert lessons.held_out

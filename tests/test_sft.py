@@ -32,7 +32,7 @@ from offbook.rl.models import load_model, model_folder, quiet
 from offbook.rl.train import train
 from offbook.signals.feedback import RULES, write_hint
 from offbook.stages.conversations import Writing, batches_of, find_pairs, split
-from offbook.stages.hint_sensitivity import OTHER, OWN, heeding, told
+from offbook.stages.hint_sensitivity import OTHER, OWN, hint_sensitivity, verdict
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
 from offbook.stages.sources import Source, read_sources, refuse_missing_data
@@ -137,7 +137,7 @@ def test_the_validation_loss_is_exact(tiny: Path, tmp_path: Path, monkeypatch: p
     config = settings(tiny, data, tmp_path / "run", **more)
     rows: list[dict[str, Any]] = []
     folder = sft(config, rows.append)
-    apart = [int(one.key.split("/")[1]) for one in lessons_of(config).apart]
+    apart = [int(one.key.split("/")[1]) for one in lessons_of(config).held_out]
     assert len(apart) == 4
     assert [row["step"] for row in rows if "validation/loss" in row] == [2, 3]
     expected = naive_loss(latest_checkpoint(folder), [lines[number] for number in apart])
@@ -201,7 +201,7 @@ def test_sources_are_told_by_their_content(tiny: Path, tmp_path: Path, demonstra
     config = settings(tiny, files)
     assert [len(source.rollouts) for source in sources(config)] == [40, 3, 1, 1, 2, 2]
     found = make_lessons(config, tiny, quiet, lambda line: None)
-    texts = [found.reminders.chat.decode(one.segment.ids) for one in [*found.learned, *found.apart]]
+    texts = [found.reminders.chat.decode(one.segment.ids) for one in [*found.learned, *found.held_out]]
     assert sum('<tool_call>{"name": "str_replace_editor"' in text for text in texts) == 2
     assert sum('"name": "bash", "description": "Run."' in text for text in texts) == 1, "the tools are told of"
     (one,) = sources(settings(tiny, demonstrated, min_reward=1.0))
@@ -351,7 +351,7 @@ def test_single_trajectories_of_an_agent_are_held_out(tiny: Path, tmp_path: Path
         tmp_path / "many",
     ):
         found = lessons_of(settings(tiny, data, validation_share=0.1))
-        assert (len(found.learned), len(found.apart)) == (18, 2), data
+        assert (len(found.learned), len(found.held_out)) == (18, 2), data
 
 
 def test_conversations_of_one_task_stay_together(demonstrated: Path) -> None:
@@ -458,7 +458,7 @@ def test_a_reminder_before_a_faulty_message_states_a_rule_that_it_keeps(tiny: Pa
     assert stated, "a reminder of a rule that the message does not break, where a hint of it would stand"
 
 
-def test_heeding_is_what_reminders_do_to_faults(tiny: Path, demonstrated: Path) -> None:
+def test_hint_sensitivity_is_what_reminders_do_to_faults(tiny: Path, demonstrated: Path) -> None:
     """Against the same conversations, read with and without the reminder in their text."""
     lessons, network = lessons_of(settings(tiny, demonstrated)), AutoModelForCausalLM.from_pretrained(tiny)
     chat, asked = lessons.reminders.chat, lessons.learned[:6]
@@ -480,19 +480,19 @@ def test_heeding_is_what_reminders_do_to_faults(tiny: Path, demonstrated: Path) 
                 hinted = [*ids[: message.start], *block, *ids[message.start : end]]
                 span = slice(message.body + len(block), len(hinted))
                 expected[key].append(nats(hinted, span) - plain)
-    found = heeding(Decoder(network), asked, chat, 8192, 8192)
+    found = hint_sensitivity(Decoder(network), asked, chat, 8192, 8192)
     assert len(expected[OWN]) > 3
     for key, values in expected.items():
         assert found[key] == pytest.approx(sum(values) / len(values), abs=1e-4)
-    assert heeding(Decoder(network), [], chat, 8192, 8192) == {}
+    assert hint_sensitivity(Decoder(network), [], chat, 8192, 8192) == {}
 
 
 @pytest.mark.parametrize(
     ("own", "other", "says"),
-    [(-0.4, 0.3, "little"), (-3.3, -3.0, "not what it says"), (-4.9, 0.7, "heeds what hints say")],
+    [(-0.4, 0.3, "little"), (-3.3, -3.0, "not to its content"), (-4.9, 0.7, "follows the content")],
 )
-def test_what_heeding_means_is_said(own: float, other: float, says: str) -> None:
-    assert says in told(own, other)
+def test_what_hint_sensitivity_means(own: float, other: float, says: str) -> None:
+    assert says in verdict(own, other)
 
 
 def test_a_faulty_message_is_paired_with_the_right_one_after_a_reminder(tiny: Path, demonstrated: Path) -> None:

@@ -75,12 +75,12 @@ def _compared(
     if evaluations:
         found = compare.compare(evaluations, keys)
         svg = effort_figure({one.name: one.rows for one in evaluations})
-        return compare.cells(found), compare.said_of(found), compare.as_json(found), svg
+        return compare.cells(found), compare.notes_of(found), compare.as_json(found), svg
     runs = arms.load_arms(folders, arms.parse_groups(groups), keys)
     metric = metric_of(curve)
     curves = {arm: [run.series(curve) for run in members] for arm, members in runs.members.items()}
     svg = training_figure(curves, f"{metric.label} in training", metric.percent)
-    return arms.cells(runs), arms.said_of(runs), arms.as_json(runs), svg
+    return arms.cells(runs), arms.notes_of(runs), arms.as_json(runs), svg
 
 
 def _evaluations(folders: list[Path]) -> list[Evaluation]:

@@ -76,7 +76,7 @@ def evaluate(
     refuse_missing_tasks(config)
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites, train_tasks
-    from offbook.evals.tables import bucket_cells, result_cells, said_of
+    from offbook.evals.tables import bucket_cells, notes_of, result_cells
     from offbook.rl.models import local_or_remote
 
     with progress_display(plain) as progress:
@@ -101,7 +101,7 @@ def evaluate(
     for key, label in (("by_difficulty", "difficulty"), ("by_suite", "suite")):
         if len(result[key]) > 1:
             results.print(table_of(bucket_cells(result[key], label)))
-    for sentence in said_of(result):
+    for sentence in notes_of(result):
         say(sentence)
     print(files.results)
 

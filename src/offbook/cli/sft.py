@@ -32,7 +32,7 @@ def sft(
     """
     config = config_to_train(ctx, {"sft.data": json.dumps(data) if data else "", "out": out}, "runs/sft")
     tracker = tracker_of(log, config) if log else None
-    from offbook.stages.hint_sensitivity import OTHER, OWN, told
+    from offbook.stages.hint_sensitivity import OTHER, OWN, verdict
     from offbook.stages.sft import sft as run
     from offbook.stages.sources import refuse_missing_data
 
@@ -44,6 +44,6 @@ def sft(
     if as_json or not last:
         return
     if OWN in last:
-        print(told(last[OWN], last[OTHER]))
+        print(verdict(last[OWN], last[OTHER]))
     out = quote(config.out)
     say(f"next: offbook eval {out}, or offbook train --model {out} --out runs/train", to=console)

@@ -1,4 +1,4 @@
-"""Training runs side by side, by arm: the mean over an arm's seeds, and how far the seeds are apart."""
+"""Training runs compared by arm: mean and standard deviation over an arm's seeds."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_WINDOW = 5  # steps that `first` and `last` are means over
 
 @dataclass(slots=True)
 class Run:
-    """A run of an arm. An evaluation's folder is one without steps."""
+    """A run of an arm; an evaluation folder is a run without steps."""
 
     arm: str
     seed: str
     folder: RunFolder
     rows: list[dict[str, Any]]  # of metrics.jsonl, each with a numeric `step`
     final: dict[str, Any] | None
-    numbers: dict[str, float] = field(default_factory=dict)  # what the table is made of
+    numbers: dict[str, float] = field(default_factory=dict)  # cells of the table
 
     def series(self, key: str) -> Points:
         """(step, value) where the row has a finite number under `key`."""
@@ -51,7 +51,7 @@ class Arms:
     unreadable: Counter[str]
 
     def spread(self, arm: str, key: str) -> dict[str, Any]:
-        """Over the runs of an arm that have this number."""
+        """Mean and deviation over the arm's runs that have this number."""
         values = [member.numbers[key] for member in self.members[arm] if key in member.numbers]
         mean, deviation = mean_and_deviation(values) if values else (None, None)
         return {"mean": mean, "sd": deviation, "n": len(values)}
@@ -59,16 +59,16 @@ class Arms:
 
 def arm_and_seed(path: Path) -> tuple[str, str]:
     """runs/rl/seed-1 and runs/seed-1/rl are both seed 1 of the arm rl; other runs are arms of their own."""
-    for own, beside in ((path.name, path.parent.name), (path.parent.name, path.name)):
+    for own, arm in ((path.name, path.parent.name), (path.parent.name, path.name)):
         if match := SEED.fullmatch(own):
-            return beside, match[1]
+            return arm, match[1]
     if (match := SEED.search(path.name)) and (arm := path.name.replace(match[0], "").strip("-_.")):
         return arm, match[1]
     return path.name, ""
 
 
 def parse_groups(groups: Sequence[str]) -> dict[str, list[Path]]:
-    """Of each NAME=GLOB the runs that it names, in order."""
+    """The run folders of each NAME=GLOB, in order."""
     found: dict[str, list[Path]] = {}
     for group in groups:
         name, equals, pattern = group.partition("=")
@@ -169,13 +169,13 @@ def _apart(pairs: Sequence[tuple[Run, Run]], key: str) -> str:
     return shown if difference.p is None else f"{shown} (p {difference.p:.2f})"
 
 
-def said_of(arms: Arms) -> list[str]:
+def notes_of(arms: Arms) -> list[str]:
     counts = ", ".join(f"{arm} n = {len(members)}" for arm, members in arms.members.items())
     what = "numbers of each run's evaluation" if arms.held_out else "numbers of training steps"
-    said = [f"{what}; runs: {counts}; ± is the standard deviation over runs"]
+    notes = [f"{what}; runs: {counts}; ± is the standard deviation over runs"]
     if any(len(members) > 1 for members in arms.members.values()):
-        said.append("p by swapping the arms of runs of one seed: with n seeds it cannot be below 2 / 2^n")
-    return [*said, *(f"{number} unreadable: {what} skipped" for what, number in arms.unreadable.items())]
+        notes.append("p by swapping the arms of runs of one seed: with n seeds it cannot be below 2 / 2^n")
+    return [*notes, *(f"{number} unreadable: {what} skipped" for what, number in arms.unreadable.items())]
 
 
 def as_json(arms: Arms) -> dict[str, Any]:

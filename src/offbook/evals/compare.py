@@ -1,4 +1,4 @@
-"""Evaluations side by side: what each says, how far they are apart, and whether that could be chance."""
+"""Evaluations compared task by task: values, differences, intervals and p-values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from offbook.evals.tables import Cells, contamination_sentence
 from offbook.rl.resume import RolloutFiles
 from offbook.types import OffbookError, Rollout
 
-UNKNOWN = Difference(None, None, None, 0, True)  # of a metric that one of the two does not have
+UNKNOWN = Difference(None, None, None, 0, True)  # one of the two lacks the metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Evaluation:
 
 
 def find_evaluation(path: Path) -> RolloutFiles | None:
-    """Where the evaluation is that a path names: a folder of `offbook eval`, a result file, or an evaluated run."""
+    """The files of an evaluation: a folder of `offbook eval`, a result file, or an evaluated run."""
     if path.is_file():
         return RolloutFiles(
             path, path.with_name(f"{path.stem}.rollouts.jsonl"), path.with_name(f"{path.stem}.fingerprint.json")
@@ -54,7 +54,7 @@ def find_evaluation(path: Path) -> RolloutFiles | None:
 
 
 def load_evaluation(name: str, files: RolloutFiles) -> Evaluation:
-    """From its results or, where those are older than rows are, or there are none, from its rollouts."""
+    """From its results or, without results that have rows, from its rollouts."""
     result: dict[str, Any] = {}
     if files.results.is_file():
         try:
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = ()) -> Comparison:
-    """By the chosen metrics; without any, by all that say something."""
+    """On the chosen metrics; by default on all that `shown_keys` has."""
     base, *others = evaluations
     known = dict.fromkeys(key for one in evaluations for key in ratios(one.rows))
     for key in chosen:
@@ -132,29 +132,29 @@ def _apart(key: str, difference: Difference) -> tuple[str, str]:
     return value, NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def said_of(comparison: Comparison) -> list[str]:
+def notes_of(comparison: Comparison) -> list[str]:
     base, *others = comparison.evaluations
-    said = []
+    notes = []
     for index, (other, number) in enumerate(zip(others, comparison.num_paired, strict=True)):
         if not number:
-            said.append(f"{base.name} and {other.name} have no task in common: nothing can be paired")
+            notes.append(f"{base.name} and {other.name} have no task in common: nothing can be paired")
             continue
         exact = all(each[index].exact for each in comparison.differences.values())
         how = "all swaps tried" if exact else "swaps sampled where more than 16 tasks differ"
-        said.append(
+        notes.append(
             f"{other.name} against {base.name}: n = {number} tasks, paired; p by swapping the sides of tasks ({how}), "
             "not adjusted for the number of metrics"
         )
         left = [len({row.task for row in one.rows}) - number for one in (base, other)]
         if any(left):
-            said.append(f"tasks that only one of them has count in its own column alone: {left[0]} and {left[1]}")
+            notes.append(f"tasks that only one of them has count in its own column alone: {left[0]} and {left[1]}")
     for one in comparison.evaluations:
-        said += one.notes
+        notes += one.notes
         if one.unreadable:
-            said.append(f"{one.name}: {one.unreadable} unreadable lines were skipped")
+            notes.append(f"{one.name}: {one.unreadable} unreadable lines were skipped")
         if one.result.get("contamination"):
-            said.append(f"{one.name}: {contamination_sentence(one.result['contamination'])}")
-    return said
+            notes.append(f"{one.name}: {contamination_sentence(one.result['contamination'])}")
+    return notes
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Rollouts for other tools: ATIF v1, messages as OpenAI's API has them, and parquet tables.
+"""Export rollouts: ATIF v1, OpenAI messages, parquet tables.
 
-A rollout with several segments is several conversations there: each starts from a summary, as the agent saw it.
+A rollout with several segments becomes several conversations; each starts from a summary, as the agent saw it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _name(rollout: Rollout, segment: int) -> str:
 
 
 def _turns(segment: Segment) -> Iterator[tuple[Message, list[str], list[tuple[str, str]]]]:
-    """Each message that is no tool's with ids for its calls, and what tools said after it with the ids of theirs."""
+    """Each message except tool results, with ids for its calls, and the tool results after it with their call ids."""
     messages = segment.messages
     starts = [number for number, message in enumerate(messages) if message.role != "tool"]
     for turn, (start, end) in enumerate(pairwise([*starts, len(messages)])):
@@ -115,7 +115,7 @@ def _steps(segment: Segment) -> Iterator[dict[str, Any]]:
 
 
 def _metrics(segment: Segment, message: Message) -> dict[str, Any]:
-    """With the ids and log-probabilities as they were sampled."""
+    """Token ids and log-probabilities as sampled."""
     at = slice(message.body, message.end)
     sampled = segment.sampled[at]
     return {
@@ -127,7 +127,7 @@ def _metrics(segment: Segment, message: Message) -> dict[str, Any]:
 
 
 def _spoken(message: Message) -> str:
-    """What a message says besides its calls: those are given in their own field."""
+    """Text before the calls, which have their own field."""
     return message.text[: message.calls[0].start].rstrip() if message.calls else message.text
 
 

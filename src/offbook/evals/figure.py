@@ -146,7 +146,7 @@ def nice_ticks(low: float, high: float, count: int = 4, whole: bool = False) -> 
 
 
 def spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near the wanted ones, at least `gap` apart, in the same order, inside [low, high] while they fit."""
+    """Positions near the wanted ones with distance `gap`, in the same order, inside [low, high] while they fit."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     placed = list(wanted)
     floor = low

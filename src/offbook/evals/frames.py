@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Tables(Generic[T]):
-    """Three of a kind: data frames, or lists of plain rows."""
+    """Three tables: data frames, or lists of rows."""
 
     rollouts: T
     messages: T
@@ -33,7 +33,7 @@ class Tables(Generic[T]):
 
 
 def frames(run: Path | str, library: Library | None = None) -> Tables[Any]:
-    """Of a run folder or an evaluation's. Without a `library`: pandas if it is installed, else polars."""
+    """Data frames of a run or evaluation. Without `library`: pandas if it is installed, else polars."""
     module = _library(library)
     found = records(RunFolder.open(run))
     rollouts, messages, targets = map(module.DataFrame, (found.rollouts, found.messages, found.targets))
@@ -50,7 +50,7 @@ def _library(name: Library | None) -> Any:
 
 
 def stored_rollouts(folder: RunFolder) -> Iterator[tuple[str, list[Rollout], int]]:
-    """Those of every step and of every evaluation kept with the run, and how many lines of each could not be read."""
+    """Rollouts of every step and evaluation of a run, and the number of unreadable lines of each."""
     for step in folder.steps():
         yield str(step), *folder.rollouts(step)
     for path in sorted((folder.path / "eval").glob("*.rollouts.jsonl")):

@@ -1,4 +1,4 @@
-"""A run's newest checkpoint on the hub, with a model card that says how it came to be."""
+"""Push a run's newest checkpoint to the hub, with a model card."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = [
 
 
 def push(folder: RunFolder, name: str) -> str:
-    """One commit of weights, tokenizer and card, without the optimizer. Returns where it is."""
+    """One commit of weights, tokenizer and card, without the optimizer. Returns its URL."""
     from httpx2 import HTTPError
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HFValidationError
@@ -30,7 +30,7 @@ def push(folder: RunFolder, name: str) -> str:
     checkpoint = latest_checkpoint(folder)
     if is_adapter(checkpoint) and Path(base := base_named(checkpoint)).is_dir():
         whole = f"`offbook export {folder.path} --merged --out FOLDER` makes one model of the two"
-        raise OffbookError(f"the adapter's base is the folder {base}, which nobody else has; {whole}")
+        raise OffbookError(f"the adapter's base is the folder {base}, which exists only on this machine; {whole}")
     files = sorted({path for pattern in FILES for path in checkpoint.glob(pattern)})
     changes = [CommitOperationAdd(path.name, path) for path in files]
     changes.append(CommitOperationAdd("README.md", card(folder, checkpoint).encode()))
@@ -83,7 +83,7 @@ def card(folder: RunFolder, checkpoint: Path) -> str:
 
 
 def public(section: BaseModel) -> dict[str, Any]:
-    """What a card may say: numbers, switches and fixed choices. Free text may hold a path, a server or a key."""
+    """Config values safe to publish: numbers, switches, fixed choices. Free text may hold paths, hosts or keys."""
     said: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

@@ -1,7 +1,7 @@
-"""The numbers of an evaluation. A rollout becomes a row of plain numbers; a metric divides two sums of them.
+"""Metrics of an evaluation. A rollout becomes a row of numbers; a metric is a ratio of two sums of them.
 
-They are shown together: a policy that solves more may also have learned to talk less, to make edits that were not asked
-for, to run into the turn limit, or to work in the terminal only.
+All are reported together: a policy that solves more may also talk less, make unrequested edits, hit the turn limit, or
+work only in the terminal.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ BY_KEY = {metric.key: metric for metric in METRICS}
 
 
 def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
-    """Without the task its difficulty and two of the behaviours are unknown."""
+    """Without the task, difficulty and two behaviours are unknown."""
     usage = asdict(rollout.usage)
     files = Trajectory(rollout, task).diff
     product = [file for file in files if file.path.endswith(".py") and not is_test_file(file.path)]
@@ -123,7 +123,7 @@ def handed_in(solved: float, stop: str) -> float:
 
 
 def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """In the order of the tasks' names, so that nothing depends on which rollout was over first."""
+    """Sorted by task, so that results do not depend on the order in which rollouts ended."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.task, []).append(row)
@@ -179,7 +179,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _by_bucket(rows: Sequence[Row], bucket_of: Callable[[Row], str]) -> dict[str, Any]:
-    """The few numbers that a part of an evaluation is described by."""
+    """A few metrics per difficulty or suite."""
     described = {}
     for bucket in sorted(set(map(bucket_of, rows))):
         inside = [row for row in rows if bucket_of(row) == bucket]
@@ -193,7 +193,7 @@ def _by_bucket(rows: Sequence[Row], bucket_of: Callable[[Row], str]) -> dict[str
 
 
 def show(metric: Metric, value: float | None) -> str:
-    """A figure with the digits that matter."""
+    """Format with significant digits."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if metric.percent:
@@ -205,7 +205,7 @@ def show(metric: Metric, value: float | None) -> str:
 
 
 def show_change(metric: Metric, value: float | None) -> str:
-    """Of two percentages this is so many points and not per cent of anything."""
+    """The change of a percentage is in points."""
     shown = show(metric, value)
     if shown == NOTHING:
         return shown
@@ -221,8 +221,7 @@ def show_interval(metric: Metric, around: Sequence[float] | None) -> str:
 
 
 def shown_keys(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics that a table shows: those that some result has, without those that are zero everywhere and only
-    matter when they are not."""
+    """Metrics that a table shows: those that some result has, without QUIET ones that are zero everywhere."""
     best = dict.fromkeys(key for result in results for key in result if key.startswith(("pass@", "best_of_")))
     order = ["solved", *(key for key in best if key.startswith("pass@")), *list(BY_KEY)[1:]]
     keys = [key for key in order if any(key in result for result in results)]

@@ -1,4 +1,4 @@
-"""What a model's tokens cost, from a file: a table per model, `[name] input = 2.0, output = 10.0`, by the million."""
+"""Token prices from a TOML file: a table per model, `[name] input = 2.0, output = 10.0`, per million tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANY = "default"
 
 
 def read_prices(path: Path, model: str) -> Prices:
-    """Of the model by its name or, where it has no table of its own, of `default`."""
+    """The model's own table, or `default`."""
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""An evaluation and its folder. Each rollout is on disk when it is over, so a killed one goes on where it stopped."""
+"""An evaluation and its folder. Each rollout is saved when it ends, so a killed evaluation resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offbook.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: a model in a folder or, without one, the one behind `config.model`."""
+    """The evaluated model: a folder or, without one, the endpoint `config.model`."""
 
     label: str
     config: Config
@@ -38,47 +38,35 @@ def run_eval(
     fresh: bool = False,
     parallel: int = PARALLEL,
 ) -> dict[str, Any]:
-    """The numbers of `results.json`. Rollouts that are there already are told to `watch` first.
+    """The numbers of `results.json`. Saved rollouts are passed to `watch` first.
 
-    `train` are the tasks that the model was trained on, where they are known: what of the suites is in them is said.
+    `train` are the training tasks, if known, for the contamination check.
     """
-    collector = Collector(subject.config, subject.folder, subject.remote_name)
-    with files.writing("evaluation", collector, suites.tasks, fresh) as place:
-        return _measure(subject, suites, place, collector, watch, train, parallel)
-
-
-def _measure(
-    subject: Subject,
-    suites: Suites,
-    files: RolloutFiles,
-    collector: Collector,
-    watch: OnRollout,
-    train: list[Task] | None,
-    parallel: int,
-) -> dict[str, Any]:
     config, tasks = subject.config, suites.tasks
-    overlap = contamination(tasks, train) if train is not None else None
-    started = time.monotonic()
-    groups, counted = collect_into(files, collector, tasks, config.eval.samples, "eval", watch, parallel)
-    rows = [
-        row_of(rollout, suites.by_id[rollout.task], suites.suite_of[rollout.task])
-        for group in groups
-        for rollout in group
-    ]
-    numbers = measure(rows)
-    result = {
-        "model": subject.label,
-        "suites": suites.names,
-        **summarize(groups),
-        "tasks": len(tasks),
-        "seconds": time.monotonic() - started,
-        **numbers,
-        **{f"{key}_ci": numbers["intervals"].get(key) for key in ("solved", "invalid_per_100")},
-        "samples": config.eval.samples,
-        **counted,
-        "crashes": crashes(groups),
-        "contamination": overlap,
-        "rows": [asdict(row) for row in rows],
-    }
-    write_atomic(files.results, json.dumps(result, indent=1) + "\n")
-    return result
+    collector = Collector(config, subject.folder, subject.remote_name)
+    with files.writing("evaluation", collector, tasks, fresh) as files:
+        overlap = contamination(tasks, train) if train is not None else None
+        started = time.monotonic()
+        groups, counted = collect_into(files, collector, tasks, config.eval.samples, "eval", watch, parallel)
+        rows = [
+            row_of(rollout, suites.by_id[rollout.task], suites.suite_of[rollout.task])
+            for group in groups
+            for rollout in group
+        ]
+        numbers = measure(rows)
+        result = {
+            "model": subject.label,
+            "suites": suites.names,
+            **summarize(groups),
+            "tasks": len(tasks),
+            "seconds": time.monotonic() - started,
+            **numbers,
+            **{f"{key}_ci": numbers["intervals"].get(key) for key in ("solved", "invalid_per_100")},
+            "samples": config.eval.samples,
+            **counted,
+            "crashes": crashes(groups),
+            "contamination": overlap,
+            "rows": [asdict(row) for row in rows],
+        }
+        write_atomic(files.results, json.dumps(result, indent=1) + "\n")
+        return result

@@ -1,7 +1,7 @@
-"""What can be said of a measurement: estimators, intervals, tests. Tasks are the unit: rollouts of one are alike.
+"""Estimators, confidence intervals and tests. Tasks are the unit, because rollouts of one task are correlated.
 
-A metric is a ratio of two sums over tasks (a mean has ones below). Every task counts the same, however many rollouts it
-has. Axes: T tasks, D draws.
+A metric is a ratio of two sums over tasks (a mean has ones below). Every task has the same weight, whatever its number
+of rollouts. Axes: T tasks, D draws.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from offbook.core.shares import LEVEL, wilson
 Floats = npt.NDArray[np.float64]
 
 DRAWS = 4000
-MAX_EXACT = 16  # tasks that differ: up to so many, every assignment of signs is tried
+MAX_EXACT = 16  # differing tasks up to which all sign assignments are tried
 TINY = 1e-12
 
 
 def pass_at_k(num_rollouts: int, num_solved: int, k: int) -> float:
-    """The chance that one of k rollouts, drawn without putting back, is solved (Chen et al. 2021, eq. 1): unbiased."""
+    """Unbiased chance that one of k rollouts, drawn without replacement, is solved (Chen et al. 2021, eq. 1)."""
     if k > num_rollouts:
         raise ValueError(f"{k} of {num_rollouts} rollouts cannot be drawn")
     return 1.0 - math.comb(num_rollouts - num_solved, k) / math.comb(num_rollouts, k)
 
 
 def best_of_k(values: Sequence[float], k: int) -> float:
-    """The mean of the best of k values, over all ways to draw k of them: unbiased. Of zeros and ones it is pass@k."""
+    """Unbiased mean of the best of k values drawn without replacement. Of zeros and ones it is pass@k."""
     if k > len(values):
         raise ValueError(f"{k} of {len(values)} values cannot be drawn")
     ways = math.comb(len(values), k)
@@ -40,7 +40,7 @@ def best_of_k(values: Sequence[float], k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A metric task by task: above_T over below_T, both means over the task's rollouts."""
+    """A metric by task: above_T over below_T, both means over the task's rollouts."""
 
     above_T: Floats
     below_T: Floats
@@ -48,7 +48,7 @@ class Ratio:
 
     @property
     def value(self) -> float | None:
-        """None where there is nothing to divide by: no calls, no added lines."""
+        """None if the denominator is 0: no calls, no added lines."""
         below = float(self.below_T.sum())
         return float(self.above_T.sum()) / below if below else None
 
@@ -56,8 +56,8 @@ class Ratio:
 def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, float] | None:
     """Percentile bootstrap over tasks; the rollouts of a task stay together. None for fewer than two tasks.
 
-    Where all tasks are alike they are so drawn again, which says nothing about others: None, and for a share of none or
-    of all the interval of Wilson, with tasks for trials.
+    If all tasks have the same value the bootstrap is degenerate: None, and for shares of 0 or 1 Wilson's interval with
+    tasks as trials.
     """
     num_tasks = len(ratio.above_T)
     if num_tasks < 2:
@@ -71,16 +71,16 @@ def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, fl
 def newcombe(base_T: Floats, other_T: Floats) -> tuple[float, float]:
     """The score interval of the difference of two shares on the same tasks (Newcombe 1998, method 10).
 
-    From Wilson's intervals of both and their correlation phi, which has a continuity correction: results that are the
-    same task by task leave room for others that are not.
+    From both Wilson intervals and their correlation phi, with continuity correction: equal results on these tasks do
+    not rule out a difference.
     """
     num_tasks = len(base_T)
     both, neither = float((base_T * other_T).sum()), float(((1 - base_T) * (1 - other_T)).sum())
     one, another = float((base_T * (1 - other_T)).sum()), float(((1 - base_T) * other_T).sum())
-    apart = both * neither - one * another
-    apart = apart if apart < 0 else max(0.0, apart - num_tasks / 2)
+    product = both * neither - one * another
+    product = product if product < 0 else max(0.0, product - num_tasks / 2)
     spread = math.sqrt((both + one) * (another + neither) * (both + another) * (one + neither))
-    phi = apart / spread if spread else 0.0
+    phi = product / spread if spread else 0.0
     first, second = float(base_T.mean()), float(other_T.mean())
     (low_1, high_1), (low_2, high_2) = (wilson(num_tasks * share, num_tasks) for share in (first, second))
 
@@ -93,17 +93,17 @@ def newcombe(base_T: Floats, other_T: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`other` less `base`, on the tasks that both have."""
+    """`other` minus `base`, on the tasks that both have."""
 
     value: float | None
     interval: tuple[float, float] | None
     p: float | None
     num_tasks: int
-    exact: bool  # every assignment was tried; else a sample of them
+    exact: bool  # all assignments were tried, not a sample
 
 
 def compare_paired(base: Ratio, other: Ratio) -> Difference:
-    """The same tasks in the same order on both sides. Shares that differ alike in all have Newcombe's interval."""
+    """Both sides have the same tasks in the same order. For shares without a bootstrap interval: Newcombe's."""
     num_tasks = len(base.above_T)
     value = None if base.value is None or other.value is None else other.value - base.value
     if value is None or num_tasks < 2:
@@ -118,9 +118,9 @@ def compare_paired(base: Ratio, other: Ratio) -> Difference:
 
 
 def swap_test(base: Ratio, other: Ratio, draws: int = DRAWS) -> tuple[float, bool]:
-    """Two-sided p of "it makes no difference which side a task's results are on", and whether it is exact.
+    """Two-sided p-value of the paired permutation test over tasks, and whether it is exact.
 
-    Of a mean this is the sign-flip test on the differences of the tasks.
+    For a mean this is the sign-flip test on the tasks' differences.
     """
     gap_above, gap_below = other.above_T - base.above_T, other.below_T - base.below_T
     differ = (np.abs(gap_above) > TINY) | (np.abs(gap_below) > TINY)
@@ -137,7 +137,7 @@ def swap_test(base: Ratio, other: Ratio, draws: int = DRAWS) -> tuple[float, boo
     there = _divided(base.above_T.sum() + moved_above, base.below_T.sum() + moved_below)
     observed = abs((other.value or 0.0) - (base.value or 0.0))
     as_far = int((np.abs(np.nan_to_num(here - there)) >= observed - TINY).sum())
-    # A sample has the observed assignment in it, or its p could be 0 (Phipson and Smyth 2010).
+    # The sample includes the observed assignment, so that p is never 0 (Phipson and Smyth 2010).
     return (as_far / len(swapped_DT), True) if exact else ((as_far + 1) / (draws + 1), False)
 
 
@@ -153,12 +153,12 @@ def _resampled(num_tasks: int, seed: int, draws: int) -> Floats:
 
 
 def _divided(above_D: Floats, below_D: Floats) -> Floats:
-    """Not a number for draws without anything to divide by."""
+    """NaN where the denominator is 0."""
     return np.divide(above_D, below_D, out=np.full(len(above_D), np.nan), where=below_D != 0)
 
 
 def _percentiles(values_D: Floats) -> tuple[float, float] | None:
-    """None where all draws are the same, or where so many are none that an end of the interval may be among them."""
+    """None if all draws are equal, or if so many are NaN that an end of the interval may be among them."""
     known = values_D[~np.isnan(values_D)]
     if len(known) < len(values_D) * (1 + LEVEL) / 2 or known.max() - known.min() < TINY:
         return None

@@ -1,4 +1,4 @@
-"""Suites by name: `pocket`, the side suites that are made on the spot, or any folder of task folders."""
+"""Evaluation suites by name: `pocket`, generated side suites, or a folder of task folders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load_suites(names: list[str], config: Config, limit: int = 0, progress: Prog
 
 
 def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int = 0) -> list[Task]:
-    """Of a folder with train/ and heldout/ in it, those that are held out. No more than `limit` have to be made."""
+    """Of a folder with train/ and heldout/, the held-out tasks. `limit` avoids generating more than needed."""
     if name in SIDES:
         return load_tasks(side_folder(name, config.seed, progress, limit))
     if level_named(name):
@@ -65,7 +65,7 @@ def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int =
 
 
 def train_tasks(source: str, config: Config) -> list[Task]:
-    """What was trained on: the train/ part of a folder that has one, else all of it."""
+    """The training tasks: a folder's train/ part, or all of it."""
     if level_named(source):
         return task_sets(with_source(config, source)).train
     if source == config.tasks.source and config.tasks.heldout_share:
@@ -77,7 +77,7 @@ def train_tasks(source: str, config: Config) -> list[Task]:
 
 
 def side_folder(name: str, seed: int, progress: Progress = quiet, limit: int = 0) -> Path:
-    """Made and verified when it is first asked for; other templates make another folder, as does a limit."""
+    """Generate and verify on first use. The folder's name depends on the templates and the limit."""
     package = Path(offbook.__file__).parent
     digest = hashlib.sha256()
     for path in [*sorted((package / "evals" / "sides").glob("*.py")), *sorted((package / "tasks").glob("*.py"))]:

@@ -1,4 +1,4 @@
-"""Results in rows and columns, for a terminal and for a page."""
+"""Results as tables, for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def bucket_cells(buckets: Mapping[str, Mapping[str, Any]], name: str) -> Cells:
     return cells
 
 
-def said_of(result: Mapping[str, Any]) -> list[str]:
-    """The sentences below a table: what was measured, what was left out, what the training tasks have of it."""
-    said = [
+def notes_of(result: Mapping[str, Any]) -> list[str]:
+    """Sentences below a table: what was measured, what was left out, contamination."""
+    notes = [
         f"{result['rollouts']} rollouts of {result['tasks']} tasks ({', '.join(result['suites'])}); intervals by "
         "bootstrap over tasks, of shares that are none or all by Wilson's score"
     ]
     if result["resumed"]:
-        said[0] += f"; {result['resumed']} rollouts were there from before"
+        notes[0] += f"; {result['resumed']} rollouts were there from before"
     if result["unreadable"]:
-        said.append(f"{result['unreadable']} unreadable lines were skipped, their rollouts run again")
+        notes.append(f"{result['unreadable']} unreadable lines were skipped, their rollouts run again")
     if result.get("crashes"):
-        said.append(crashes_sentence(result["crashes"]))
+        notes.append(crashes_sentence(result["crashes"]))
     flags = {key.removeprefix("flags/"): value for key, value in result.items() if key.startswith("flags/")}
     if flags:
-        said.append("flags: " + ", ".join(f"{kind} {number}" for kind, number in flags.items()))
-    return [*said, contamination_sentence(result.get("contamination"))]
+        notes.append("flags: " + ", ".join(f"{kind} {number}" for kind, number in flags.items()))
+    return [*notes, contamination_sentence(result.get("contamination"))]
 
 
 def crashes_sentence(causes: Mapping[str, int]) -> str:
-    told = ", ".join(f"{cause} ({number})" for cause, number in causes.items())
+    listed = ", ".join(f"{cause} ({number})" for cause, number in causes.items())
     return (
-        f"{sum(causes.values())} rollouts crashed and count as not solved: {told}; the same command tries those again "
+        f"{sum(causes.values())} rollouts crashed and count as not solved: {listed}; the same command retries those "
         "that the machine or the model's server ended"
     )
 

@@ -1,6 +1,5 @@
-"""`pocket`: a model of under a million parameters, made on the spot, that really drives the tools.
+"""`pocket`: a model with under a million parameters, trained on first use, that calls the real tools.
 
-It learns from demonstrations that a scripted agent gives in the real harness, mistakes included, on tasks in small
-repositories that are made up (tasks.py), and that show what to do when a hint is given. So everything that offbook does
-can be seen on a laptop in minutes.
+It imitates demonstrations of a scripted agent, mistakes included, in the real harness on tasks in small generated
+repositories (tasks.py); some show how to follow a hint. So all of offbook runs on a laptop in minutes.
 """

@@ -1,6 +1,6 @@
-"""Demonstrations to imitate: scripted rollouts in real sandboxes, some of their good messages preceded by a hint.
+"""Demonstrations: scripted rollouts in real sandboxes, some good messages preceded by a hint.
 
-No torch here: worker processes make them while nothing else is loaded.
+The worker processes that make them do not load torch.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 SHARED_MEMORY = "/dev/shm"
 SUMMARIZE = prompt_named("summarize")
-LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
-TELLING = "final_names_nothing"  # and this one, where some episodes end by naming what was changed
+LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # rules with hints in the data
+TELLING = "final_names_nothing"  # another rule, if some episodes end by naming the change
 
 
 class Demonstrator:
-    """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike.
+    """The script as a Policy, so that ids and tool output come from the real harness.
 
-    The script writes hermes calls; what it got right is written as the model's own chat has it.
+    The script writes hermes calls; valid ones are rendered in the model's own chat format.
     """
 
     def __init__(self, script: Script, chat: Chat):
@@ -71,7 +71,7 @@ class Demonstrator:
 
 
 class QuickSandbox(ProcessSandbox):
-    """For our own script's work, which is trusted. Test runs are worked out and not run."""
+    """For our own script's commands, which are trusted. Test runs are computed instead of run."""
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         if not command.startswith(TEST_COMMAND):
@@ -89,7 +89,7 @@ def make_demonstrations(
     progress: Callable[[float], None],
     level: Level = SHORT_LEVEL,
 ) -> list[Sample]:
-    """`count` imitation samples in a fixed order, made by all cores."""
+    """`count` imitation samples in a fixed order, made in parallel."""
     spelled = tokenizer.to_str()
     chunks = [(spelled, seed, start, min(CHUNK, count - start), habits, level) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
@@ -108,7 +108,7 @@ def write_demonstrations(
     progress: Callable[[float], None],
     level: Level = SHORT_LEVEL,
 ) -> None:
-    """`count` rollouts of the script as the model in a folder would have them, in a fixed order, made by all cores."""
+    """`count` rollouts of the script in a model's chat, in a fixed order, made in parallel."""
     chunks = [(model, harness, seed, start, min(CHUNK, count - start), level) for start in range(0, count, CHUNK)]
     parts = []
     for part in _by_all_cores(_rollouts, chunks):
@@ -125,7 +125,7 @@ def _by_all_cores(work: Callable[..., T], chunks: list[tuple[Any, ...]]) -> Iter
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """New processes run the main script again unless there is none; one without a guard would train in each of them."""
+    """Hide the main module: spawned workers import it again, and a script without a guard would train in each."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -135,8 +135,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _begin(parent: int) -> None:
-    """Of a worker, which ends when this process is killed. Thousands of small trees are made, copied and removed: on a
-    disk that takes longer than all the rest."""
+    """Start a worker: it ends with its parent. Thousands of small trees go to shared memory, because disks are slow."""
     end_with(parent)
     if os.access(SHARED_MEMORY, os.W_OK):
         tempfile.tempdir = SHARED_MEMORY
@@ -213,7 +212,7 @@ def _task(draft: Draft, number: int, tree: Path) -> Task:
 
 
 def _some_pathless(drafts: list[Draft], rng: random.Random, habits: Habits) -> Iterator[Draft]:
-    """Some of the drafts that can be searched lose the path in their instruction. Habits without it draw nothing."""
+    """Remove the path from some instructions where a search tool is available. Draws nothing without `pathless`."""
     for draft in drafts:
         searchable = habits.pathless and "search_codebase" in draft.tools and not draft.is_long
         pathless = searchable and rng.random() < habits.pathless
@@ -229,12 +228,12 @@ def learned_rules(habits: Habits) -> tuple[str, ...]:
 
 
 def _last(rollout: Rollout) -> int:
-    """The message that ended it. What it tells is never told without the hint."""
+    """The final message, which names the change only after the hint."""
     return max(index for index, message in enumerate(rollout.segments[0].messages) if message.calls)
 
 
 def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
-    """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
+    """Hint blocks before some messages that broke no rule, so that the model learns to follow hints."""
     if rng.random() > HINTED_EPISODES:
         return {}
     faulty = {target.message for target in read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)}

@@ -1,7 +1,7 @@
-"""The functions of the pocket repositories: what each does, says of itself and is tested with.
+"""The functions of the pocket repositories: body, docstring and test inputs.
 
 A function is one step ("Return value plus 3.") or two ("Return value plus 3, then that times 2."); a step is an op with
-a constant. The docstring determines the body, and the tests catch every mistake in `mistakes` that can be seen at all.
+a constant. The docstring determines the body, and the tests catch every detectable mistake in `mistakes`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 Kind = Literal["number", "items", "truth"]
-Example = tuple[Any, Any]  # what the function is given and what it returns
+Example = tuple[Any, Any]  # argument and result
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ OPS = (
     Op("the sum of {a} plus {k}", "sum({a}) + {k}", "items", "number"),
 )
 
-# What tests may call a function with. Few and small, so that the tests are short lines of frequent tokens.
+# Test inputs: few and small, so that tests are short lines of frequent tokens.
 INPUTS: dict[Kind, tuple[Any, ...]] = {
     "number": tuple(number * 7 % 25 for number in range(25)),  # 0 to 24, small and large by turns
     "items": (
@@ -92,7 +92,7 @@ class Function:
 
     @property
     def body(self) -> str:
-        """As it stands in the file in place of the stub: the first line bare, the second indented."""
+        """The code that replaces the stub: the first line without indentation."""
         return body_of(self.steps, self.argument)
 
     @property
@@ -115,7 +115,7 @@ def evaluate(steps: Steps, given: Any) -> Any:
 
 
 def is_constant(steps: Steps) -> bool:
-    """Whether tests could tell the function from one that returns the same whatever it is given."""
+    """Whether the function returns the same for all inputs, so that tests cannot distinguish it from a constant."""
     results = [evaluate(steps, given) for given in INPUTS[steps[0].op.takes]]
     return all(result == results[0] for result in results)
 
@@ -129,18 +129,18 @@ def body_of(steps: Steps, argument: str) -> str:
 
 @cache
 def _compiled(step: Step) -> Callable[[Any], Any]:
-    """The step's own text, so that what the file says and what the tests assert cannot disagree."""
+    """Compile the step's own text, so that source and tests cannot disagree."""
     function: Callable[[Any], Any] = eval(f"lambda x: {step.expression('x')}")
     return function
 
 
 def passes(expected: Any, result: Any) -> bool:
-    """Whether the tests take the result. Where they expect True they do not take 1, but where 1, also True."""
+    """Whether the tests accept the result. They reject 1 for True, but accept True for 1."""
     return result is expected if isinstance(expected, bool) else bool(result == expected)
 
 
 def mistakes(steps: Steps) -> Iterator[Steps]:
-    """Every way to get one step wrong; of two steps also to forget one or to swap them."""
+    """Every wrong step; with two steps also a missing one and the swapped order."""
     for position, step in enumerate(steps):
         is_last = position == len(steps) - 1
         for other in ALL_STEPS:
@@ -158,7 +158,7 @@ def mistakes(steps: Steps) -> Iterator[Steps]:
 
 @cache
 def _telling_inputs(steps: Steps) -> tuple[Any, ...]:
-    """A few inputs on which every mistake that any input shows gives itself away, and so does returning a constant.
+    """A few inputs that expose every detectable mistake and constant results.
 
     The first input catches most mistakes; a greedy set cover finds inputs for the others.
     """

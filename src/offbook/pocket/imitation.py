@@ -1,10 +1,9 @@
-"""Imitation of demonstrations: supervised training of a model small enough that threads inside its operations would
-mostly wait for one another.
+"""Supervised training of the pocket model, which is too small for threads inside operations.
 
-So two threads take half of every step each, gradients first and then the optimizer. There are always two, on one core
-too: the same seed gives the same weights on every number of cores.
+Two threads take half of every step each: gradients first, then the optimizer. There are always two, so a seed gives the
+same weights on any number of cores.
 
-Left out on purpose: everything of offbook.train that other losses than cross-entropy, long samples or a GPU need.
+Left out: what offbook.train needs for other losses, long samples or a GPU.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ def _finish(work: list[Future[Any]]) -> None:
 
 
 def _backward(model: PreTrainedModel, samples: Sequence[Sample], count: int) -> None:
-    """Add the gradient of these samples' share of the step, in which `count` tokens are predicted."""
+    """Accumulate the gradient of these samples; `count` is the number of predicted tokens in the step."""
     ids_BT = pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True).to(model.device)
     weight_BT = pad_sequence([torch.tensor(sample.ce_weight) for sample in samples], batch_first=True).to(model.device)
-    hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state  # padding is behind all that matters
+    hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state  # padding comes last and is causal
     kept_BT = weight_BT[:, 1:] != 0
     logits_NV = model.lm_head(hidden_BTD[:, :-1][kept_BT])
     loss_N = cross_entropy(logits_NV, ids_BT[:, 1:][kept_BT], reduction="none")
@@ -77,7 +76,7 @@ def _backward(model: PreTrainedModel, samples: Sequence[Sample], count: int) -> 
 
 
 def _halves(model: nn.Module) -> tuple[list[Named], list[Named]]:
-    """Its parameters, so that both have about as much to orthogonalize."""
+    """Split the parameters so that both halves have about as much to orthogonalize."""
     halves: tuple[list[Named], list[Named]] = [], []
     for number, named in enumerate(sorted(model.named_parameters(), key=lambda named: named[1].shape)):
         halves[number % 2].append(named)
@@ -85,7 +84,7 @@ def _halves(model: nn.Module) -> tuple[list[Named], list[Named]]:
 
 
 def _batches(samples: Sequence[Sample], size: int, rng: random.Random) -> list[list[Sample]]:
-    """Episodes of like length together, because padding is wasted work; batches in random order within a window."""
+    """Group samples of similar length to avoid padding; batches in random order within a window."""
     batches = []
     for start in range(0, len(samples), WINDOW):
         part = sorted(samples[start : start + WINDOW], key=lambda sample: len(sample.ids))

@@ -1,4 +1,4 @@
-"""Making the pocket model: a tokenizer from the tasks' own words, a small transformer, a minute of imitation."""
+"""The pocket model: a tokenizer trained on the tasks, a small transformer, a minute of imitation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything the pocket model is made of; another recipe is another model in the cache."""
+    """Hyperparameters of the pocket model; each recipe has its own cache entry."""
 
     layers: int = 2
     width: int = 128
@@ -41,16 +41,16 @@ class Recipe:
     episodes: int = 6000
     episodes_a_step: int = 4
     learning_rate: float = 2.5e-3
-    experts: int = 0  # in each layer, two for a token; 0 is one feed-forward for all
+    experts: int = 0  # per layer, two active per token; 0 is a dense model
     habits: Habits = field(default_factory=Habits)
 
 
 POCKET = Recipe()
-POCKETS = {"pocket": POCKET, "pocket-moe": Recipe(experts=8)}  # by the names that a run can give
+POCKETS = {"pocket": POCKET, "pocket-moe": Recipe(experts=8)}  # by model name
 
 
 def make_pocket(cache: Path, seed: int, progress: Callable[[str, float], None], recipe: Recipe = POCKET) -> Path:
-    """The folder of the pocket model of this seed, made if it is not there. The same seed gives the same weights."""
+    """The cached pocket model of this seed, made on first use. The same seed gives the same weights."""
     written = json.dumps(asdict(recipe), indent=2, sort_keys=True)
     folder = cache / f"pocket-{seed}-{hashlib.sha256(written.encode()).hexdigest()[:8]}"
     if folder.is_dir():
@@ -88,8 +88,8 @@ def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
 
 
 def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
-    """Byte-level, so it can spell anything. Words never swallow the space before them: a name is the same token
-    wherever it stands, and copying it is all that a small model has to learn about it."""
+    """Byte-level BPE. Words do not include the space before them, so a name is the same token everywhere and the model
+    only has to learn to copy it."""
     tokenizer = Tokenizer(models.BPE())
     words = Regex(r"[A-Za-z_]+|[0-9]|[^\sA-Za-z_0-9]+(?: [^\sA-Za-z_0-9]+)* ?|\n *|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -109,7 +109,7 @@ def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
 
 
 def _phrases(recipe: Recipe) -> Iterator[str]:
-    """What is said in the same words every time is one token: shorter episodes, and nothing to learn about them."""
+    """Fixed phrases become single tokens, which makes episodes shorter."""
     yield prompt("pocket").partition("{signatures}")[0]
     yield from ('{"name": "', '", "arguments": {')
     yield from (RULES[rule].text.partition("{tools}")[0] for rule in learned_rules(recipe.habits))
@@ -134,5 +134,5 @@ def shape_of(
         eos_token_id=end,
         initializer_range=0.05,
         **more,
-        offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
+        offbook_profile="pocket",  # tool format; checkpoints inherit it
     )

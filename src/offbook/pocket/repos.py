@@ -1,7 +1,7 @@
-"""Small real repositories for the pocket model: packages of short functions with pytest tests.
+"""Small generated repositories for the pocket model: packages of short functions with pytest tests.
 
-The model has about a thousand tokens to its vocabulary, so words come from small pools and texts are regular. A
-function's name says nothing about what it does; its docstring says all of it.
+The model's vocabulary has about a thousand tokens, so words come from small pools and texts are regular. A function's
+name is unrelated to its behaviour; the docstring specifies it.
 
 The split rule. Ops, names and modules are numbered. A pair (name, op) or (module, op) is held out if its two numbers
 add up to a multiple of four. A train repository holds no held-out pair in any of its functions; a held-out repository
@@ -42,7 +42,7 @@ SETTINGS = {"pytest.ini": f"[pytest]\naddopts = {OPTIONS}\nconsole_output_style 
 
 @dataclass(frozen=True)
 class Caller:
-    """A function that has no op of its own and needs two others."""
+    """A function that composes two others."""
 
     name: str
     argument: str
@@ -70,7 +70,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large repositories are, the module of callers included."""
+    """Size of repositories, including the module of callers."""
 
     modules: tuple[int, ...]
     functions: tuple[int, ...]  # of a module
@@ -83,7 +83,7 @@ LONG = Shape((6, 7), (2, 3), is_long=True)
 
 @dataclass(frozen=True)
 class Repository:
-    """A package, its tests and a README. `name` tells repositories with the same package apart.
+    """A package, its tests and a README. `name` is unique, the package's name is not.
 
     A long one has settings for its test runs, and outdated copies of some modules in old/, where everything has another
     constant.
@@ -158,7 +158,7 @@ class Repository:
         return imports + "".join(f"\n\n{caller.source()}" for caller in self.callers)
 
     def _tests_source(self, module_name: str, tested: Sequence[Function | Caller], unseen: Collection[str] = ()) -> str:
-        """All names are imported, also those that no test uses any more."""
+        """All names are imported, also those of removed tests."""
         names = ", ".join(sorted(function.name for function in tested))
         header = f'"""Tests of {module_name}."""\n\nfrom {self.package}.{module_name} import {names}\n'
         path = path_of_tests(module_name)
@@ -252,12 +252,12 @@ def make_repository(rng: random.Random, split: Split, number: int, shape: Shape 
 
 
 def _outdated(rng: random.Random, module: Module) -> Module:
-    """The same functions with other constants: ops, and so the split, stay."""
+    """The same functions with other constants; ops, and so the split, are the same."""
     return Module(module.name, tuple(with_other_constant(rng, function) for function in module.functions))
 
 
 def with_other_constant(rng: random.Random, function: Function) -> Function:
-    """What somebody writes who does not look closely."""
+    """A plausible careless mistake: another constant in the last step."""
     *before, last = function.steps
     constant = rng.choice([constant for constant in last.op.constants if constant != last.constant])
     return replace(function, steps=(*before, Step(last.op, constant)))
@@ -303,5 +303,5 @@ def _draw_callers(rng: random.Random, modules: Sequence[Module], taken: Collecti
 
 
 def on_side(split: Split, first: int, second: int) -> bool:
-    """The split rule, for the two numbers of a pair."""
+    """Apply the split rule to the two numbers of a pair."""
     return ((first + second) % 4 == 0) == (split == "heldout")

@@ -1,4 +1,4 @@
-"""What a scripted agent writes that knows the answer and has an agent's bad habits."""
+"""A scripted agent that knows the solution and makes typical mistakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORGETS = 0.2  # of the functions that a summary should name
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often each mistake is made where it can be made."""
+    """Probability of each mistake."""
 
     unknown_tool: float = 0.25
     malformed: float = 0.07
@@ -91,8 +91,8 @@ class Script:
         return [self.spot] if self.stage in ("explore", "view", "edit") else []
 
     def _named(self, spots: list[Spot]) -> str:
-        told = [f"{spot.name} in {spot.path}" for spot in spots if self.rng.random() >= FORGETS]
-        return ", ".join(told) or "nothing"
+        named = [f"{spot.name} in {spot.path}" for spot in spots if self.rng.random() >= FORGETS]
+        return ", ".join(named) or "nothing"
 
     def _enter(self, stage: str) -> None:
         self.stage = stage

@@ -56,7 +56,7 @@ FINDING_TOOLS = ((), ("search_codebase",), ("list_dir",), ("search_codebase", "l
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How many functions a task lacks, at least and at most. Tasks that lack one are short."""
+    """Number of missing functions per task. Tasks with one are short."""
 
     fewest: int = 1
     most: int = 1
@@ -72,7 +72,7 @@ FUNCTIONS = range(2, 11)  # that a long task may lack: the smallest repository h
 
 
 def level_named(source: str) -> Level | None:
-    """Of `pocket`, `pocket-long`, `pocket-long-5` (functions) and `pocket-long-3-8`; None of anything else."""
+    """The level of `pocket`, `pocket-long`, `pocket-long-5` (functions) or `pocket-long-3-8`; None for other names."""
     found = re.fullmatch(r"pocket(-long(?:-(\d+)(?:-(\d+))?)?)?", source)
     if found is None:
         return None
@@ -89,7 +89,7 @@ def level_named(source: str) -> Level | None:
 
 @dataclass(frozen=True)
 class Draft:
-    """A task that nobody has verified and that is on no disk."""
+    """An unverified task in memory."""
 
     gold: Repository  # before the deletion
     spots: tuple[Spot, ...]  # what is deleted, file by file
@@ -133,7 +133,7 @@ class Draft:
 
 
 def draft_tasks(seed: int, count: int, split: Split, level: Level = SHORT_LEVEL) -> Iterator[Draft]:
-    """Other drafts than those that `make_pocket_tasks` verifies, whatever the seeds."""
+    """Drafts that are disjoint from those of `make_pocket_tasks` for all seeds."""
     rng = random.Random(f"draft {split} {seed}")
     return itertools.islice(itertools.chain.from_iterable(_drafts_by_repository(rng, split, level)), count)
 
@@ -157,7 +157,7 @@ def _short_drafts(rng: random.Random, repository: Repository) -> list[Draft]:
 
 
 def _long_draft(rng: random.Random, repository: Repository, level: Level) -> Draft:
-    """The functions file by file: those of one file are asked for together."""
+    """One instruction for several functions, grouped by file."""
     count, everything = rng.randint(level.fewest, level.most), repository.spots
     spots = tuple(everything[place] for place in sorted(rng.sample(range(len(everything)), count)))
     by_file: dict[str, list[str]] = {}
@@ -179,9 +179,9 @@ async def make_pocket_tasks(
     on_progress: Callable[[float], None],
     level: Level = SHORT_LEVEL,
 ) -> list[str]:
-    """Verified tasks in root/train and root/heldout. `root` appears when all are there, so it is never half made.
+    """Write verified tasks to root/train and root/heldout. `root` is created atomically.
 
-    `on_progress` is told the share that is done. Returned are the drafts that did not behave as drafted, and how.
+    `on_progress` gets the share that is done. Returns the drafts that failed verification, with reasons.
     """
     if root.exists():
         raise OffbookError(f"{root} exists already; remove it to make its tasks again")
@@ -222,7 +222,7 @@ async def _make_split(
 
 
 async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
-    """The drafts of one repository that behave as drafted, as tasks for `folder`, and why the others do not."""
+    """Run the tests of one repository's drafts. Returns verified tasks for `folder`, and why others were refused."""
     repository = drafts[0].gold
     trees = [draft.files for draft in drafts]
     tests = repository.test_files
@@ -274,7 +274,7 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
 
 
 def _cases(deleted: Sequence[tuple[str, Function]]) -> list[Case]:
-    """Calls with changed inputs, of functions with their paths."""
+    """Calls of the deleted functions with changed inputs."""
     found = []
     for path, function in deleted:
         module = path.removesuffix(".py").replace("/", ".")
@@ -290,9 +290,7 @@ def _last_words(run: SuiteRun) -> str:
 
 
 async def _run(files: Mapping[str, str], rounds: Sequence[Round]) -> list[SuiteRun]:
-    """On these files, each round with its changes. It is our own code, so one sandbox will do, and Python and pytest
-    start
-    once."""
+    """Run all rounds in one sandbox, because the code is our own: Python and pytest start once."""
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
         write_files(Path(tree), files)
         async with await suite_sandbox(Path(tree), Suite(), SandboxSpec(backend="process")) as sandbox:

@@ -1,5 +1,5 @@
-"""What pytest prints of a long task's repository, worked out and not run: a test run takes half a second, and
-demonstrations have thousands of them. A test holds the two side by side."""
+"""Computes what pytest would print for a long task's repository: a real run takes half a second, and demonstrations
+need thousands. A test compares this with real pytest output."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def report(files: Mapping[str, str], selection: str = "") -> tuple[int, str]:
             if outcome:
                 failures.append(_line(f"FAILED {path}::{name}", outcome))
     counts = {"failed": letters.count("F"), "passed": letters.count("."), "skipped": letters.count("s")}
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    summary = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     heading = " short test summary info ".center(WIDTH, "=")
-    lines = [letters, *([heading, *failures] if failures else []), f"{told} in {TOOK}"]
+    lines = [letters, *([heading, *failures] if failures else []), f"{summary} in {TOOK}"]
     return (1 if failures else 0), "\n".join(lines) + "\n"
 
 
 def _outcomes(files: Mapping[str, str], path: str) -> list[tuple[str, str | None]]:
-    """Each test of a file with what made it fail, nothing, or None where it is skipped."""
+    """Each test of a file with its failure, an empty text, or None if it is skipped."""
     tree = ast.parse(files[path])
     tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     if "pytestmark" in files[path]:
@@ -57,7 +57,7 @@ def _failure(test: ast.FunctionDef, namespace: dict[str, Any]) -> str:
 
 
 def _importer(files: Mapping[str, str]) -> Callable[..., ModuleType]:
-    """An __import__ for `from package.module import name` that knows these files and nothing else."""
+    """An __import__ for `from package.module import name` limited to these files."""
     loaded: dict[str, ModuleType] = {}
 
     def load(name: str, *_: object) -> ModuleType:

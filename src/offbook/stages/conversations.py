@@ -1,6 +1,6 @@
-"""From sources to what is learned: conversations in the model's own ids, no longer than its context, in batches.
+"""Sources as training conversations: in the model's token ids, cut to its context, in batches.
 
-The ids of our own rollouts are taken as they are where they are of the model's chat; all else is written in it.
+Ids of our own rollouts are kept where they fit the model's chat template; everything else is rendered in it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How conversations are written down."""
+    """Renders conversations for a model."""
 
     chat: Chat
     vocabulary: int
     context: int
-    rules: Mapping[str, Rule]  # that are looked for
+    rules: Mapping[str, Rule]  # checked on every message
 
     @classmethod
     def of(cls, start: Path, config: Config, rules: Mapping[str, Rule] = MappingProxyType({})) -> Writing:
@@ -84,7 +84,7 @@ class Writing:
         return shown
 
     def segments(self, rollout: Rollout, tools: Tools, counts: Counter[str]) -> list[Segment]:
-        """Where a message is to be read alone, its tokens count as those of a worked example."""
+        """Render the segments. Tokens of messages with weight 0 are context and not learned."""
         segments = [self._written(segment, tools, counts) for segment in rollout.segments]
         for event in rollout.events:
             if event.kind == UNLEARNED:
@@ -107,7 +107,7 @@ class Writing:
         return written_again(segment, self.chat, tools)
 
     def _fit(self, conversation: Conversation, config: Config, counts: Counter[str]) -> bool:
-        """Cut behind the last message to learn that the context holds."""
+        """Cut after the last learned message within the context. False if there is none."""
         segment = conversation.segment
         learned = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]
         fitting = [number for number in learned if segment.messages[number].end <= self.context]
@@ -124,13 +124,13 @@ class Writing:
 
 
 def _with_words(segment: Segment, words: str) -> Segment:
-    """Told in the system's message, which is the first one."""
+    """Append the tool description to the system message, which is the first."""
     first, *rest = segment.messages
     return replace(segment, messages=[replace(first, text="\n\n".join(filter(None, (first.text, words)))), *rest])
 
 
 def _only_learned(conversation: Conversation) -> None:
-    """No reminder stands before a message that is not learned, and none is the right half of a pair."""
+    """Messages that are not learned get no reminder and are no right half of a pair."""
     segment = conversation.segment
     for by_message in (conversation.kept, conversation.spared):
         for number in [number for number in by_message if not segment.is_own(segment.messages[number])]:
@@ -138,7 +138,7 @@ def _only_learned(conversation: Conversation) -> None:
 
 
 def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
-    """A message stays faulty by a rule that is held out, and no reminder states it."""
+    """No reminder states a held-out rule, and its faults stay faults."""
 
     def stated(by_message: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
         left = {number: tuple(name for name in names if name not in rules) for number, names in by_message.items()}
@@ -149,7 +149,7 @@ def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
 
 
 def find_pairs(conversations: list[Conversation]) -> None:
-    """The right message for a faulty one's place: of a conversation that is the same up to there, or a later one."""
+    """Pair each faulty message with a right one: of a conversation with the same prefix, or a later retry."""
     right: dict[bytes, list[tuple[Conversation, int]]] = {}
     for conversation in conversations:
         for number, place in _places(conversation.segment, conversation.kept):
@@ -166,8 +166,8 @@ def find_pairs(conversations: list[Conversation]) -> None:
 
 
 def _made_good(conversation: Conversation, faulty: int) -> int | None:
-    """The message that came out right in the end, where it would have been right at once: nothing that was done in
-    between had an effect on it. An edit of the source would have applied before the tests were edited, too."""
+    """The later message that was right, if nothing in between had an effect, so it would have been right at once. An
+    edit of the source would also have applied before the tests were edited."""
     rule, messages = conversation.broken[faulty], conversation.segment.messages
     idle = (*WITHOUT_EFFECT, rule) if rule == "edited_tests" else WITHOUT_EFFECT
     for number in range(faulty, len(messages)):
@@ -179,7 +179,7 @@ def _made_good(conversation: Conversation, faulty: int) -> int | None:
 
 
 def _places(segment: Segment, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """Messages by all that stands before them."""
+    """Messages with a hash of their prefix."""
     digest, done = hashlib.blake2b(digest_size=16), 0
     for number in sorted(numbers):
         start = segment.messages[number].start
@@ -189,16 +189,16 @@ def _places(segment: Segment, numbers: Iterable[int]) -> Iterator[tuple[int, byt
 
 
 def split(items: Iterable[Item], name: Callable[[Item], str], share: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """Those to learn from, and those for validation: that share of the names, at least one if there are several."""
+    """Training and validation items: `share` of the names, at least one if there are several."""
     named = [(item, name(item)) for item in items]
     names = list(dict.fromkeys(own for _, own in named))
     count = min(len(names) - 1, max(1, round(share * len(names)))) if share else 0
-    apart = set(random.Random(f"{seed} validation").sample(names, count))
-    return [item for item, own in named if own not in apart], [item for item, own in named if own in apart]
+    validation = set(random.Random(f"{seed} validation").sample(names, count))
+    return [item for item, own in named if own not in validation], [item for item, own in named if own in validation]
 
 
 def batches_of_epochs(lengths: list[int], settings: StageConfig, seed: int) -> list[tuple[int, list[int]]]:
-    """For each step its epoch, and the numbers of what is learned in it."""
+    """The epoch and the item numbers of each step."""
     return [
         (epoch, numbers)
         for epoch in range(1, settings.epochs + 1)
@@ -207,7 +207,7 @@ def batches_of_epochs(lengths: list[int], settings: StageConfig, seed: int) -> l
 
 
 def batches_of(lengths: list[int], tokens: int, rng: random.Random) -> list[list[int]]:
-    """Numbers of conversations in random order, at most `tokens` a batch; what is longer is one alone."""
+    """Item numbers in random order, at most `tokens` per batch; longer items are batches of their own."""
     batches: list[list[int]] = []
     room = 0
     for number in rng.sample(range(len(lengths)), len(lengths)):
@@ -220,11 +220,11 @@ def batches_of(lengths: list[int], tokens: int, rng: random.Random) -> list[list
 
 
 def fingerprint(conversations: Iterable[Conversation]) -> str:
-    """Of all that is learned from, by content."""
+    """Content hash of all training data."""
     digest = hashlib.sha256()
     for conversation in conversations:
         segment = conversation.segment
         digest.update(array("q", segment.ids).tobytes() + bytes(segment.sampled))
-        told = conversation.kept, conversation.broken, conversation.spared, conversation.tools
-        digest.update(repr((conversation.key, *told)).encode())
+        rules = conversation.kept, conversation.broken, conversation.spared
+        digest.update(repr((conversation.key, *rules, conversation.tools)).encode())
     return digest.hexdigest()

@@ -107,7 +107,7 @@ class File:
 
     @cached_property
     def imports(self) -> frozenset[str] | None:
-        """Names of all modules that it may import; None where it is Python that does not parse."""
+        """Names of modules it may import; None for Python that does not parse."""
         if PurePosixPath(self.path).suffix not in PYTHON:
             return frozenset()
         try:
@@ -127,7 +127,7 @@ class Repository:
 
 @dataclass(slots=True)
 class Corpus:
-    """What is taken of sources, and how much was not, by reason."""
+    """Selects repositories and files, and counts what was left out by reason."""
 
     settings: PretrainConfig
     sought: Sought | None = None  # of the tasks that are measured on
@@ -162,7 +162,7 @@ class Corpus:
             return fetched.name, self._in_folder(fetched.tree)
 
     def _in_folder(self, folder: Path) -> dict[str, bytes]:
-        """Read where it lies, whatever else lies there: no link is followed, and of a huge file the start will do."""
+        """Read a folder's files without following links; huge files only up to the limit."""
         found: dict[str, bytes] = {}
         for place, folders, names in os.walk(folder):
             folders[:] = sorted(set(folders) - SKIPPED)
@@ -275,7 +275,7 @@ def refuse_missing_sources(settings: PretrainConfig) -> None:
 
 
 def domain_of(path: str) -> str:
-    """Empty where files of this kind are not learned from."""
+    """Empty for files that are not trained on."""
     domain = LANGUAGES.get(PurePosixPath(path).suffix, "")
     return "tests" if domain not in ("", "docs", "settings") and is_test_file(path) else domain
 
@@ -368,7 +368,7 @@ def _names_in(file: str, text: str) -> list[str]:
 
 
 def in_order(files: Sequence[File]) -> list[File]:
-    """Words first, then settings, then code: of Python a file after those that it imports; tests come last."""
+    """Docs first, then settings, then code with imported Python files first; tests last."""
     rank = {"docs": 0, "settings": 1, "tests": 3}
     ranked = sorted(files, key=lambda file: (rank.get(file.domain, 2), file.path))
     needs = _imports([file for file in ranked if file.path.endswith(".py")])
@@ -390,7 +390,7 @@ def in_order(files: Sequence[File]) -> list[File]:
 
 
 def _imports(files: Sequence[File]) -> dict[str, set[str]]:
-    """Which files of the same repository each imports; of what cannot be parsed none."""
+    """Files of the same repository that each file imports."""
     modules: dict[str, str] = {}
     for file in files:
         parts = list(PurePosixPath(file.path).with_suffix("").parts)

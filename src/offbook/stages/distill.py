@@ -1,11 +1,10 @@
-"""Hints without an environment: what agents wrote, with the faults that rules or people found in it, as the targets.
+"""Hint training without an environment: targets are faults that rules or people found in recorded messages.
 
-There is no outcome here, so there is no RL: each rollout is a group of its own and its advantage is 0. What is left is
-the hint: the model that is told of the fault teaches the one that is not, on the words that were written.
+There is no outcome and so no RL: each rollout is its own group with advantage 0. What remains is distillation: the
+model with the hint teaches the model without it, on the recorded tokens.
 
-The words are the model's own only where it sampled them, as an endpoint of `offbook serve` records them. Those of other
-agents are written again in its chat: then no one sampled these tokens, and what the hint teaches is about messages that
-the model might never write. How far the model is from what it learns on is measured before the first step.
+The tokens are on-policy only where the model sampled them, as `offbook serve` records them. Messages of other agents
+are rendered in its chat template, so it might never write them. The mismatch is measured before the first step.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from offbook.train.forward import Decoder, token_logprobs
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Rollout, Segment
 
-FAR = -10.0  # nats: tokens that the model would hardly have written
-RATIOS = 0.5, 2.0  # of pi / mu, outside of which a token is no longer the model's own
-SAID = "said"  # the rule of what people said about a message
+FAR = -10.0  # nats: very unlikely tokens
+RATIOS = 0.5, 2.0  # bounds of pi / mu for on-policy tokens
+SAID = "said"  # the rule name of people's feedback
 
 
 @dataclass(slots=True)
 class Mismatch:
-    """How far the model is from the tokens that it learns on. Ratios are of those recorded when they were sampled."""
+    """How off-policy the tokens are. Ratios are over tokens whose log-probability was recorded at sampling."""
 
     segments: int = 0
-    written_again: int = 0  # of these: no one sampled their tokens
+    written_again: int = 0  # of these: rendered from text
     tokens: int = 0  # of the agent
     nats: float = 0.0  # a token
     far: float = 0.0  # share of the tokens
@@ -57,12 +56,12 @@ class Mismatch:
     difference: float = 0.0  # |log pi - log mu|, a mean over the recorded
 
     def __str__(self) -> str:
-        told = f"{self.segments} segments, {self.written_again} of them written again; {self.tokens} tokens at "
-        told += f"{self.nats:.2f} nats each for this model, {self.far:.1%} below {FAR:g}"
+        text = f"{self.segments} segments, {self.written_again} of them written again; {self.tokens} tokens at "
+        text += f"{self.nats:.2f} nats each for this model, {self.far:.1%} below {FAR:g}"
         if self.recorded:
-            told += f"; of {self.recorded} recorded ones |log pi - log mu| is {self.difference:.3f} on average, for "
-            told += f"{self.ratio_outside:.1%} pi / mu is not within {RATIOS[0]:g} to {RATIOS[1]:g}"
-        return told
+            text += f"; of {self.recorded} recorded ones |log pi - log mu| is {self.difference:.3f} on average, for "
+            text += f"{self.ratio_outside:.1%} pi / mu is not within {RATIOS[0]:g} to {RATIOS[1]:g}"
+        return text
 
 
 def distill(
@@ -72,7 +71,7 @@ def distill(
     progress: Progress = quiet,
     tell: Tell = lambda line: None,
 ) -> RunFolder:
-    """Run, or go on with, hint training on the data of `config.sft.data`."""
+    """Run or resume hint training on `config.sft.data`."""
     folder = RunFolder(config.out)
     folder.refuse_file()
     with only_writer(folder.path):
@@ -83,37 +82,28 @@ def distill(
         plan = make_plan(config, this_device(), samples=False)
         refuse_too_large(config, plan)
         config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
-        _run(config, folder, epochs, on_step, progress, tell)
+        rules, start = rules_of(config.feedback.files), model_folder(config.model, config.seed, progress)
+        writing = Writing.of(start, config, rules)
+        rollouts = _targeted(_read(config, writing, progress, tell), config, tell)
+        steps = _steps(rollouts, config.train.groups * config.train.group_size, epochs, config.seed)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": len(steps)})})
+        trained = model_to_train(config, start)
+        mismatch = measure(rollouts, Decoder(trained), config.engine.temperature, progress)
+        tell(str(mismatch))
+        content = hashlib.sha256(
+            repr([segment.ids for one in rollouts for segment in one.segments]).encode()
+        ).hexdigest()
+        refuse_other_data(folder, content)
+        done = begin_run(folder, config)
+        write_atomic(folder.path / "mismatch.json", json.dumps(asdict(mismatch), indent=1) + "\n")
+        told_of = {"verb": "distill", "sources": config.sft.data, "content": content}
+        write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
+        trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
+        if done:
+            load_weights(trainer.model, path := latest_checkpoint(folder))
+            load_training_state(trainer, path)
+        teach(TrainContext(config, folder, {}, rules, writing.chat, trainer), steps, chat_folder(start), done, on_step)
     return folder
-
-
-def _run(
-    config: Config,
-    folder: RunFolder,
-    epochs: int,
-    on_step: Callable[[dict[str, Any]], None],
-    progress: Progress,
-    tell: Tell,
-) -> None:
-    rules, start = rules_of(config.feedback.files), model_folder(config.model, config.seed, progress)
-    writing = Writing.of(start, config, rules)
-    rollouts = _targeted(_read(config, writing, progress, tell), config, tell)
-    steps = _steps(rollouts, config.train.groups * config.train.group_size, epochs, config.seed)
-    config = config.model_copy(update={"train": config.train.model_copy(update={"steps": len(steps)})})
-    trained = model_to_train(config, start)
-    mismatch = measure(rollouts, Decoder(trained), config.engine.temperature, progress)
-    tell(str(mismatch))
-    content = hashlib.sha256(repr([segment.ids for one in rollouts for segment in one.segments]).encode()).hexdigest()
-    refuse_other_data(folder, content)
-    done = begin_run(folder, config)
-    write_atomic(folder.path / "mismatch.json", json.dumps(asdict(mismatch), indent=1) + "\n")
-    told_of = {"verb": "distill", "sources": config.sft.data, "content": content}
-    write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
-    trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
-    if done:
-        load_weights(trainer.model, path := latest_checkpoint(folder))
-        load_training_state(trainer, path)
-    teach(TrainContext(config, folder, {}, rules, writing.chat, trainer), steps, chat_folder(start), done, on_step)
 
 
 def teach(
@@ -123,14 +113,14 @@ def teach(
     done: int = 0,
     on_step: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> None:
-    """Steps on rollouts that are there already, each a group of its own, and what people said about them."""
+    """Train on recorded rollouts, each its own group, and on people's feedback about them."""
     folder, config = context.folder, context.config
     kept = folder.path / "ckpt", tokenizer_from, config.checkpoint, config.loop.deadline_s
     with Checkpoints(context.trainer, *kept) as checkpoints:
         for step in range(done + 1, len(steps) + 1):
             chosen = steps[step - 1]
             folder.write_rollouts(step, chosen)
-            row = {"step": step, **train_step(step, [[rollout] for rollout in chosen], said_in(chosen), context)}
+            row = {"step": step, **train_step(step, [[rollout] for rollout in chosen], critiques_in(chosen), context)}
             folder.append_metrics(row)
             if checkpoints.is_due(step) or step == len(steps):
                 checkpoints.save(step)
@@ -138,7 +128,7 @@ def teach(
 
 
 def _read(config: Config, writing: Writing, progress: Progress, tell: Tell) -> list[Rollout]:
-    """In the model's ids, each under a name of its own, no longer than its context."""
+    """Rollouts in the model's ids with unique names, cut to its context."""
     found: list[Rollout] = []
     counts, names = Counter[str](), Counter[str]()
     for source in read_sources(config, model_folder(config.model, config.seed), progress):
@@ -160,18 +150,18 @@ def _cut(segment: Segment, context: int) -> Segment:
 
 
 def _targeted(rollouts: list[Rollout], config: Config, tell: Tell) -> list[Rollout]:
-    """Those with something to teach."""
+    """Keep rollouts with a fault."""
     rules = rules_of(config.feedback.files)
-    said = {critique.rollout.id for critique in said_in(rollouts).found}
+    said = {critique.rollout.id for critique in critiques_in(rollouts).found}
     found = [one for one in rollouts if one.id in said or read_all(one, None, config.feedback.rules, rules)]
     if not found:
-        raise OffbookError("no rule finds a fault in these trajectories, and nobody said one: nothing can be taught")
+        raise OffbookError("no rule and no feedback finds a fault in these trajectories: there is nothing to train on")
     tell(f"{len(found)} rollouts with a fault that a hint can be given for, {len(said)} of them by what people said")
     return found
 
 
-def said_in(rollouts: Sequence[Rollout]) -> Judgement:
-    """What people said about messages, which an endpoint keeps as events."""
+def critiques_in(rollouts: Sequence[Rollout]) -> Judgement:
+    """People's feedback about messages, which an endpoint records as events."""
     found = []
     for rollout in rollouts:
         for event in rollout.events:
@@ -192,8 +182,8 @@ def _steps(rollouts: list[Rollout], size: int, epochs: int, seed: int) -> list[l
 
 
 def measure(rollouts: Sequence[Rollout], decoder: Decoder, temperature: float, progress: Progress) -> Mismatch:
-    """Tokens that nobody sampled get the model's own log-probability as the one they were written with: then a weight
-    by pi / mu says how far training has moved, and no more."""
+    """Also fills in the model's current log-probability for tokens without a recorded one, so that pi / mu measures
+    only how far training has moved."""
     found, nats, far, outside, difference = Mismatch(), 0.0, 0, 0, 0.0
     for number, rollout in enumerate(rollouts):
         for segment in rollout.segments:

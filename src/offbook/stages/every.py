@@ -1,6 +1,6 @@
-"""One stage after the other, each a run of its own that begins with the model of the one before: `offbook stages`.
+"""`offbook stages`: several stages in sequence, each a run that starts from the model of the one before.
 
-Every stage goes on where it stopped, so the whole does. `long` is `pretrain` with other settings.
+Each stage resumes, so the sequence does. `long` is `pretrain` with other settings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUNS: dict[str, Callable[[Config, OnStep, Progress, Tell], RunFolder]] = {
 
 
 def run_stages(config: Config, on_step: OnStep, progress: Progress, tell: Tell) -> list[dict[str, Any]]:
-    """What each came to. It is also in OUT/stages.json, after every stage."""
+    """One row of results per stage, also written to OUT/stages.json after each."""
     out, model, rows = Path(config.out), config.model, list[dict[str, Any]]()
     with grouped():
         for number, name in enumerate(config.stages.order, 1):
@@ -43,7 +43,7 @@ def run_stages(config: Config, on_step: OnStep, progress: Progress, tell: Tell) 
 
 
 def of_stage(config: Config, name: str, folder: Path, model: str) -> Config:
-    """Read once more as a whole, so that what does not fit together is refused."""
+    """The stage's configuration, validated as a whole."""
     tree = config.model_dump()
     if name == "long":
         tree["pretrain"] |= config.stages.long

@@ -1,10 +1,10 @@
-"""Positions stretched so that a model reads more than it was trained for, written into its configuration.
+"""Context extension: RoPE scaling, written into the model's config.json.
 
     abf    a larger base: theta' = theta * s ** (d / (d - 2)) for s times the positions and heads of width d
            (2309.16039; the exponent is that of NTK-aware scaling, by which the slowest rotation is stretched s times)
     yarn   slow rotations are interpolated, fast ones are left alone, logits are scaled (2309.00071)
 
-Both are settings of config.json, so transformers and vLLM load what is trained with them.
+transformers and vLLM load models trained with either.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from offbook.core.runfolder import is_adapter, whole_folder
 from offbook.rl.models import chat_folder
 from offbook.types import OffbookError
 
-PLAIN = "default"  # what transformers calls positions that are not stretched
+PLAIN = "default"  # transformers' name for unscaled RoPE
 
 
 def extended(start: Path, folder: Path, context: int, rope: str, tell: Callable[[str], None]) -> Path:
-    """The model's folder, or one with the same weights that reads `context` tokens."""
+    """The model's folder, or a new one with the same weights and a context of `context` tokens."""
     config = AutoConfig.from_pretrained(chat_folder(start), trust_remote_code=False)
     known = config.get_text_config().max_position_embeddings
     if context <= known:

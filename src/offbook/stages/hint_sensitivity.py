@@ -1,5 +1,5 @@
-"""Whether a model heeds reminders, and each for what it says: how much likelier a faulty message is behind a reminder
-of the rule that it breaks, and behind one of a rule that it keeps. Hints can teach what the first has over the second.
+"""Whether a model follows reminders for their content: the change in log-probability of a faulty message after a
+reminder of the rule it breaks, and after one of a rule it keeps. Hints can teach the difference between the two.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from offbook.train.forward import Decoder, measure_branches
 from offbook.types import Sample, Target
 
 MAX_FAULTS = 48
-OWN, OTHER = "heeding/own", "heeding/other"  # nats per message, means
-LITTLE = -1.0  # nats; what heeds no more than this has little to teach
+OWN, OTHER = "hint_sensitivity/own", "hint_sensitivity/other"  # nats per message, means
+LITTLE = -1.0  # nats; a weaker reaction has little to teach
 
 
-def heeding(
+def hint_sensitivity(
     decoder: Decoder, conversations: Iterable[Conversation], chat: Chat, context: int, micro_tokens: int
 ) -> dict[str, float]:
-    """Empty where there is no faulty message to ask about."""
+    """Empty if no message is faulty."""
     samples: list[Sample] = []
     faults = 0
     for number, conversation in enumerate(conversations):
@@ -48,11 +48,11 @@ def heeding(
     return nats if faults else {}
 
 
-def told(own: float, other: float) -> str:
+def verdict(own: float, other: float) -> str:
     first, second = (f"{abs(nats):.1f} nats {'less' if nats < 0 else 'more'} likely" for nats in (own, other))
-    said = f"after a reminder of its rule a faulty message is {first}, after another rule's reminder {second}"
+    effect = f"after a reminder of its rule a faulty message is {first}, after another rule's reminder {second}"
     if own > LITTLE:
-        return f"{said}: hints would teach this model little; imitate longer, or with a higher sft.reminders"
+        return f"{effect}: hints would teach this model little; imitate longer, or with a higher sft.reminders"
     if own > other + LITTLE:
-        return f"{said}: it heeds that there is a reminder, and not what it says; imitate longer"
-    return f"{said}: it heeds what hints say"
+        return f"{effect}: it reacts to any reminder, not to its content; imitate longer"
+    return f"{effect}: it follows the content of hints"

@@ -1,7 +1,7 @@
-"""A draft head trained from scratch on what a model has written or reads, while the model stays as it is.
+"""Train a draft head from scratch on a model's rollouts or on text; the model itself is frozen.
 
-OUT/config.toml, OUT/data.json, OUT/metrics.jsonl, and OUT/draft/ with the head when it is done. Left out: going on
-after a stop. A head takes minutes, and only the whole of one is written.
+Writes OUT/config.toml, OUT/data.json, OUT/metrics.jsonl and, at the end, OUT/draft/ with the head. Left out: resuming;
+a head takes minutes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from offbook.train.forward import Decoder
 from offbook.train.schedule import learning_rate_share
 from offbook.types import OffbookError, Sample
 
-APART = 20  # one in so many samples is kept apart
-MOST_APART = 32
+HELD_OUT_EVERY = 20  # one sample in so many
+MAX_HELD_OUT = 32
 
 
 def mtp(
@@ -39,10 +39,10 @@ def mtp(
     progress: Progress = quiet,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Trains the head that `config` describes. Returns where it is, and how much of its drafts is kept by depth."""
+    """Train the head that `config` describes. Returns its folder and the acceptance of its drafts by depth."""
     folder = RunFolder(config.out)
     folder.refuse_file()
-    described(config.model)  # before anything is read
+    described(config.model)  # refuse a missing model before reading data
     with only_writer(folder.path):
         if (folder.path / FOLDER).exists():
             raise OffbookError(f"{folder.path / FOLDER} is there already; give another --out")
@@ -55,15 +55,15 @@ def mtp(
         head = DraftHead(model)
         write_atomic(folder.config_file, config.to_toml())
         write_atomic(folder.data_file, json.dumps({"verb": "mtp", "sources": config.sft.data}, indent=1) + "\n")
-        folder.metrics_file.unlink(missing_ok=True)  # of one that was stopped
+        folder.metrics_file.unlink(missing_ok=True)  # of an interrupted run
         trainer = DraftTrainer(model, head, config.mtp)
-        apart, learned = split(samples, config.seed)
-        tell(f"{len(learned)} samples of {sum(len(one.ids) for one in learned)} tokens, {len(apart)} kept apart")
+        held_out, learned = split(samples, config.seed)
+        tell(f"{len(learned)} samples of {sum(len(one.ids) for one in learned)} tokens, {len(held_out)} for validation")
         for row in train_head(trainer, decoder, learned, config):
             folder.append_metrics(row)
             progress(f"draft head {config.out}", row["step"] / config.mtp.steps)
             on_step(row)
-        found = measure(trainer, decoder, apart, config.train.settled().micro_tokens)
+        found = measure(trainer, decoder, held_out, config.train.settled().micro_tokens)
         with whole_folder(folder.path / FOLDER) as part:
             save_head(head, model, part)
         result = {"head": str(folder.path / FOLDER), **{f"validation/{key}": found[key] for key in found}}
@@ -74,7 +74,7 @@ def mtp(
 def train_head(
     trainer: DraftTrainer, decoder: Decoder, samples: list[Sample], config: Config
 ) -> Iterator[dict[str, Any]]:
-    """Step by step, each with its metrics."""
+    """Yield the metrics of each step."""
     settings, micro_tokens = config.mtp, config.train.settled().micro_tokens
     warmup = max(1, settings.steps // 20)
     schedule = TrainConfig(steps=settings.steps, schedule="cosine", warmup_steps=warmup)
@@ -89,7 +89,7 @@ def train_head(
 
 
 def measure(trainer: DraftTrainer, decoder: Decoder, samples: list[Sample], micro_tokens: int) -> dict[str, float]:
-    """What `DraftTrainer.measured` says of samples that it does not learn from."""
+    """Evaluate on samples without training on them."""
     for micro in decoder.micro_batches(samples, micro_tokens):
         _learn(trainer, decoder, micro, differentiate=False)
     found = {name.removeprefix("mtp/"): value for name, value in trainer.measured().items()}
@@ -105,14 +105,14 @@ def _learn(trainer: DraftTrainer, decoder: Decoder, micro: list[Sample], differe
 
 
 def split(samples: list[Sample], seed: int) -> tuple[list[Sample], list[Sample]]:
-    """Those kept apart, and those to learn from."""
+    """Validation samples and training samples."""
     drawn = random.Random(f"{seed} mtp").sample(samples, len(samples))
-    count = min(MOST_APART, max(1, len(drawn) // APART)) if len(drawn) > 1 else 0
+    count = min(MAX_HELD_OUT, max(1, len(drawn) // HELD_OUT_EVERY)) if len(drawn) > 1 else 0
     return drawn[:count], drawn[count:]
 
 
 def _batches(samples: list[Sample], batch_tokens: int, seed: int) -> Iterator[list[Sample]]:
-    """Without end, each time through in a new order."""
+    """Endless batches, shuffled each epoch."""
     rng, batch = random.Random(f"{seed} mtp batches"), list[Sample]()
     while True:
         for sample in rng.sample(samples, len(samples)):
@@ -123,7 +123,7 @@ def _batches(samples: list[Sample], batch_tokens: int, seed: int) -> Iterator[li
 
 
 def read_samples(config: Config, progress: Progress = quiet, tell: Callable[[str], None] = print) -> list[Sample]:
-    """Of rollouts and trajectories what agents wrote is learned, of text everything."""
+    """Read --data: rollouts and trajectories train on the agent's tokens, text files on all tokens."""
     texts = [name for name in config.sft.data if name.endswith(".txt")]
     others = [name for name in config.sft.data if name not in texts]
     sources = config.model_copy(update={"sft": config.sft.model_copy(update={"data": others})})

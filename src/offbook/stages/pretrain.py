@@ -1,12 +1,11 @@
-"""Continued pretraining on code: repository after repository, in windows that have files of one of them alone.
+"""Continued pretraining on code, in windows that hold files of one repository.
 
-A window is a row of its own: its files, each behind its path, in an order in which what is imported comes first. So
-attention crosses files and never repositories. A file that a window has no room for goes on in the next, behind its
-path once more. Some are written to fill in the middle (2207.14255): prefix, suffix, middle, all in one window. A file
-that does not fit is cut first, and each piece is written so.
+A window is one row: files after their paths, imported files first, so attention crosses files and never repositories.
+A file that does not fit continues in the next window after its path. Some files are written for fill-in-the-middle
+(2207.14255): prefix, suffix, middle in one window; longer ones in pieces.
 
-Left out: an end-of-text mark behind a repository, which for chat models is the end of a message; corpora that do not
-fit into memory as token ids.
+Left out: an end-of-text token between repositories, which ends messages in chat models; corpora that do not fit into
+memory as token ids.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ def pretrain(
     progress: Progress = quiet,
     tell: Tell = lambda line: None,
 ) -> RunFolder:
-    """Run, or go on with, the pretraining that `config` describes. Returns when its last step is in a checkpoint."""
+    """Run or resume the pretraining that `config` describes. Returns when its last step is in a checkpoint."""
     settings = config.pretrain
-    known = 0  # tokens that the model reads before
+    known = 0  # context of the model before
 
     def begin(config: Config, start: Path) -> Path:
         nonlocal known
@@ -86,7 +85,7 @@ def pretrain(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of a window: a file, or as much of it as there was room for."""
+    """A file in a window, or as much of it as fits."""
 
     domain: str
     ids: list[int]
@@ -102,9 +101,9 @@ def length_of(window: Window) -> int:
 @dataclass(frozen=True, slots=True)
 class Lessons:
     learned: list[Window]
-    apart: list[Window]  # for validation
+    held_out: list[Window]  # validation
     batches: list[tuple[int, list[int]]]  # the epoch, and numbers of windows
-    num_bytes: dict[str, int]  # of what is predicted of what is apart, by domain
+    num_bytes: dict[str, int]  # predicted bytes of the validation windows, by domain
     read: dict[str, Any]
 
     @property
@@ -126,7 +125,7 @@ class Lessons:
         """The loss of each domain, in nats per token and in bits per byte, which compares tokenizers."""
         row, nats, tokens = {}, 0.0, 0
         for domain, size in self.num_bytes.items():
-            samples = [sample_of(window, domain) for window in self.apart]
+            samples = [sample_of(window, domain) for window in self.held_out]
             samples = [one for one in samples if any(one.ce_weight)]
             count = sum(sum(map(bool, one.ce_weight)) for one in samples)
             if not count:
@@ -139,7 +138,7 @@ class Lessons:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for window in (*self.learned, *self.apart):
+        for window in (*self.learned, *self.held_out):
             for part in window:
                 digest.update(part.domain.encode() + array("q", part.ids).tobytes())
         return digest.hexdigest()
@@ -164,7 +163,7 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     if not repositories:
         raise OffbookError(f"nothing is left to pretrain on{left}")
     writer = Writer(AutoTokenizer.from_pretrained(chat_folder(start), trust_remote_code=False), settings, config.seed)
-    learned, apart = (
+    learned, held_out = (
         [window for one in side for window in writer.windows(one)]
         for side in split(repositories, lambda one: one.name, settings.validation_share, config.seed)
     )
@@ -175,13 +174,13 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     for part in (part for window in learned for part in window):
         by_domain[part.domain] += len(part.ids)
     told = ", ".join(f"{domain} {count}" for domain, count in by_domain.most_common())
-    tell(f"{len(learned)} windows of {sum(lengths)} tokens ({told}), {len(apart)} windows for validation")
+    tell(f"{len(learned)} windows of {sum(lengths)} tokens ({told}), {len(held_out)} windows for validation")
     num_bytes = Counter[str]()
-    for window in apart:
+    for window in held_out:
         for number, part in enumerate(window):
             predicted = part.ids if number else part.ids[1:]  # nothing predicts the first token of a window
             num_bytes[part.domain] += len(writer.tokenizer.decode(predicted).encode())
-    return Lessons(learned, apart, batches, dict(sorted(num_bytes.items())), _read(repositories, corpus))
+    return Lessons(learned, held_out, batches, dict(sorted(num_bytes.items())), _read(repositories, corpus))
 
 
 def _read(repositories: Sequence[Repository], corpus: Corpus) -> dict[str, Any]:
@@ -196,7 +195,7 @@ def _read(repositories: Sequence[Repository], corpus: Corpus) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Writer:
-    """Repositories as windows of token ids. The same for the same seed."""
+    """Splits repositories into windows of token ids; deterministic for a seed."""
 
     tokenizer: Any
     settings: PretrainConfig
@@ -227,7 +226,7 @@ class Writer:
     def _write_rotated(
         self, windows: list[Window], domain: str, header: list[int], left: str, rng: random.Random
     ) -> str:
-        """Piece by piece, each of them whole in a window. Returns what no window has room for with its marks."""
+        """Write fill-in-the-middle pieces, each in one window. Returns the rest, for which no window has room."""
         while left:
             ids, size = self._piece(left, self._room(windows) - len(header), rng)
             if size >= min(len(left), SHORTEST_PIECE):
@@ -240,7 +239,7 @@ class Writer:
         return ""
 
     def _piece(self, text: str, room: int, rng: random.Random) -> tuple[list[int], int]:
-        """As much of the text as fits, prefix, suffix, middle; and how many characters of it that is."""
+        """Token ids of the longest prefix-suffix-middle piece that fits, and its characters."""
         size = min(len(text), MOST_CHARACTERS * room)
         while size > 0:
             first, second = sorted(rng.randrange(size + 1) for _ in range(2))
@@ -257,12 +256,12 @@ class Writer:
 
     @cached_property
     def _marks(self) -> list[list[int]]:
-        """Of the tokenizer's own kind, each its own id, where it has them."""
+        """The tokenizer's own FIM tokens; without any, the first marks spelled out."""
         known = self.tokenizer.get_vocab()
         marks = next((marks for marks in FIM_MARKS if marks[0] in known), FIM_MARKS[0])
         return [[known[mark]] if mark in known else self._encoded(mark) for mark in marks]
 
     def _encoded(self, text: str) -> list[int]:
-        """Control tokens in the text become ordinary characters."""
+        """Tokenize; control tokens in the text become ordinary characters."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids

@@ -1,13 +1,13 @@
-"""Reminders before messages that keep a rule, so that a model which imitates narrow data still heeds what it is told.
+"""Reminders of rules before messages, so that a model fine-tuned on narrow data keeps following instructions.
 
-A reminder is put before a message exactly as a hint is in training (algo.hint_block), and it states a rule that the
-message keeps and could have broken: a call that is valid, an edit that applies, an end that names what was changed.
-Faulty messages stay as the data has them, some of them behind a reminder of another rule: if reminders stood before
-right messages alone, any of them would announce one, whatever it says. Where the data also has a right message for the
-same place, the two are a pair: the fault without a reminder, and what is right after one.
+A reminder is inserted exactly as a hint is in training (hint_block) and states a rule that the message keeps and could
+have broken: a valid call, an edit that applies, a final message that names the change. Faulty messages stay, some after
+a reminder of a rule they do not break: otherwise any reminder would announce a right message, whatever its content.
+Where the data has a right message for the same prefix, the two form a pair: the fault without a reminder, the right one
+after it.
 
-Left out: a user's own rules, since nobody says which messages could break them; and, where the repository is not at
-hand, rules about its style.
+Left out: a user's own rules, because it is unknown which messages could break them; rules about a repository's style
+without the repository.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from offbook.stages.wordings import WORDINGS
 from offbook.train.algorithms import first_sampled, hint_block, in_place, sft_sample
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
 
-OWN_WORDS = 0.3  # of the reminders, that are the hint which training gives; the others say the same otherwise
+OWN_WORDS = 0.3  # share of reminders in the hint's own wording; the others are rephrased
 CODE = (".py", ".pyi", ".js", ".ts", ".go", ".rs", ".java", ".c", ".h", ".cpp", ".rb", ".sh")
-# Faults that change nothing: what the agent did next it could have done in their place.
+# Faults without effect: the next message could have come in their place.
 WITHOUT_EFFECT = ("unknown_tool", "malformed_arguments", "repeated_call", "edit_not_applied", "whole_suite_again")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The messages of a rollout by what rules make of them."""
+    """Which rules the messages of a rollout keep or break."""
 
     kept: dict[At, tuple[str, ...]]  # right ones, with the rules that they keep and could have broken
     broken: dict[At, str]  # faulty ones, with the first rule that they broke
@@ -62,7 +62,7 @@ def read(
 
 
 def _breakable(trajectory: Trajectory, tools: Collection[ToolSpec]) -> Iterator[tuple[At, str]]:
-    """Messages and rules that they could have broken."""
+    """Messages, each with a rule it could have broken."""
     beyond = {use.at for use, _ in unneeded(trajectory)}
     for use in trajectory.uses:
         names = list(_of_call(trajectory, use, tools)) if use.ran else []
@@ -82,7 +82,7 @@ def _breakable(trajectory: Trajectory, tools: Collection[ToolSpec]) -> Iterator[
 
 
 def _of_call(trajectory: Trajectory, use: ToolUse, tools: Collection[ToolSpec]) -> Iterator[str]:
-    """Of other agents nobody has said how a call went: there the schema of its tool has to say that it is one."""
+    """Calls of other agents have no status: they count as valid if they match the tool's schema."""
     if not trajectory.rollout.foreign or any(_takes(tool, use) for tool in tools):
         yield from ("unknown_tool", "malformed_arguments")
     if use.order:
@@ -111,7 +111,7 @@ def _of_edit(use: ToolUse) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A faulty message, the rule it broke, and the right one for its place, in the segment that has it."""
+    """A faulty message, the rule it broke, and the right message for its place in another segment."""
 
     message: int
     rule: str
@@ -123,20 +123,20 @@ class Pair:
 class Conversation:
     """One context window to imitate, in the model's own ids."""
 
-    key: str  # of all that is drawn for it
-    task: str  # conversations of one task are all learned from, or all for validation
+    key: str  # seeds its random draws
+    task: str  # conversations of one task are all for training or all for validation
     segment: Segment
     tools: tuple[str, ...]
     kept: dict[int, tuple[str, ...]] = field(default_factory=dict)
     broken: dict[int, str] = field(default_factory=dict)
     spared: dict[int, tuple[str, ...]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
-    shown: dict[str, list[int]] = field(default_factory=dict)  # what teachers of whole responses would see, by method
+    shown: dict[str, list[int]] = field(default_factory=dict)  # context blocks of response teachers, by method
 
 
 @dataclass(slots=True)
 class Reminders:
-    """Draws them. The same for the same seed, epoch and conversation."""
+    """Draws reminders; deterministic for a seed, epoch and conversation."""
 
     chat: Chat
     settings: SftConfig
@@ -145,8 +145,8 @@ class Reminders:
     _blocks: dict[str, list[int]] = field(default_factory=dict)
 
     def samples(self, conversation: Conversation, epoch: int, counts: Counter[str]) -> list[Sample]:
-        """The conversation with some reminders, and the right half of at most one pair. What the context has no room
-        for is counted."""
+        """The conversation with some reminders, and the right half of at most one pair. What does not fit into the
+        context is counted."""
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
         segment, hints = conversation.segment, dict[int, list[int]]()
         room = self.context - len(segment.ids)
@@ -167,7 +167,7 @@ class Reminders:
                 reminded += 1
         samples = [sft_sample(segment, hints)]
         drawn = [pair for pair in conversation.pairs if rng.random() < self.settings.pairs]
-        for pair in rng.sample(drawn, min(1, len(drawn))):  # all that stands before it is read once more
+        for pair in rng.sample(drawn, min(1, len(drawn))):  # one, because it repeats the prefix
             block = self._block(rng, (pair.rule,), conversation.tools)
             place = in_place(segment, pair.message, pair.other, pair.right)
             counts["without_room"] += len(place.ids) + len(block) > self.context

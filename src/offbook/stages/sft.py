@@ -1,4 +1,4 @@
-"""Imitation: conversations, and cross-entropy on what agents wrote."""
+"""Imitation: conversations, and cross-entropy on the agent's tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offbook.core.runfolder import RunFolder
 from offbook.rl.models import Progress, quiet
 from offbook.signals.feedback import rules_of
 from offbook.stages.conversations import Writing, batches_of_epochs, find_pairs, fingerprint, split
-from offbook.stages.hint_sensitivity import heeding
+from offbook.stages.hint_sensitivity import hint_sensitivity
 from offbook.stages.reminders import Conversation, Reminders
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
 from offbook.stages.sources import read_sources, refuse_missing_data
@@ -28,9 +28,9 @@ def sft(
     progress: Progress = quiet,
     tell: Tell = lambda line: None,
 ) -> RunFolder:
-    """Run, or go on with, the imitation that `config` describes. Returns when its last step is in a checkpoint.
+    """Run or resume the imitation that `config` describes. Returns when its last step is in a checkpoint.
 
-    `on_step` gets each step's metrics, and how many `steps` there are.
+    `on_step` gets each step's metrics and the number of `steps`.
     """
 
     def lessons(config: Config, start: Path) -> Lessons:
@@ -49,10 +49,10 @@ def _refuse(config: Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """What is learned, step by step."""
+    """Training and validation conversations, and the batches of all steps."""
 
     learned: list[Conversation]
-    apart: list[Conversation]  # for validation
+    held_out: list[Conversation]  # for validation
     reminders: Reminders
     batches: list[tuple[int, list[int]]]  # the epoch, and numbers of conversations
     read: dict[str, Any]
@@ -72,22 +72,22 @@ class Lessons:
         return {"epoch": epoch, "conversations": len(numbers)}
 
     def validation(self) -> list[Sample]:
-        """With reminders too, the same ones every time: a loss that can be compared with the one in training."""
-        return [one for conversation in self.apart for one in self.reminders.samples(conversation, 0, Counter())]
+        """With fixed reminders, so that the loss is comparable with training."""
+        return [one for conversation in self.held_out for one in self.reminders.samples(conversation, 0, Counter())]
 
     def validated(self, trainer: Trainer) -> dict[str, float]:
-        if not self.apart:
+        if not self.held_out:
             return {}
         asked = self.reminders.chat, self.reminders.context, trainer.settings.micro_tokens
-        heeded = heeding(trainer.student, self.apart, *asked)
-        return {"validation/loss": imitation_loss(trainer, self.validation()), **heeded}
+        sensitivity = hint_sensitivity(trainer.student, self.held_out, *asked)
+        return {"validation/loss": imitation_loss(trainer, self.validation()), **sensitivity}
 
     def fingerprint(self) -> str:
-        return fingerprint([*self.learned, *self.apart])
+        return fingerprint([*self.learned, *self.held_out])
 
 
 def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
-    """What a model in a folder would learn from the data of a configuration."""
+    """Read `config.sft.data` for the model in a folder."""
     settings, rules = config.sft, rules_of(config.feedback.files, config.feedback.rules)
     chosen = {name: rule for name, rule in rules.items() if not config.feedback.rules or name in config.feedback.rules}
     writing = Writing.of(start, config, chosen)
@@ -100,12 +100,12 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     if not conversations:
         left = ", ".join(f"{count} {what}" for what, count in counts.items())
         raise OffbookError(f"no conversation is left to learn from ({left}); harness.context is {writing.context}")
-    learned, apart = split(conversations, lambda one: one.task, settings.validation_share, config.seed)
-    for side in (learned, apart):
+    learned, held_out = split(conversations, lambda one: one.task, settings.validation_share, config.seed)
+    for side in (learned, held_out):
         find_pairs(side)
     lengths = [len(conversation.segment.ids) for conversation in learned]
-    told = "".join(f"; {count} {what}" for what, count in counts.items())
-    tell(f"{len(learned)} conversations of {sum(lengths)} tokens to learn from, {len(apart)} for validation{told}")
+    left = "".join(f"; {count} {what}" for what, count in counts.items())
+    tell(f"{len(learned)} conversations of {sum(lengths)} tokens to learn from, {len(held_out)} for validation{left}")
     kept, pairs = sum(len(one.kept) for one in learned), sum(len(one.pairs) for one in learned)
     tell(f"reminders before {settings.reminders:.0%} of {kept} messages, and in {settings.pairs:.0%} of {pairs} pairs")
     left_out = Counter({"could not be read": sum(len(source.problems) for source in sources)})
@@ -113,4 +113,4 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
         left_out.update(source.left_out)
     read = {"conversations": len(conversations), **counts, "left_out": dict(+left_out)}
     reminders = Reminders(writing.chat, settings, config.seed, writing.context)
-    return Lessons(learned, apart, reminders, batches_of_epochs(lengths, settings, config.seed), read)
+    return Lessons(learned, held_out, reminders, batches_of_epochs(lengths, settings, config.seed), read)

@@ -1,7 +1,7 @@
-"""What imitation reads: rollouts of runs, other agents' trajectories, chat, datasets, demonstrations made on the spot.
+"""Data sources of imitation: rollouts of runs, other agents' trajectories, chat, datasets, generated demonstrations.
 
-A source is told by what is in it and not by its name. What cannot be read is counted, said and left out; a source that
-gives nothing is refused.
+A source's format is detected by its content, not its name. Unreadable lines are counted, reported and skipped; an empty
+source is an error.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Tools = tuple[ToolSpec, ...]
 class Source:
     name: str
     rollouts: list[Rollout] = field(default_factory=list)
-    tools: list[Tools] = field(default_factory=list)  # of each, where the source tells of them
-    problems: list[str] = field(default_factory=list)  # with the place
+    tools: list[Tools] = field(default_factory=list)  # of each rollout, where the source has them
+    problems: list[str] = field(default_factory=list)  # each with its file and line
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 
     def add_foreign(self, rollout: Rollout, tools: Tools, place: str) -> None:
-        """What was lost of it would be learned as if it had not been there."""
+        """Skip a rollout that was read in part: training would take it as complete."""
         if lost := lost_of(rollout):
             self.problems.append(f"{place} ({lost})")
         else:
@@ -59,27 +59,27 @@ class Source:
             why = "; harness.context has no room for one" if rollout.stop == "context" else ""
             self.left_out[f"no message of an assistant{why}"] += 1
             return
-        if tools and rollout.segments[0].messages[0].role != "system":  # which is where they are told of
+        if tools and rollout.segments[0].messages[0].role != "system":  # tools are described in it
             rollout.segments[0].messages.insert(0, Message("system", "", 0, 0, 0, 0))
             rollout.events = [_moved(event) for event in rollout.events]
         self.rollouts.append(rollout)
         self.tools.append(tools)
 
     def __str__(self) -> str:
-        told = [f"{count} left out ({reason})" for reason, count in self.left_out.items()]
+        parts = [f"{count} left out ({reason})" for reason, count in self.left_out.items()]
         if self.problems:
             more = ", ..." if len(self.problems) > SHOWN else ""
-            told.append(f"{len(self.problems)} could not be read ({', '.join(self.problems[:SHOWN])}{more})")
-        return "; ".join([f"{self.name}: {len(self.rollouts)} conversations", *told])
+            parts.append(f"{len(self.problems)} could not be read ({', '.join(self.problems[:SHOWN])}{more})")
+        return "; ".join([f"{self.name}: {len(self.rollouts)} conversations", *parts])
 
 
 def _moved(event: Event) -> Event:
-    """Behind a message that was put before the first one."""
+    """Shift an event by the system message inserted in front."""
     return replace(event, message=event.message + 1) if event.message >= 0 and event.segment == 0 else event
 
 
 def refuse_missing_data(config: Config) -> None:
-    """Before a model is loaded: is there something by each name?"""
+    """Check that each name exists, before a model is loaded."""
     if not config.sft.data:
         raise ConfigError(f"there is no data to imitate; give --data: {WAYS}")
     for name in config.sft.data:
@@ -138,11 +138,11 @@ def _read_rollouts(source: Source, path: Path, min_reward: Literal["any"] | floa
 
 
 def _own_tools(rollout: Rollout) -> Tools:
-    """What a chat that tells of tools itself would tell. Not where the system's words tell of them already."""
+    """Tool specs for chats that render tools themselves; none where the system message already has them."""
     messages = rollout.segments[0].messages if rollout.segments else []
-    told = messages[0].text if messages and messages[0].role == "system" else ""
+    system = messages[0].text if messages and messages[0].role == "system" else ""
     own = {shown: name for shown, name in rollout.own_names.items() if name in TOOLS}
-    if all(shown in told for shown in own):
+    if all(shown in system for shown in own):
         return ()
     return tuple(replace(TOOLS[name].spec(), name=shown) for shown, name in own.items())
 
@@ -188,22 +188,22 @@ def _rows(name: str, load: Callable[[Any], Any]) -> Any:
     library = _datasets(name)
     try:
         return load(library)
-    except Exception as error:  # theirs, of any kind: the network, a file, a split that is not there
+    except Exception as error:  # of any type: network, file, missing split
         reason = (str(error) or type(error).__name__).splitlines()[0]
         here = "" if Path(name).exists() else f"there is no {name} here, and "
         raise OffbookError(f"{here}datasets cannot read {name}: {reason}") from None
 
 
 def _stored(library: Any, folder: Path) -> Any:
-    """One that `save_to_disk` wrote, or files of a table. Of several splits the one called train."""
+    """Load what `save_to_disk` wrote, or table files; of several splits the one called train."""
     is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     found = library.load_from_disk(str(folder)) if is_saved else library.load_dataset(str(folder))
     return found["train"] if isinstance(found, dict) else found
 
 
 def _demonstrated(which: str, count: int, config: Config, model: Path, progress: Progress) -> Path:
-    """A file of scripted rollouts on pocket tasks, in the chat of the model; made if it is not there. Tools are shown
-    as they are in no variation: the script calls them by their own names."""
+    """The cached file of scripted rollouts on pocket tasks in the model's chat; made on first use. Tool names are never
+    varied, because the script calls tools by their own names."""
     level = level_named(which)
     assert level is not None
     limits = replace(
@@ -217,6 +217,5 @@ def _demonstrated(which: str, count: int, config: Config, model: Path, progress:
         digest.update((model / name).read_bytes() if (model / name).is_file() else b"")
     path = pocket_cache() / f"{which}-demonstrations-{config.seed}-{count}-{digest.hexdigest()[:12]}.jsonl"
     if not path.is_file():
-        told = partial(progress, "demonstrations")
-        write_demonstrations(path, model, harness, config.seed, count, told, level)
+        write_demonstrations(path, model, harness, config.seed, count, partial(progress, "demonstrations"), level)
     return path

@@ -1,6 +1,6 @@
-"""The rules of feedback/ in other words: what a model learns to heed is the rule and not its wording.
+"""Rephrased hints per rule, so that a model learns the rule and not its wording.
 
-None says what the right message would be. `{tools}` stands for the names of the tools that there are.
+None gives the right message away. `{tools}` is replaced by the tool names.
 """
 
 from __future__ import annotations
