@@ -12,11 +12,9 @@ from test_pretrain import MIT, module, repository
 from offbook.core.config import PretrainConfig
 from offbook.stages.corpus import Corpus, licence_of
 
+SPELLINGS = ["Toolz==1.0", "pypi:toolz", "pytoolz/toolz", "https://github.com/pytoolz/toolz.git", "toolz-1.0.tar.gz"]
 
-@pytest.mark.parametrize(
-    "spelled",
-    ["toolz", "Toolz==1.0", "pypi:toolz", "pytoolz/toolz", "https://github.com/pytoolz/toolz.git", "toolz-1.0.tar.gz"],
-)
+
 @pytest.mark.parametrize(
     ("folder", "files"),
     [
@@ -35,10 +33,16 @@ from offbook.stages.corpus import Corpus, licence_of
         ("app", {"app/__init__.py": b"", "app/_vendor/__init__.py": b"", "app/_vendor/toolz/core.py": b""}),
     ],
 )
-def test_a_held_out_repository_is_known_however_it_comes(folder: str, files: dict[str, bytes], spelled: str) -> None:
-    corpus = Corpus(PretrainConfig(licences=["any"], hold_out=[spelled]))
+def test_a_held_out_repository_is_known_however_it_comes(folder: str, files: dict[str, bytes]) -> None:
+    corpus = Corpus(PretrainConfig(licences=["any"], hold_out=["toolz"]))
     assert corpus.select(folder, {"b.py": module(10).encode(), **files}) is None
     assert [line.split(" (")[0] for line in corpus.about_held_out()] == [f"held out: {folder}"]
+
+
+@pytest.mark.parametrize("spelled", SPELLINGS)
+def test_hold_out_takes_a_name_a_version_an_archive_or_a_url(spelled: str) -> None:
+    corpus = Corpus(PretrainConfig(licences=["any"], hold_out=[spelled]))
+    assert corpus.select("toolz-main", {"b.py": module(10).encode()}) is None
 
 
 def test_an_archive_of_a_held_out_repository_is_held_out(tmp_path: Path) -> None:

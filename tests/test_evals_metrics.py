@@ -79,7 +79,6 @@ def test_the_numbers_of_an_evaluation() -> None:
     assert result["intervals"]["solved"] == (0.0, 0.5)
     assert result["by_difficulty"]["normal"]["solved"] == 0.5
     assert result["by_difficulty"]["hard"]["solved"] == 0.0
-    assert result["best_of_2"] == 0.5
     assert "comment_share" not in result, "nobody added a line"
     assert measure(list(reversed(rows))) == result, "whichever was over first"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offbook.evals.statistics import Ratio, best_of_k, interval, pass_at_k
+from offbook.evals.statistics import Ratio, interval, pass_at_k
 from offbook.signals.rewards.behaviour import question, terminal_only
 from offbook.signals.trajectory import Trajectory
 from offbook.signals.trajectory.diff import COMMENT
@@ -154,9 +154,7 @@ def ratios(rows: Iterable[Row]) -> dict[str, tuple[Metric, Ratio]]:
     ones = np.ones(len(groups))
     for k in sizes_up_to(min(map(len, groups.values()))):
         passed = [pass_at_k(len(rows), sum(row.numbers["solved"] >= 1 for row in rows), k) for rows in groups.values()]
-        best = [best_of_k([row.numbers["reward"] for row in rows], k) for rows in groups.values()]
         found[f"pass@{k}"] = metric_of(f"pass@{k}"), Ratio(np.array(passed), ones, is_share=True)
-        found[f"best_of_{k}"] = metric_of(f"best_of_{k}"), Ratio(np.array(best), ones)
     return found
 
 
@@ -222,22 +220,15 @@ def show_interval(metric: Metric, around: Sequence[float] | None) -> str:
 
 def shown_keys(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Metrics that a table shows: those that some result has, without QUIET ones that are zero everywhere."""
-    best = dict.fromkeys(key for result in results for key in result if key.startswith(("pass@", "best_of_")))
-    order = ["solved", *(key for key in best if key.startswith("pass@")), *list(BY_KEY)[1:]]
+    passes = dict.fromkeys(key for result in results for key in result if key.startswith("pass@"))
+    order = ["solved", *passes, *list(BY_KEY)[1:]]
     keys = [key for key in order if any(key in result for result in results)]
-    if any(result.get("reward") != result.get("solved") for result in results):
-        keys[keys.index("reward") + 1 : keys.index("reward") + 1] = [key for key in best if key.startswith("best_of_")]
-    else:
+    if all(result.get("reward") == result.get("solved") for result in results):
         keys.remove("reward")
     return [key for key in keys if key not in QUIET or any(result.get(key) for result in results)]
 
 
 def metric_of(key: str) -> Metric:
-    """Also of pass@k and best-of-k, which depend on how many rollouts there are."""
-    if key in BY_KEY:
-        return BY_KEY[key]
-    if key.startswith("pass@"):
-        return Metric(key, key, "", better="higher", percent=True)
-    if key.startswith("best_of_"):
-        return Metric(key, f"reward, best of {key.removeprefix('best_of_')}", "", better="higher")
-    return Metric(key, key, "")
+    """Also of pass@k, where k depends on the number of rollouts."""
+    is_pass = key.startswith("pass@")
+    return BY_KEY.get(key) or Metric(key, key, "", better="higher" if is_pass else "", percent=is_pass)

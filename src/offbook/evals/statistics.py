@@ -30,14 +30,6 @@ def pass_at_k(num_rollouts: int, num_solved: int, k: int) -> float:
     return 1.0 - math.comb(num_rollouts - num_solved, k) / math.comb(num_rollouts, k)
 
 
-def best_of_k(values: Sequence[float], k: int) -> float:
-    """Unbiased mean of the best of k values drawn without replacement. Of zeros and ones it is pass@k."""
-    if k > len(values):
-        raise ValueError(f"{k} of {len(values)} values cannot be drawn")
-    ways = math.comb(len(values), k)
-    return sum(value * math.comb(rank, k - 1) for rank, value in enumerate(sorted(values))) / ways
-
-
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """A metric by task: above_T over below_T, both means over the task's rollouts."""

@@ -68,7 +68,9 @@ def _backward(model: PreTrainedModel, samples: Sequence[Sample], count: int) -> 
     """Accumulate the gradient of these samples; `count` is the number of predicted tokens in the step."""
     ids_BT = pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True).to(model.device)
     weight_BT = pad_sequence([torch.tensor(sample.ce_weight) for sample in samples], batch_first=True).to(model.device)
-    hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state  # padding comes last and is causal
+    hidden_BTD = model.model(
+        input_ids=ids_BT, use_cache=False
+    ).last_hidden_state  # padding comes last and attention is causal
     kept_BT = weight_BT[:, 1:] != 0
     logits_NV = model.lm_head(hidden_BTD[:, :-1][kept_BT])
     loss_N = cross_entropy(logits_NV, ids_BT[:, 1:][kept_BT], reduction="none")

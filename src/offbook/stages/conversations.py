@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from offbook.agent.chat import Chat, has_no_thoughts, is_in, telling, written_again
-from offbook.core.config import Config, SftConfig, StageConfig
+from offbook.core.config import Config, StageConfig
 from offbook.core.thoughts import answer_start
 from offbook.rl.collector import chat_of
 from offbook.rl.models import Progress, chat_folder, described, positions, quiet
 from offbook.signals.feedback import Rule
-from offbook.signals.trajectory import with_siblings
+from offbook.signals.trajectory import At, with_siblings
 from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
@@ -54,7 +54,11 @@ class Writing:
         for place, source in enumerate(sources):
             pairs = zip(with_siblings(source.rollouts), source.tools, strict=True)
             for number, ((rollout, siblings), tools) in enumerate(pairs):
-                reading = read(rollout, tools, self.rules, siblings)
+                reading, shown = read(rollout, tools, self.rules, siblings), dict[str, list[int]]()
+                if config.sft.teachers.get("opsd") and rollout.diff:
+                    shown["opsd"] = reference_block(self.chat, rollout.diff)
+                if config.sft.teachers.get("sdft"):
+                    shown["sdft"] = demonstration_block(self.chat, rollout)
                 progress(f"reading {source.name}", (number + 1) / len(source.rollouts))
                 for index, segment in enumerate(self.segments(rollout, tools, counts)):
                     conversation = Conversation(
@@ -62,26 +66,17 @@ class Writing:
                         task=f"{place}/{rollout.task}" if rollout.foreign else rollout.task,
                         segment=segment,
                         tools=rollout.tools,
-                        kept={at[1]: rules for at, rules in reading.kept.items() if at[0] == index},
-                        broken={at[1]: rule for at, rule in reading.broken.items() if at[0] == index},
-                        spared={at[1]: rules for at, rules in reading.spared.items() if at[0] == index},
-                        shown=self._shown(rollout, config.sft),
+                        kept=_in_segment(reading.kept, index),
+                        broken=_in_segment(reading.broken, index),
+                        spared=_in_segment(reading.spared, index),
+                        shown=shown,
                     )
                     if self._fit(conversation, config, counts):
                         found.append(conversation)
         held_out = config.sft.hold_out_rules
         for conversation in found:
-            _only_learned(conversation)
             _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
         return found
-
-    def _shown(self, rollout: Rollout, settings: SftConfig) -> dict[str, list[int]]:
-        shown = {}
-        if settings.teachers.get("opsd") and rollout.diff:
-            shown["opsd"] = reference_block(self.chat, rollout.diff)
-        if settings.teachers.get("sdft"):
-            shown["sdft"] = demonstration_block(self.chat, rollout)
-        return shown
 
     def segments(self, rollout: Rollout, tools: Tools, counts: Counter[str]) -> list[Segment]:
         """Render the segments. Tokens of messages with weight 0 are context and not learned."""
@@ -129,19 +124,17 @@ def _with_words(segment: Segment, words: str) -> Segment:
     return replace(segment, messages=[replace(first, text="\n\n".join(filter(None, (first.text, words)))), *rest])
 
 
-def _only_learned(conversation: Conversation) -> None:
-    """Messages that are not learned get no reminder and are no right half of a pair."""
-    segment = conversation.segment
-    for by_message in (conversation.kept, conversation.spared):
-        for number in [number for number in by_message if not segment.is_own(segment.messages[number])]:
-            del by_message[number]
+def _in_segment(by_message: Mapping[At, Item], segment: int) -> dict[int, Item]:
+    return {message: item for (place, message), item in by_message.items() if place == segment}
 
 
 def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
-    """No reminder states a held-out rule, and its faults stay faults."""
+    """No reminder states a held-out rule or precedes a message that is not learned; no such message is in a pair."""
+    segment = conversation.segment
 
     def stated(by_message: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
-        left = {number: tuple(name for name in names if name not in rules) for number, names in by_message.items()}
+        own = {number: names for number, names in by_message.items() if segment.is_own(segment.messages[number])}
+        left = {number: tuple(name for name in names if name not in rules) for number, names in own.items()}
         return {number: names for number, names in left.items() if names}
 
     conversation.kept, conversation.spared = stated(conversation.kept), stated(conversation.spared)

@@ -60,26 +60,21 @@ def pretrain(
 ) -> RunFolder:
     """Run or resume the pretraining that `config` describes. Returns when its last step is in a checkpoint."""
     settings = config.pretrain
-    known = 0  # context of the model before
 
-    def begin(config: Config, start: Path) -> Path:
-        nonlocal known
+    def prepare(config: Config, start: Path) -> tuple[Path, Lessons]:
         known = positions(chat_folder(start))
-        return extended(start, Path(config.out) / "start", settings.context, settings.rope, tell)
-
-    def lessons(config: Config, start: Path) -> Lessons:
+        start = extended(start, Path(config.out) / "start", settings.context, settings.rope, tell)
         lessons = make_lessons(config, start, progress, tell)
         longest = max(map(length_of, lessons.learned))
         if longest <= known < settings.context:
             line = NOTHING_LONGER.format(context=settings.context, longest=longest, known=known)
             tell(line)
             log.warning("%s", line)
-        return lessons
+        return start, lessons
 
-    def refuse(config: Config) -> None:
-        refuse_missing_sources(settings)
-
-    stage = Stage("pretrain", "pretrain", settings, refuse, lessons, begin, settings.context)
+    stage = Stage(
+        "pretrain", "pretrain", settings, lambda config: refuse_missing_sources(settings), prepare, settings.context
+    )
     return run_stage(stage, config, on_step, progress, tell)
 
 

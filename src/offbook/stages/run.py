@@ -65,14 +65,13 @@ class Lessons(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A way to train on data. `lessons` are made for the model folder that `begin` returns."""
+    """A way to train on data. `prepare` gets the model's folder and returns the one to start from, with the lessons."""
 
     verb: str
     section: str  # of the configuration
     settings: StageConfig
     refuse: Callable[[Config], None]  # checks that need no model
-    lessons: Callable[[Config, Path], Lessons]
-    begin: Callable[[Config, Path], Path] = lambda config, start: start
+    prepare: Callable[[Config, Path], tuple[Path, Lessons]]
     context: int = 0  # longest row in tokens; 0 is that of a rollout
 
 
@@ -99,8 +98,8 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
             config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
             start = model_folder(config.model, config.seed, progress)
             tell(f"model {config.model}, loaded from {start}")
-            start = stage.begin(config, start)
-            lessons, settings = stage.lessons(config, start), stage.settings
+            start, lessons = stage.prepare(config, start)
+            settings = stage.settings
             size = f"{settings.epochs} epochs of about {settings.batch_tokens} tokens per step"
             tell(f"{lessons.num_steps} steps: {size}, kept in {config.out}")
             tell(str(plan))

@@ -33,10 +33,10 @@ def sft(
     `on_step` gets each step's metrics and the number of `steps`.
     """
 
-    def lessons(config: Config, start: Path) -> Lessons:
-        return make_lessons(config, start, progress, tell)
+    def prepare(config: Config, start: Path) -> tuple[Path, Lessons]:
+        return start, make_lessons(config, start, progress, tell)
 
-    return run_stage(Stage("imitate", "sft", config.sft, _refuse, lessons), config, on_step, progress, tell)
+    return run_stage(Stage("imitate", "sft", config.sft, _refuse, prepare), config, on_step, progress, tell)
 
 
 def _refuse(config: Config) -> None:
