@@ -31,7 +31,7 @@ from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.rl.models import load_model, model_folder, quiet
 from offbook.rl.train import train
 from offbook.signals.feedback import RULES, write_hint
-from offbook.stages.conversations import Writing, batches_of, find_pairs, split
+from offbook.stages.conversations import Renderer, batches_of, find_pairs, split
 from offbook.stages.hint_sensitivity import OTHER, OWN, hint_sensitivity, verdict
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
@@ -267,7 +267,7 @@ def test_thoughts_are_learned_as_the_chat_has_them(tiny: Path, tmp_path: Path, c
         ),
     ):
         thinker, counts = ChatFormat(chat.tokenizer, opening=opening), Counter[str]()
-        (segment,) = Writing(thinker, 300, 8192, {}).segments(source.rollouts[0], (), counts)
+        (segment,) = Renderer(thinker, 300, 8192, {}).segments(source.rollouts[0], (), counts)
         sample = sft_sample(segment)
         ids = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
         assert chat.decode(ids) == f"{learned}<|im_end|>"
@@ -523,7 +523,7 @@ def test_a_sibling_has_the_right_message_for_the_same_place(tiny: Path, chat: Ch
     bad = load_copy(good)
     bad.segments[0].messages[3].status = "unknown_tool"
     source = Source("both", [good, bad], [(), ()])
-    first, second = Writing(chat, 300, 8192, RULES).conversations([source], config, Counter())
+    first, second = Renderer(chat, 300, 8192, RULES).conversations([source], config, Counter())
     find_pairs([first, second])
     assert (first.pairs, [(pair.message, pair.rule) for pair in second.pairs]) == ([], [(2, "unknown_tool")])
     assert second.pairs[0].other is first.segment

@@ -18,7 +18,7 @@ from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.pocket.model import CHAT_TEMPLATE, Recipe, make_pocket
 from offbook.rl.models import positions, quiet
-from offbook.stages.every import of_stage
+from offbook.stages.pipeline import of_stage
 from offbook.stages.pretrain import length_of, make_lessons
 
 

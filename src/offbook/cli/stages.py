@@ -27,7 +27,7 @@ def stages(
     """
     config = config_to_train(ctx, {"out": out}, "runs/stages")
     from offbook.stages.corpus import refuse_missing_sources
-    from offbook.stages.every import of_stage, run_stages
+    from offbook.stages.pipeline import of_stage, run_stages
     from offbook.stages.sources import refuse_missing_data
 
     for name in config.stages.order:

@@ -33,7 +33,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class Renderer:
     """Renders conversations for a model."""
 
     chat: Chat
@@ -42,7 +42,7 @@ class Writing:
     rules: Mapping[str, Rule]  # checked on every message
 
     @classmethod
-    def of(cls, start: Path, config: Config, rules: Mapping[str, Rule] = MappingProxyType({})) -> Writing:
+    def of(cls, start: Path, config: Config, rules: Mapping[str, Rule] = MappingProxyType({})) -> Renderer:
         """For the model in a folder."""
         context = min(config.harness.context, positions(chat_folder(start)))
         return cls(chat_of(start, config), described(str(start)).get_text_config().vocab_size, context, rules)

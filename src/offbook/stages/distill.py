@@ -29,7 +29,7 @@ from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
 from offbook.rl.train_step import TrainContext, teachers_of, train_step
 from offbook.signals.feedback import read_all, rules_of
 from offbook.signals.judge import Critique, Judgement
-from offbook.stages.conversations import Writing
+from offbook.stages.conversations import Renderer
 from offbook.stages.run import Tell, refuse_other_data
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.checkpoint import Checkpoints, load_training_state
@@ -83,8 +83,8 @@ def distill(
         refuse_too_large(config, plan)
         config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
         rules, start = rules_of(config.feedback.files), model_folder(config.model, config.seed, progress)
-        writing = Writing.of(start, config, rules)
-        rollouts = _targeted(_read(config, writing, progress, tell), config, tell)
+        renderer = Renderer.of(start, config, rules)
+        rollouts = _targeted(_read(config, renderer, progress, tell), config, tell)
         steps = _steps(rollouts, config.train.groups * config.train.group_size, epochs, config.seed)
         config = config.model_copy(update={"train": config.train.model_copy(update={"steps": len(steps)})})
         trained = model_to_train(config, start)
@@ -102,7 +102,7 @@ def distill(
         if done:
             load_weights(trainer.model, path := latest_checkpoint(folder))
             load_training_state(trainer, path)
-        teach(TrainContext(config, folder, {}, rules, writing.chat, trainer), steps, chat_folder(start), done, on_step)
+        teach(TrainContext(config, folder, {}, rules, renderer.chat, trainer), steps, chat_folder(start), done, on_step)
     return folder
 
 
@@ -127,7 +127,7 @@ def teach(
             on_step({**row, "steps": len(steps)})
 
 
-def _read(config: Config, writing: Writing, progress: Progress, tell: Tell) -> list[Rollout]:
+def _read(config: Config, renderer: Renderer, progress: Progress, tell: Tell) -> list[Rollout]:
     """Rollouts in the model's ids with unique names, cut to its context."""
     found: list[Rollout] = []
     counts, names = Counter[str](), Counter[str]()
@@ -136,7 +136,7 @@ def _read(config: Config, writing: Writing, progress: Progress, tell: Tell) -> l
         for rollout, tools in zip(source.rollouts, source.tools, strict=True):
             names[rollout.id] += 1
             id = rollout.id if names[rollout.id] == 1 else f"{rollout.id}#{names[rollout.id]}"
-            segments = [_cut(one, writing.context) for one in writing.segments(rollout, tools, counts)]
+            segments = [_cut(one, renderer.context) for one in renderer.segments(rollout, tools, counts)]
             pairs = zip(segments, rollout.segments, strict=True)
             counts["cut"] += sum(len(new.messages) < len(old.messages) for new, old in pairs)
             found.append(replace(rollout, id=id, segments=segments))

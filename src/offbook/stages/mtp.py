@@ -21,7 +21,7 @@ from offbook.core.config import Config, ConfigError, TrainConfig
 from offbook.core.draft import FOLDER, DraftHead, save_head
 from offbook.core.runfolder import RunFolder, only_writer, whole_folder, write_atomic
 from offbook.rl.models import Progress, described, load_model, model_folder, quiet
-from offbook.stages.conversations import Writing
+from offbook.stages.conversations import Renderer
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.batches import Batch
 from offbook.train.draft import DraftTrainer
@@ -132,14 +132,14 @@ def read_samples(config: Config, progress: Progress = quiet, tell: Callable[[str
     if missing := [name for name in texts if not Path(name).is_file()]:
         raise ConfigError(f"there is no {missing[0]}; --data .txt is a file of text")
     start = model_folder(config.model, config.seed, progress)
-    writing = Writing.of(start, config)
-    context = writing.context
-    found = [sample for name in texts for sample in _of_text(Path(name), writing.chat, context)]
+    renderer = Renderer.of(start, config)
+    context = renderer.context
+    found = [sample for name in texts for sample in _of_text(Path(name), renderer.chat, context)]
     counts: Counter[str] = Counter()
     for source in read_sources(sources, start, progress):
         tell(str(source))
         for rollout, tools in zip(source.rollouts, source.tools, strict=True):
-            for segment in writing.segments(rollout, tools, counts):
+            for segment in renderer.segments(rollout, tools, counts):
                 weight = [float(sampled) for sampled in segment.sampled[:context]]
                 found.append(Sample(segment.ids[:context], ce_weight=weight, temperature=config.engine.temperature))
     found = [sample for sample in found if any(sample.ce_weight[2:])]

@@ -11,7 +11,7 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder
 from offbook.rl.models import Progress, quiet
 from offbook.signals.feedback import rules_of
-from offbook.stages.conversations import Writing, batches_of_epochs, find_pairs, fingerprint, split
+from offbook.stages.conversations import Renderer, batches_of_epochs, find_pairs, fingerprint, split
 from offbook.stages.hint_sensitivity import hint_sensitivity
 from offbook.stages.reminders import Conversation, Reminders
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
@@ -90,16 +90,16 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     """Read `config.sft.data` for the model in a folder."""
     settings, rules = config.sft, rules_of(config.feedback.files, config.feedback.rules)
     chosen = {name: rule for name, rule in rules.items() if not config.feedback.rules or name in config.feedback.rules}
-    writing = Writing.of(start, config, chosen)
+    renderer = Renderer.of(start, config, chosen)
     sources = []
     for source in read_sources(config, start, progress):
         tell(str(source))
         sources.append(source)
     counts: Counter[str] = Counter()
-    conversations = writing.conversations(sources, config, counts, progress)
+    conversations = renderer.conversations(sources, config, counts, progress)
     if not conversations:
         left = ", ".join(f"{count} {what}" for what, count in counts.items())
-        raise OffbookError(f"no conversation is left to learn from ({left}); harness.context is {writing.context}")
+        raise OffbookError(f"no conversation is left to learn from ({left}); harness.context is {renderer.context}")
     learned, held_out = split(conversations, lambda one: one.task, settings.validation_share, config.seed)
     for side in (learned, held_out):
         find_pairs(side)
@@ -112,5 +112,5 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     for source in sources:
         left_out.update(source.left_out)
     read = {"conversations": len(conversations), **counts, "left_out": dict(+left_out)}
-    reminders = Reminders(writing.chat, settings, config.seed, writing.context)
+    reminders = Reminders(renderer.chat, settings, config.seed, renderer.context)
     return Lessons(learned, held_out, reminders, batches_of_epochs(lengths, settings, config.seed), read)
