@@ -141,5 +141,5 @@ def test_logs_without_a_fault_teach_nothing(model: Path, tmp_path: Path) -> None
     said = [{"role": role, "content": "hi"} for role in ("user", "assistant")]
     path.write_text(json.dumps({"messages": said}))
     given = {"model": str(model), "sft.data": json.dumps([str(path)]), "out": str(tmp_path / "run")}
-    with pytest.raises(OffbookError, match="nothing can be taught"):
+    with pytest.raises(OffbookError, match="nothing to train on"):
         distill(load_config([], given))
