@@ -146,7 +146,7 @@ def plan_stage(config: Config, device: Device, context: int = 0, share: Share = 
 
 
 def without_teachers(config: Config) -> Config:
-    """Stages use neither teachers nor draft heads nor a reference model."""
+    """Stages use neither teachers nor a reference model."""
     return config.model_copy(
         update={
             "feedback": config.feedback.model_copy(update={"weight": 0.0}),
