@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from offbook.agent.chat import ChatFormat
 from offbook.agent.harness import run_agent
-from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, _chunk, _task
+from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, _task, episodes
 from offbook.pocket.repos import Split
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript
 from offbook.pocket.tasks import Draft, Level, draft_tasks, level_named, make_pocket_tasks
@@ -165,14 +165,22 @@ def test_what_tests_show_to_be_wrong_is_put_right(tmp_path: Path, chat: ChatForm
 
 
 def test_its_habits_are_the_faults_that_rules_find_and_it_is_done_in_15_to_40_turns(chat: ChatFormat) -> None:
-    """Over demonstrations, whose test runs are worked out."""
-    spelled = chat.tokenizer.to_str()
-    samples = _chunk(spelled, 3, 0, 16, LONG_HABITS, Level(6, 6))
-    turns = [chat.decode(sample.ids).count("<|im_start|>assistant") for sample in samples]
+    """Over demonstrations, whose test runs are computed."""
+
+    def played_ids(count: int) -> list[list[int]]:
+        async def run() -> list[list[int]]:
+            played = episodes(
+                chat, drafts("train", 16, Level(6, 6))[:count], random.Random(3), LONG_HABITS, LONG_HARNESS
+            )
+            return [rollout.segments[0].ids async for _, rollout in played]
+
+        return asyncio.run(run())
+
+    ids = played_ids(16)
+    turns = [chat.decode(one).count("<|im_start|>assistant") for one in ids]
     assert 15 <= sorted(turns)[2] <= sorted(turns)[-3] <= 40
-    again = _chunk(spelled, 3, 0, 3, LONG_HABITS, Level(6, 6))
-    assert [(one.ids, one.ce_weight) for one in samples[:3]] == [(one.ids, one.ce_weight) for one in again]
-    texts = "".join(chat.decode(sample.ids) for sample in samples)
+    assert played_ids(3) == ids[:3]
+    texts = "".join(map(chat.decode, ids))
     for fault in ("there is no tool", "pytestmark", "the text to replace is not in", " needs path"):
         assert fault in texts, fault
 

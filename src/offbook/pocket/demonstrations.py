@@ -87,11 +87,10 @@ def make_demonstrations(
     count: int,
     habits: Habits,
     progress: Callable[[float], None],
-    level: Level = SHORT_LEVEL,
 ) -> list[Sample]:
     """`count` imitation samples in a fixed order, made in parallel."""
     spelled = tokenizer.to_str()
-    chunks = [(spelled, seed, start, min(CHUNK, count - start), habits, level) for start in range(0, count, CHUNK)]
+    chunks = [(spelled, seed, start, min(CHUNK, count - start), habits) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
     for part in _by_all_cores(_chunk, chunks):
         samples += part
@@ -141,10 +140,10 @@ def _begin(parent: int) -> None:
         tempfile.tempdir = SHARED_MEMORY
 
 
-def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits, level: Level) -> list[Sample]:
+def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:
     chat = ChatFormat(Tokenizer.from_str(tokenizer))
-    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train", level=level)
-    return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits, harness_of(level)))
+    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train")
+    return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits))
 
 
 def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int, level: Level = SHORT_LEVEL) -> bytes:
@@ -164,11 +163,9 @@ def _chat_for(model: Path) -> Chat:
     return chat_for(model)
 
 
-async def _demonstrate(
-    chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness = HARNESS
-) -> list[Sample]:
+async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
     samples = []
-    async for script, rollout in episodes(chat, drafts, rng, habits, harness):
+    async for script, rollout in episodes(chat, drafts, rng, habits, HARNESS):
         hints = _hints(rollout, chat, rng)
         if script.tells and rollout.stop == "finish":
             hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
