@@ -286,55 +286,17 @@ def test_the_verb_keeps_numbers_alone_unless_told_otherwise(cache: Path, model: 
     assert not [*(out / "sessions").iterdir()]
 
 
-def test_a_candidate_does_the_same_request_unseen(
-    model: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = repository.parent / "live"
-    shadows = {"live.first": "shadow", "live.share": "0.5", "live.consent": "all"}
-    cycle = Cycle(load_config(["pocket"], {"out": str(out), "model": str(model), **shadows}))
-    cycle.begin()
-    cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path=str(model)))
-    names = {cycle.shadowing(str(number)): str(number) for number in range(20)}
-    for name in names.values():
-        monkeypatch.setattr("secrets.token_hex", lambda size, name=name: name)
-        cli._work(cycle, repository, "Write the body of border in shapes.py.", "user", yes=False, as_json=True)
-    told = [json.loads(line)["session"] for line in capsys.readouterr().out.splitlines()]
-    assert told == [*names.values()], "of the shadow nothing is shown"
-    found = {one.id: one for one in cycle.folder.sessions()}
-    assert {*found} == {*names.values(), f"{names[1]}-shadow"}
-    seen, unseen = found[names[1]], found[f"{names[1]}-shadow"]
-    assert (unseen.version, unseen.arm, unseen.has_words, unseen.place) == (1, "shadow", False, "")
-    assert unseen.shown == seen.rollout.reward.parts
-    assert (repository / "shapes.py").read_text() == SHAPES
-
-
-def interrupted(repository: Path, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Cycle, str]:
-    """A request that a candidate does too, unseen, and Ctrl-C while the model writes."""
-    live = {"consent": "all", "first": "shadow", "share": 0.5}
-    sections = {"engine": {"kind": "continuous"}, "live": live}
+def test_an_interrupted_request_is_a_reaction(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there is of it stays, and nothing is applied."""
+    sections = {"engine": {"kind": "continuous"}, "live": {"consent": "all"}}
     out = str(repository.parent / "live")
     cycle = Cycle(Config.model_validate({"model": "http://nowhere", "out": out, **sections}))
     cycle.folder.decide(Decision("start", "", deployed=0, version=0, path="nowhere"))
-    cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path="nowhere"))
-    engine, name = Scripted(byte_chat(), [*answers]), next(n for n in map(str, range(99)) if cycle.shadowing(n))
+    engine = Scripted(byte_chat(), [EDIT, KeyboardInterrupt()])
     scripted = partial(Collector, remote_name="m", lent=engine)
     monkeypatch.setattr("offbook.rl.collector.Collector", lambda config, weights: scripted(config, None))
-    monkeypatch.setattr("secrets.token_hex", lambda size: name)
     cli._work(cycle, repository, "Write border in shapes.py.", "user", yes=True, as_json=True)
-    return cycle, name
-
-
-def test_an_interrupted_request_is_a_reaction(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What there is of it stays, and nothing is applied."""
-    cycle, name = interrupted(repository, monkeypatch, EDIT, KeyboardInterrupt())
     (one,) = cycle.folder.sessions()
-    assert (one.id, one.place, [reaction.kind for reaction in one.reactions]) == (name, "", ["interrupted"])
+    assert (one.place, [reaction.kind for reaction in one.reactions]) == ("", ["interrupted"])
     assert score(one, cycle.settings).rollout.reward.parts["interrupted"] == -1.0
     assert (repository / "shapes.py").read_text() == SHAPES
-
-
-def test_an_interrupted_shadow_is_compared_with_nothing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cycle, name = interrupted(repository, monkeypatch, EDIT, DONE, EDIT, KeyboardInterrupt())
-    (one,) = cycle.folder.sessions()
-    assert (one.id, one.reactions) == (name, [])
-    assert NEW in (repository / "shapes.py").read_text()

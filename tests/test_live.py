@@ -31,16 +31,24 @@ from offbook.core.config import Config, ConfigError, JudgeConfig, LiveConfig, lo
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.evals.metrics import Row
 from offbook.live import complaints
-from offbook.live.collect import collect, recorded
+from offbook.live.compare import (
+    BATCH,
+    WATCHED,
+    alarms,
+    compare_rows,
+    compare_versions,
+    concurrent,
+    fortunes,
+    judge_pairs,
+    span,
+)
 from offbook.live.cycle import Cycle
-from offbook.live.gate import compare_rows
 from offbook.live.kept import lines_of
 from offbook.live.reactions import blamed, follow_up, follow_ups, score, with_hints
 from offbook.live.redact import SECRET, scrub, scrubbed
+from offbook.live.serving import collect, recorded
 from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, in_share, kind_of, storable, user_digest
-from offbook.live.trial import compare_shadow, compare_versions, concurrent, fortunes, judge_pairs, span
 from offbook.live.user_hints import hint_id, may_teach, refusal, said_against
-from offbook.live.watch import BATCH, WATCHED, alarms
 from offbook.stages.distill import critiques_in
 from offbook.train.algorithms import Carried, baselines, rl_samples
 from offbook.types import (
@@ -702,19 +710,6 @@ def test_a_report_compares_what_was_served_at_the_same_time() -> None:
     assert concurrent(early, 0, 1) == []
 
 
-def test_in_shadow_the_same_requests_are_compared() -> None:
-    seen = {"latency": -0.25, "broken_calls": -0.2, "dodged": 0.0}
-    bad = [session(made=rollout(f"{n}-shadow", DONE, invalid_calls=5), version=1, arm="shadow") for n in range(30)]
-    scored = [replace(score(one, SETTINGS), shown=seen) for one in bad]
-    found = compare_shadow(scored, 1, SETTINGS.weights, 0.05, (*seen,))
-    assert (found.verdict, found.difference) == ("worse", pytest.approx(0.1 * 0.25 - 0.3 * 0.8 - 0.5))
-    without = [replace(one, shown={"broken_calls": -0.2}) for one in scored]
-    assert compare_shadow(without, 1, SETTINGS.weights, 0.05, (*seen,)).difference == pytest.approx(-0.3 * 0.8)
-    (stored,) = [storable(one, SETTINGS, CHAT) for one in scored[:1]]
-    assert stored is not None
-    assert (stored.has_words, stored.shown) == (False, seen), "nothing is learned from it"
-
-
 # Gate and decisions
 
 
@@ -732,20 +727,18 @@ def rows(shares: dict[str, float], suite: str, count: int = 40) -> list[Row]:
     ]
 
 
+def worse(base: list[Row], other: list[Row]) -> list[str]:
+    return [name for name, row in compare_rows(base, other, 0.05, "main").items() if row["worse"]]
+
+
 def test_the_gate_refuses_what_is_worse_in_anything() -> None:
     base = {"solved": 0.5, "edited": 0.9, "flagged": 0.0}
-    same = compare_rows(rows(base, "main"), rows(base, "main"), 0.05, "main")
-    assert not any(one.is_worse for one in same)
-    better = compare_rows(rows(base, "main"), rows({**base, "solved": 0.9}, "main"), 0.05, "main")
-    assert not any(one.is_worse for one in better)
+    assert not worse(rows(base, "main"), rows(base, "main"))
+    assert not worse(rows(base, "main"), rows({**base, "solved": 0.9}, "main"))
     both = [*rows(base, "main"), *rows(base, "side")]
     dodging = [*rows({**base, "edited": 0.4}, "main"), *rows({**base, "edited": 0.4}, "side")]
-    found = compare_rows(both, dodging, 0.05, "main")
-    assert [(one.suite, one.metric) for one in found if one.is_worse] == [("main", "edit_rate")]
-    hacking = [*rows(base, "main"), *rows({**base, "flagged": 0.5}, "side")]
-    assert [(one.suite, one.metric) for one in compare_rows(both, hacking, 0.05, "main") if one.is_worse] == [
-        ("side", "flagged")
-    ]
+    assert worse(both, dodging) == ["main/edit_rate"]
+    assert worse(both, [*rows(base, "main"), *rows({**base, "flagged": 0.5}, "side")]) == ["side/flagged"]
 
 
 def configured(out: Path, **live: Any) -> Config:
@@ -891,17 +884,16 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     assert time.time() - decisions[0].at < 600
 
 
-@pytest.mark.parametrize("first", ["share", "shadow"])
-def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path, first: str) -> None:
+def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path) -> None:
+    """Every session is stored when it ends: a killed server loses none of them."""
     out = tmp_path / "live"
-    live = {"live.consent": "all", "live.share": "0.5", "live.first": first}
+    live = {"live.consent": "all", "live.share": "0.5"}
     cycle = Cycle(load_config(["pocket"], {"out": str(out), "model": str(model), **live}))
     cycle.begin()
     cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path=str(model), at=NOW))
     users = ["ada", "ben", "cy", "dan"]
     wanted = {name: cycle.serving(user_digest(name))[:2] for name in users}
-    shadowed = {f"team.{name}" for name in users if cycle.shadowing(f"team.{name}") is not None}
-    assert (len({*wanted.values()}), bool(shadowed)) == ((2, False) if first == "share" else (1, True))
+    assert len({*wanted.values()}) == 2
     options = ["--live", str(out), "--out", str(tmp_path / "serve"), "--port", "0", "--plain", "--json"]
     process = Started(["serve", *options], None, None)
     try:
@@ -920,17 +912,10 @@ def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path
                 messages += [{"role": "user", "content": "No, that is wrong. My key is sk-abcdefghijklmnop1234."}]
                 client.chat.completions.create(model="m", messages=messages)
                 opened.reward(-1, "thumbs")
-        process.send_signal(signal.SIGTERM if shadowed else signal.SIGKILL)
-        _, errors = process.communicate()
-        told = f"4 sessions and {len(shadowed)} shadows kept"
-        assert (process.returncode, told in errors) == ((0, True) if shadowed else (-signal.SIGKILL, False)), errors
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-    every = cycle.folder.sessions()
-    found = [one for one in every if one.arm != "shadow"]
-    assert {one.id.removesuffix("-shadow") for one in every if one not in found} == shadowed
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    found = cycle.folder.sessions()
     assert {one.id.removeprefix("team."): (one.version, one.arm) for one in found} == wanted
     for one in found:
         assert {reaction.kind: reaction.value for reaction in one.reactions} == {"thumbs": -1.0, "follow_up": -1.0}

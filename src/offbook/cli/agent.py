@@ -7,7 +7,7 @@ import getpass
 import json
 import secrets
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -81,7 +81,7 @@ def _about_earlier(
     from offbook.live.reactions import follow_up
     from offbook.live.sessions import Reaction
 
-    own = [one for one in folder.sessions() if one.user == who and one.arm != "shadow"]
+    own = [one for one in folder.sessions() if one.user == who]
     if forget:
         chosen = [one.id for one in own if forget in ("all", one.id)]
         if not chosen and forget != "all":
@@ -109,35 +109,25 @@ def _about_earlier(
 
 
 def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: bool) -> None:
-    from offbook.live.agent import apply, copy_of, session_of
+    from offbook.live.agent import apply, session_of
     from offbook.live.reactions import score
-    from offbook.live.sessions import SHADOW, Reaction
+    from offbook.live.sessions import Reaction
     from offbook.rl.collector import Collector
 
     version, arm, weights = cycle.serving(who)
-    collector, id = Collector(cycle.config, weights), secrets.token_hex(6)
-    candidate, settings = cycle.shadowing(id), cycle.settings
-    with ExitStack() as copies:
-        seen = copies.enter_context(copy_of(path))  # for the shadow: before anything is applied
-        worked, is_over = _worked(collector, path, request, id)
-        said = _shown(worked, path, yes, as_json) if is_over else None
-        if is_applied := said is True:
-            apply(worked, path)
-        session = session_of(worked, path, request, who, version, arm, said)
-        if not is_over:
-            session.reactions.append(Reaction("interrupted", at=session.at))
-        stored = cycle.folder.keep(score(session, settings), settings, collector.chat)
-        if candidate is not None and stored and is_over:
-            other = Collector(cycle.config, cycle.folder.weights(candidate))
-            unseen, is_whole = _worked(other, seen, request, id + SHADOW, quiet=True)
-            shadow = session_of(unseen, seen, request, who, candidate, "shadow", None)
-            shadow.shown = stored.rollout.reward.parts
-            if is_whole:  # without output there is nothing to wait for
-                cycle.folder.keep(score(shadow, settings), settings, other.chat)
-    _told(session, stored, version, is_applied, as_json)
+    collector, settings = Collector(cycle.config, weights), cycle.settings
+    worked, is_over = _worked(collector, path, request, secrets.token_hex(6))
+    said = _shown(worked, path, yes, as_json) if is_over else None
+    if said:
+        apply(worked, path)
+    session = session_of(worked, path, request, who, version, arm, said)
+    if not is_over:
+        session.reactions.append(Reaction("interrupted", at=session.at))
+    stored = cycle.folder.keep(score(session, settings), settings, collector.chat)
+    _told(session, stored, version, said is True, as_json)
 
 
-def _worked(collector: Collector, path: Path, request: str, id: str, quiet: bool = False) -> tuple[Worked, bool]:
+def _worked(collector: Collector, path: Path, request: str, id: str) -> tuple[Worked, bool]:
     """And whether it came to its end: Ctrl-C ends it with what there is."""
     from offbook.live.agent import Worked, work
 
@@ -145,7 +135,7 @@ def _worked(collector: Collector, path: Path, request: str, id: str, quiet: bool
 
     def watch(rollout: Rollout, over: bool) -> None:
         so_far[:] = [rollout]
-        if quiet or not rollout.segments:
+        if not rollout.segments:
             return
         last = [message for message in rollout.segments[-1].messages if message.role == "assistant"][-1:]
         for call in last[0].calls if last else ():

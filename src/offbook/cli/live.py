@@ -67,7 +67,7 @@ def live(
         if approve:
             _approve(cycles, approve)
         if hints or approve:
-            _show([{"folder": str(one.folder.path), "complaints": _complaints(one)} for one in cycles], as_json)
+            _show([{"folder": str(one.folder.path), "complaints": one.complaints()} for one in cycles], as_json)
             return
         if dry_run:
             _show([_planned(cycle, config, sessions or []) for cycle in cycles], as_json)
@@ -84,7 +84,7 @@ def live(
 
 
 def _run(cycles: list[Cycle], sources: list[Path], once: bool) -> None:
-    from offbook.live.collect import collect
+    from offbook.live.serving import collect
 
     said: dict[Path, str] = {}
     while True:
@@ -103,16 +103,12 @@ def _run(cycles: list[Cycle], sources: list[Path], once: bool) -> None:
         time.sleep(LOOK_S)
 
 
-def _complaints(cycle: Cycle) -> list[dict[str, Any]]:
-    return cycle.complaints() if cycle.folder.decisions_file.is_file() else []
-
-
 def _approve(cycles: list[Cycle], ids: list[str]) -> None:
     from offbook.live.user_hints import refusal
     from offbook.types import OffbookError
 
     for id in ids:
-        found = [(cycle, row) for cycle in cycles for row in _complaints(cycle) if row["id"] == id]
+        found = [(cycle, row) for cycle in cycles for row in cycle.complaints() if row["id"] == id]
         if not found:
             raise OffbookError(f"no complaint has the id {id}; `offbook live --hints` lists them")
         if refused := refusal(found[0][1]["text"]):
@@ -123,8 +119,8 @@ def _approve(cycles: list[Cycle], ids: list[str]) -> None:
 
 def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any]:
     """Nothing is written."""
-    from offbook.live.collect import found_in
     from offbook.live.reactions import score
+    from offbook.live.serving import found_in
     from offbook.rl.models import described
     from offbook.rl.tasks import refuse_missing_tasks
 
@@ -152,7 +148,7 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
         **({"numbers": cycle.numbers(chosen)} if chosen else {}),
         "would be trained": len(chosen) >= cycle.settings.sessions and (last is None or last.candidate is None),
         "would be deployed": f"after a gate on {config.tasks.source} {' '.join(cycle.settings.suites)}".strip()
-        + f" and a trial of {cycle.settings.trial} users ({cycle.settings.first} {cycle.settings.share:.0%})",
+        + f" and a trial of {cycle.settings.trial} users (a share of {cycle.settings.share:.0%})",
     }
 
 
@@ -162,12 +158,12 @@ def _messages(session: Any) -> list[str]:
 
 
 def _report(cycle: Cycle, versions: str) -> dict[str, Any]:
+    from offbook.live.compare import compare_versions, concurrent
     from offbook.live.cycle import ALPHA
     from offbook.live.reactions import score
-    from offbook.live.trial import compare_versions, concurrent
     from offbook.types import OffbookError
 
-    sessions = [score(one, cycle.settings) for one in cycle.folder.sessions() if one.arm != "shadow"]
+    sessions = [score(one, cycle.settings) for one in cycle.folder.sessions()]
     seen = sorted({one.version for one in sessions})
     try:
         base, other = (int(one) for one in versions.split(",")) if versions else seen[-2:]

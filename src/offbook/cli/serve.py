@@ -111,8 +111,8 @@ def serve(
 
     with only_writer(folder.path), suppress(KeyboardInterrupt, asyncio.CancelledError):  # how one leaves it
         asyncio.run(_serve(collector, folder, listener, owner, idle_s, began, reader, versions))
-    kept = f"{len(folder.rollouts(0)[0])} sessions" if versions is None else versions.told()
-    say(f"{live or config.out}: {kept} kept", to=console)
+    kept = len(folder.rollouts(0)[0]) if versions is None else len(versions.cycle.folder.ids())
+    say(f"{live or config.out}: {kept} sessions kept", to=console)
 
 
 async def _serve(

@@ -1,11 +1,10 @@
-"""The cycle: what is due is done, one thing a turn, and written down with its numbers.
+"""The cycle: each turn does the next thing that is due and records the decision with its numbers.
 
     enough settled sessions of the deployed version ──> train ──> gate ──> refuse
                                                                     └────> trial ──> withdraw
                                                                              └────> deploy ──> (drift) roll back
 
-The last decision says what is deployed and what is on trial; nothing else does. A process that is killed goes on from
-there.
+The last decision alone says what is deployed and what is on trial, so a killed process resumes from it.
 """
 
 from __future__ import annotations
@@ -25,34 +24,30 @@ from offbook.core.client import Client
 from offbook.core.config import Config
 from offbook.core.runfolder import write_atomic
 from offbook.evals.suites import load_suites
+from offbook.live.compare import alarms, compare_rows, compare_versions, detectable, measured
 from offbook.live.complaints import read_by, unread
-from offbook.live.gate import compare_rows, measured, told
 from offbook.live.kept import kept_in
 from offbook.live.learning import train_on
 from offbook.live.reactions import score
-from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, folder_of, in_share
-from offbook.live.trial import compare_shadow, compare_versions, detectable
+from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, folder_of
 from offbook.live.user_hints import hint_id, may_teach, said_against
-from offbook.live.watch import alarms
 from offbook.rl.models import Progress, model_folder, quiet
 from offbook.signals.judge import is_sampled
 from offbook.train.algorithms import Carried
 
-Tell = Callable[[str], None]
 DAY_S = 86_400.0
 ALPHA = 0.05  # chance that a gate, or a trial, refuses a version that is no worse
-UNSEEN_PARTS = ("latency", "broken_calls", "dodged")  # that need no user
 REMEASURE = 4  # times that lines are looked for: when a session settles, and after two, four and eight times as long
 
 
 class Cycle:
-    """Of one population: everybody, or those with a key of their own, who have a folder of their own."""
+    """The cycle of all users, or of one population, which has a folder of its own."""
 
     def __init__(
         self,
         config: Config,
         population: str = "",
-        tell: Tell = lambda line: None,
+        tell: Callable[[str], None] = lambda line: None,
         progress: Progress = quiet,
         clock: Callable[[], float] = time.time,
     ):
@@ -61,8 +56,8 @@ class Cycle:
         self._tell, self._progress, self._clock = tell, progress, clock
 
     def begin(self) -> None:
-        """Version 0 is the model of the configuration. A cycle that has begun keeps its own: what one user consents to
-        is nobody else's consent."""
+        """Version 0 is the model of the configuration. A cycle that has begun keeps its own configuration: one user's
+        consent is not another's."""
         self.folder.path.mkdir(parents=True, exist_ok=True)
         if not self.folder.config_file.is_file():
             write_atomic(self.folder.config_file, self.config.to_toml())
@@ -75,41 +70,49 @@ class Cycle:
         return self.folder.decisions()[-1]
 
     def turn(self) -> Decision | None:
-        """The next thing that is due; None where nothing is."""
+        """Do the next thing that is due; None if nothing is."""
         every = self.folder.sessions()
         if gone := [one.id for one in every if self.is_expired(one)]:
             count = self.folder.forget(gone)
             days = f"{self.settings.retention_days:g} days"
             return self._decide("forget", f"{count} sessions are older than {days}", numbers={"sessions": count})
-        if (last := self.last).kind == "train" and last.version is not None:  # killed before the gate
+        last = self.last
+        if last.kind == "train" and last.version is not None:  # killed before the gate
             return self._gate(last.version, Path(last.path))
-        sessions = [score(self._measured_again(one), self.settings) for one in self._read(every)]
+        sessions = [score(self._measured_again(one), self.settings) for one in self._judged(every)]
         return self._roll_back(sessions) or self._conclude(sessions) or self._train(sessions)
 
     def waits_for(self) -> str:
-        """What is stored, and what has to come before the next thing is due."""
+        """What is stored, and what has to happen before the next thing is due."""
         sessions = [score(one, self.settings) for one in self.folder.sessions()]
         last, settings = self.last, self.settings
-        told = f"{self.folder.path}: version {last.deployed} is deployed, {len(sessions)} sessions are stored"
+        words = f"{self.folder.path}: version {last.deployed} is deployed, {len(sessions)} sessions are stored"
         if not sessions:
-            return f"{told}; `offbook agent` and `offbook serve --live {quote(str(self.folder.path))}` make some"
+            return f"{words}; `offbook agent` and `offbook serve --live {quote(str(self.folder.path))}` make some"
         if last.candidate is not None:
-            return f"{told}; version {last.candidate} is on trial until {settings.trial} users of each were heard"
+            return f"{words}; version {last.candidate} is on trial until {settings.trial} users of each were heard"
         chosen, left_out = self.to_learn_from(sessions)
-        told += f"; training waits for {settings.sessions} sessions to learn from (live.sessions) and has {len(chosen)}"
+        words += (
+            f"; training waits for {settings.sessions} sessions to learn from (live.sessions) and has {len(chosen)}"
+        )
         reasons = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
-        return f"{told}; left out: {reasons}" if reasons else told
+        return f"{words}; left out: {reasons}" if reasons else words
 
     def put(self, weights: Path, why: str) -> Decision:
-        """Deploy weights from elsewhere as a new version, past the gate. Drift is watched as always."""
-        version = 1 + max(one.version or 0 for one in self.folder.decisions())
-        self._decide("deploy", why, deployed=version, version=version, path=str(Path(weights).resolve()))
-        return self.last
+        """Deploy weights from elsewhere as a new version, without the gate. Drift is watched as always."""
+        version, path = self._next_version(), str(Path(weights).resolve())
+        return self._decide("deploy", why, deployed=version, version=version, path=path)
+
+    def gate(self, weights: Path) -> Decision:
+        """Put weights from elsewhere through the same gate."""
+        version, path = self._next_version(), Path(weights).resolve()
+        self._decide("train", f"{weights} was made elsewhere", version=version, path=str(path))
+        return self._gate(version, path)
 
     # Reactions that come by themselves
 
-    def _read(self, sessions: Sequence[Session]) -> list[Session]:
-        """With follow-ups as a model reads them, where there is one. What it does not answer is as its form says."""
+    def _judged(self, sessions: Sequence[Session]) -> list[Session]:
+        """Let the judge model, if there is one, read the follow-ups. Those without an answer are read by their form."""
         judge = self.config.judge
         asked = [one for one in sessions if judge.live and is_sampled(one.id, judge.live) and unread(one)]
         if not asked:
@@ -117,11 +120,11 @@ class Cycle:
         found, unanswered = asyncio.run(read_by(Client(judge.url, judge.name), asked))
         for why, count in unanswered.items():
             self._tell(f"{count} follow-ups are read by their form alone: {why}")
-        there = [one for one in sessions if one.id not in found or self.folder.has(one.id)]  # some are forgotten by now
-        return [self.folder.reread(one.id, found[one.id]) if one.id in found else one for one in there]
+        stored = [one for one in sessions if one.id not in found or self.folder.has(one.id)]  # some may be deleted now
+        return [self.folder.reread(one.id, found[one.id]) if one.id in found else one for one in stored]
 
     def _measured_again(self, session: Session) -> Session:
-        """Which lines are still there, a while after, and again later, however often somebody else looked before."""
+        """Measure which lines are still there, on a schedule that other measurements do not change."""
         last = max((one.at for one in session.reactions if one.kind == "kept"), default=-math.inf)
         times = (session.at + self.settings.settle_s * 2**number for number in range(REMEASURE))
         is_due = any(last < time <= self._clock() for time in times)
@@ -135,13 +138,16 @@ class Cycle:
     # What may be decided
 
     def _roll_back(self, sessions: Sequence[Session]) -> Decision | None:
+        """Go back to the last good version if use has become worse since the deployment."""
         decisions = self.folder.decisions()
         deployed = decisions[-1].deployed
-        back = self._version_before(deployed)
-        if back is None:
+        rolled_back = {one.version for one in decisions if one.kind == "roll_back"}
+        first = next(number for number, one in enumerate(decisions) if one.deployed == deployed)
+        good = [one.deployed for one in decisions[:first] if one.deployed not in rolled_back]
+        if not good:
             return None
-        bad = {one.version for one in decisions if one.kind in ("withdraw", "roll_back")}
-        trusted = [one for one in self._settled(sessions) if one.version not in bad and one.arm != "shadow"]
+        bad = rolled_back | {one.version for one in decisions if one.kind == "withdraw"}
+        trusted = [one for one in self._settled(sessions) if one.version not in bad]
         since = [one for one in trusted if one.version == deployed]
         before = [one for one in trusted if one.version != deployed and one.at <= (since[0].at if since else 0.0)]
         found = alarms(before, since)
@@ -150,22 +156,18 @@ class Cycle:
         worst = found[0]
         why = f"{worst.series} went from {worst.before:.3g} to {worst.after:.3g} with version {deployed}"
         numbers = {"alarms": [asdict(one) for one in found], "sessions": len(since), "before": len(before)}
-        return self._decide("roll_back", why, deployed=back, version=deployed, numbers=numbers)
+        return self._decide("roll_back", why, deployed=good[-1], version=deployed, numbers=numbers)
 
     def _conclude(self, sessions: Sequence[Session]) -> Decision | None:
-        """Of a trial: the candidate is withdrawn as soon as it is worse, and deployed when all have been heard."""
+        """End a trial: withdraw the candidate as soon as it is worse, deploy it when enough users were heard."""
         decisions, settings = self.folder.decisions(), self.settings
         last, candidate = decisions[-1], decisions[-1].candidate
         if candidate is None:
             return None
         began = next(one.at for one in reversed(decisions) if one.kind == "trial")
         during = [one for one in self._settled(sessions) if one.at > began]
-        weights = settings.weights
-        if settings.first == "shadow":
-            verdict = compare_shadow(during, candidate, weights, ALPHA, UNSEEN_PARTS)
-        else:
-            verdict = compare_versions(during, last.deployed, candidate, weights, ALPHA)
-        numbers = {"trial": asdict(verdict), "first": settings.first}
+        verdict = compare_versions(during, last.deployed, candidate, settings.weights, ALPHA)
+        numbers = {"trial": asdict(verdict)}
         difference = f"{verdict.difference or 0.0:+.3f} a session over {verdict.pairs} pairs of users"
         if verdict.verdict == "worse":
             why = f"version {candidate} is worse than {last.deployed}: {difference}"
@@ -176,17 +178,17 @@ class Cycle:
         return None
 
     def _train(self, sessions: Sequence[Session]) -> Decision | None:
-        """And the gate behind it."""
+        """Train a new version and put it through the gate."""
         last = self.last
         if last.candidate is not None:
             return None
         chosen, left_out = self.to_learn_from(sessions)
         if len(chosen) < self.settings.sessions:
             return None
-        version = 1 + max(one.version or 0 for one in self.folder.decisions())
+        version = self._next_version()
         start = self.folder.weights(last.deployed)
         self._tell(f"cycle {version}: learning from {len(chosen)} sessions of version {last.deployed}")
-        carried = Carried(**self._last_numbers("train").get("carried", {}))
+        carried = Carried(**self._last_training().get("carried", {}))
         approved = self.folder.approved()
         path, carried, row = train_on(self.config, chosen, start, self.folder.cycle(version), carried, approved)
         reasons = may_teach(said_against(chosen), approved)
@@ -206,20 +208,13 @@ class Cycle:
             for number, path in ((deployed, self.folder.weights(deployed)), (version, weights))
         )
         compared = compare_rows(base, other, ALPHA, main)
-        numbers = {"gate": told(compared), "tasks": len(suites.tasks)}
-        if worse := [one for one in compared if one.is_worse]:
-            one = worse[0]
-            why = f"{one.metric} of {one.suite} went from {one.deployed:.3g} to {one.candidate:.3g} (p {one.p:.3g})"
-            return self._decide("refuse", why, version=version, numbers=numbers)
+        numbers = {"gate": compared, "tasks": len(suites.tasks)}
+        for name, one in compared.items():
+            if one["worse"]:
+                why = f"{name} went from {one['deployed']:.3g} to {one['candidate']:.3g} (p {one['p']:.3g})"
+                return self._decide("refuse", why, version=version, numbers=numbers)
         why = f"of {len(compared)} metrics none is significantly worse than version {deployed}'s"
         return self._decide("trial", why, version=version, candidate=version, numbers=numbers)
-
-    def gate(self, weights: Path) -> Decision:
-        """Weights from elsewhere, before the same gate."""
-        version = 1 + max(one.version or 0 for one in self.folder.decisions())
-        path = str(Path(weights).resolve())
-        self._decide("train", f"{weights} was made elsewhere", version=version, path=path)
-        return self._gate(version, Path(path))
 
     # What is known
 
@@ -227,8 +222,8 @@ class Cycle:
         """New sessions of the deployed version with their words, and how many were left out, by reason.
 
         No user has more than `live.user_share` of a cycle: the newest of theirs are taken."""
-        upto, deployed = self._last_numbers("train").get("upto", 0.0), self.last.deployed
-        new = [one for one in sessions if one.at > upto and one.arm != "shadow"]
+        upto, deployed = self._last_training().get("upto", 0.0), self.last.deployed
+        new = [one for one in sessions if one.at > upto]
         settled = self._settled(new)
         own = [one for one in settled if one.version == deployed]
         usable = [one for one in own if one.has_words and not one.rollout.fault]
@@ -238,12 +233,17 @@ class Cycle:
             count[one.user] += 1
             if count[one.user] <= most:
                 chosen.insert(0, one)
-        left_out = {"not settled": len(new) - len(settled), "another version": len(settled) - len(own)}
-        left_out["numbers alone or the machine's fault"] = len(own) - len(usable)
-        return chosen, left_out | {"beyond one user's share (live.user_share)": len(usable) - len(chosen)}
+        return chosen, {
+            "not settled": len(new) - len(settled),
+            "another version": len(settled) - len(own),
+            "numbers alone or the machine's fault": len(own) - len(usable),
+            "beyond one user's share (live.user_share)": len(usable) - len(chosen),
+        }
 
     def complaints(self) -> list[dict[str, Any]]:
         """The follow-ups that the next cycle hears, which of them teach, and why the others do not."""
+        if not self.folder.decisions_file.is_file():
+            return []
         said = said_against(self.to_learn_from([score(one, self.settings) for one in self.folder.sessions()])[0])
         reasons = may_teach(said, self.folder.approved())
         rows = [
@@ -252,21 +252,18 @@ class Cycle:
         return sorted(rows, key=lambda row: (bool(row["why not"]), row["text"]))
 
     def numbers(self, sessions: Sequence[Session]) -> dict[str, Any]:
-        """Of scored sessions."""
+        """Means of scored sessions."""
         rewards = [one.rollout.reward.total for one in sessions]
-        edited = [one for one in sessions if one.has_edited]
-        parts = {
-            name: fmean(one.rollout.reward.parts.get(name, 0.0) for one in sessions) for name in self.settings.weights
-        }
-        spread = [reward * 2**0.5 for reward in rewards]  # of the difference of two
+        parts = [one.rollout.reward.parts for one in sessions]
+        kept = [one.rollout.reward.parts.get("kept", 0.0) for one in sessions if one.has_edited]
         return {
             "sessions": len(sessions),
             "reward": fmean(rewards),
             "reward_deviation": pstdev(rewards),
-            "parts": parts,
-            "edit_rate": len(edited) / len(sessions),
-            "kept_of_edits": fmean(one.rollout.reward.parts.get("kept", 0.0) for one in edited) if edited else None,
-            "detectable": detectable(spread, ALPHA),
+            "parts": {name: fmean(one.get(name, 0.0) for one in parts) for name in self.settings.weights},
+            "edit_rate": len(kept) / len(sessions),
+            "kept_of_edits": fmean(kept) if kept else None,
+            "detectable": detectable([reward * 2**0.5 for reward in rewards], ALPHA),  # of the difference of two
         }
 
     def is_expired(self, session: Session) -> bool:
@@ -277,31 +274,22 @@ class Cycle:
         version, arm = self.folder.serving(user, self.settings)
         return version, arm, self.folder.weights(version)
 
-    def shadowing(self, id: str) -> int | None:
-        """The version that answers this session, too, unseen; None where none does."""
-        settings = self.settings
-        is_on = settings.first == "shadow" and settings.consent != "none" and in_share(id, settings.share, "shadow")
-        return self.last.candidate if is_on else None
-
     def _settled(self, sessions: Sequence[Session]) -> list[Session]:
         return [one for one in sessions if one.at + self.settings.settle_s <= self._clock()]
 
-    def _version_before(self, deployed: int) -> int | None:
-        """The last that was deployed before this one and not taken back."""
-        decisions = self.folder.decisions()
-        bad = {one.version for one in decisions if one.kind == "roll_back"}
-        first = next(place for place, one in enumerate(decisions) if one.deployed == deployed)
-        good = [one.deployed for one in decisions[:first] if one.deployed not in bad]
-        return good[-1] if good else None
+    def _next_version(self) -> int:
+        return 1 + max(one.version or 0 for one in self.folder.decisions())
 
-    def _last_numbers(self, kind: str) -> dict[str, Any]:
-        found = [one.numbers for one in self.folder.decisions() if one.kind == kind and "upto" in one.numbers]
+    def _last_training(self) -> dict[str, Any]:
+        found = [one.numbers for one in self.folder.decisions() if one.kind == "train" and "upto" in one.numbers]
         return found[-1] if found else {}
 
     def _decide(self, kind: Any, why: str, deployed: int | None = None, **more: Any) -> Decision:
-        deployed = self.last.deployed if deployed is None else deployed
-        if kind in ("forget", "train") and "candidate" not in more:
-            more["candidate"] = self.last.candidate
+        last = self.folder.decisions()[-1:]
+        if deployed is None:
+            deployed = last[0].deployed
+        if kind in ("forget", "train") and last:
+            more.setdefault("candidate", last[0].candidate)
         decision = self.folder.decide(Decision(kind, why, deployed, at=self._clock(), **more))
         self._tell(f"{kind.replace('_', ' ')}: {why}")
         return decision

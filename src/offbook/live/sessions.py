@@ -32,10 +32,9 @@ from offbook.live.redact import scrub, scrubbed
 from offbook.signals.trajectory import Trajectory
 from offbook.types import Feedback, OffbookError, Rollout, Segment
 
-Arm = Literal["deployed", "candidate", "shadow"]
+Arm = Literal["deployed", "candidate"]
 ReactionKind = Literal["kept", "declined", "follow_up", "thumbs", "interrupted"]
-SHADOW = "-shadow"  # how the name of an unseen session ends; before it is that of the one that was seen
-NAME = re.compile(rf"[\w.-]{{1,100}}({SHADOW})?")
+NAME = re.compile(r"[\w.-]{1,100}")
 KINDS = {  # of requests, by their words; the first that fits
     "explain": r"^\W*(please |can you |could you )?(explain|why|what|how|describe|review|where)\b",
     "test": r"\btests?\b",
@@ -69,7 +68,6 @@ class Session:
     place: str = ""  # the repository, and what was checked out in it
     commit: str = ""
     reactions: list[Reaction] = field(default_factory=list)
-    shown: dict[str, float] = field(default_factory=dict)  # of a shadow: parts of the one that the user saw
 
     @property
     def id(self) -> str:
@@ -186,7 +184,6 @@ class LiveFolder:
     def forget(self, ids: Iterable[str]) -> int:
         """Delete sessions everywhere: also from what cycles were trained on. What a model learned stays in it."""
         gone = set(ids)
-        gone |= {id + SHADOW for id in gone if not id.endswith(SHADOW)}
         for id in gone:
             self._file(id)  # or none of them
         self.path.mkdir(parents=True, exist_ok=True)
@@ -242,11 +239,10 @@ class LiveFolder:
         )
 
     def serving(self, user: str, settings: LiveConfig) -> tuple[int, Arm]:
-        """The version that a user gets, and as what. In shadow everybody gets the deployed one."""
+        """The version that a user gets, and as what."""
         last = self.decisions()[-1]
-        is_in = last.candidate is not None and in_share(user, settings.share, f"version {last.candidate}")
-        if is_in and settings.first == "share":
-            return last.candidate, "candidate"  # type: ignore[return-value]
+        if last.candidate is not None and in_share(user, settings.share, f"version {last.candidate}"):
+            return last.candidate, "candidate"
         return last.deployed, "deployed"
 
 
@@ -279,20 +275,16 @@ def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | No
     clean, _ = scrub(replace(session.rollout, group=session.user), chat)
     reactions = [replace(one, text=scrubbed(one.text)) for one in session.reactions]
     session = replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
-    is_bare = settings.consent == "numbers" or session.arm == "shadow"  # of which nothing is learned
-    return _numbers_alone(session) if is_bare else session
-
-
-def _numbers_alone(session: Session) -> Session:
-    """No word of anybody's: counts, digests of lines with the names of their files, and what was thought of them."""
+    if settings.consent == "all":
+        return session
+    # Numbers alone, no words: counts, digests of lines with the names of their files, values of reactions.
     rollout = session.rollout
     events = [replace(event, detail="", paths=()) for event in rollout.events]
     changed: dict[str, str | None] = {str(number): "" for number in range(len(rollout.changed))}
     bare = Rollout(rollout.id, "", rollout.group, (), [Segment()], rollout.stop, rollout.usage, changed, events=events)
     bare.reward, bare.foreign = rollout.reward, rollout.foreign
-    return replace(
-        session, rollout=bare, has_words=False, reactions=[replace(one, text="") for one in session.reactions]
-    )
+    reactions = [replace(one, text="") for one in reactions]
+    return replace(session, rollout=bare, has_words=False, reactions=reactions)
 
 
 def folder_of(config: Config, population: str) -> Path:

@@ -77,11 +77,7 @@ class LiveConfig(Section):
         default=True,
         description="teach users' complaints as hints at the messages they are about",
     )
-    first: Literal["share", "shadow"] = Field(
-        default="share",
-        description="what a version that passed the gate gets first: a share of the users, or shadow requests",
-    )
-    share: float = Field(default=0.2, gt=0, le=0.5, description="share of users, or of requests in shadow")
+    share: float = Field(default=0.2, gt=0, le=0.5, description="share of users who get a version on trial")
     trial: int = Field(default=50, ge=1, description="users of each version before it gets the rest")
     suites: list[str] = Field(default=[], description="of the gate, added to the held-out tasks, as in `sides`")
     populations: list[str] = Field(
