@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.agent.chat import HERMES, render_call
-from offbook.agent.chat.calls import BASH, XML, Dialect, dialect_named
-from offbook.agent.chat.hermes import parse as parse_calls
+from offbook.agent.chat.dialects import BASH, XML, Dialect, dialect_named
+from offbook.agent.chat.dialects import parse_hermes as parse_calls
 from offbook.types import OffbookError, ToolCall, ToolSpec
 
 CONVERT = ToolSpec(

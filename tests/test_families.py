@@ -21,7 +21,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from offbook.agent.chat import HERMES, Chat, Transcript, as_json, chat_for
-from offbook.agent.chat.xml import render as render_xml
+from offbook.agent.chat.dialects import render_xml
 from offbook.core.config import cache_folder
 from offbook.train.algorithms import hint_branch
 from offbook.types import Completion, Hint, OffbookError, Segment, Target, ToolCall, ToolSpec

@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from offbook.agent.chat import ChatFormat, Transcript, render_call
-from offbook.agent.chat.hermes import parse as parse_calls
+from offbook.agent.chat.dialects import parse_hermes as parse_calls
 from offbook.core import client
 from offbook.core.client import Client, NoAnswer
 from offbook.engine import RemoteEngine, RemoteSession, remote

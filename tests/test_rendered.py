@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from offbook.agent.chat import Chat, ChatFormat, RenderedChat, Transcript, chat_for, hub, render_call
-from offbook.agent.chat.calls import BASH
+from offbook.agent.chat.dialects import BASH
 from offbook.train.algorithms import hint_branch
 from offbook.types import Completion, Hint, OffbookError, Target, ToolCall, ToolSpec
 

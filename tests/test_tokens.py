@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from offbook.agent.chat import ChatFormat, Transcript, chat_for, render_call
-from offbook.agent.chat.calls import dialect_named
+from offbook.agent.chat.dialects import dialect_named
 from offbook.types import Completion, OffbookError, ToolSpec
 
 TEXT = st.text(max_size=40) | st.sampled_from(
@@ -168,7 +168,7 @@ def test_a_template_that_writes_otherwise_is_refused(chat: ChatFormat, tmp_path:
 def test_a_template_that_never_ends_is_refused(
     chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbook.agent.chat.template.RENDER_S", 0.5)
+    monkeypatch.setattr("offbook.agent.chat.chatml.RENDER_S", 0.5)
     nested = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
     endless = f"{{% if messages[0].content == 'never' %}}{nested}{{% endif %}}"  # so that the thread ends with the test
     assert chat_for(folder_with(chat, tmp_path / "sound", endless + TEMPLATE))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toolbench import ALL, BASH_SET, one, session, small_tree
 
 from offbook.agent.chat import SUBMIT
-from offbook.agent.chat.hermes import parse as parse_calls
+from offbook.agent.chat.dialects import parse_hermes as parse_calls
 from offbook.agent.harness.tools import TOOLS
 from offbook.agent.harness.toolsets import FINDING, NEEDED, PROFILES, Toolset, make_toolset, prompt
 from offbook.agent.harness.wordings import WORDINGS

@@ -23,7 +23,7 @@ TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir",
 POCKET_TOOLS = ("read_file", "edit_file", "search_codebase", "finish")  # what the pocket model knows
 MOST_MB = 1024
 SKIPPED = (".git", "__pycache__", ".venv", "node_modules")
-LOST = "\ufffd"  # what bytes that are no text have become in a record
+LOST = "\ufffd"  # what bytes that are not UTF-8 become in a record
 
 
 class Elsewhere(OffbookError):
@@ -32,15 +32,15 @@ class Elsewhere(OffbookError):
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What came of a request, and the tree as the agent found it."""
+    """The rollout of a request, and the changed files as the agent found them."""
 
     rollout: Rollout
-    before: Mapping[str, bytes | None]  # of the files that it changed; None where there was none
+    before: Mapping[str, bytes | None]  # None: the file is new
 
 
 @contextmanager
 def copy_of(path: Path) -> Iterator[Path]:
-    """The files that git tracks or would track; without git all but what is made by machines."""
+    """A copy of the files that git tracks or would track; without git all but caches and environments."""
     refuse_no_folder(path)
     with tempfile.TemporaryDirectory(prefix="offbook-agent-") as place:
         tree, size = Path(place) / "tree", 0
@@ -67,7 +67,7 @@ def _files(path: Path) -> list[str]:
 
 
 async def work(collector: Collector, path: Path, request: str, id: str, watch: OnRollout = unwatched) -> Worked:
-    """Unscored. Nothing of `path` is touched."""
+    """Run the agent on a copy of `path`; the rollout is not scored."""
     tools = POCKET_TOOLS if collector.config.harness.profile == "pocket" else TOOLS
     with copy_of(path) as tree:
         task = Task(id, tree, request, tree, tree, (), (), (), tools, str(path))
@@ -81,29 +81,33 @@ def _bytes(file: Path) -> bytes | None:
 
 
 def apply(worked: Worked, path: Path) -> list[str]:
-    """Write what changed, all of it or nothing. Returns the files.
+    """Write all changes or none. Returns the files.
 
-    What is overwritten lies beside it until all is done (NAME.PID.old): there it is found after a kill -9, too.
+    Every overwritten file has a backup next to it (NAME.PID.old) until all is done, so a kill -9 loses nothing.
     """
     if worked.rollout.partial:
         names = ", ".join(worked.rollout.partial[:3])
         raise Elsewhere(f"{names}: not text, or too large to be kept whole; nothing was applied")
     for name, text in worked.rollout.changed.items():
         _refuse(name, text, worked.before[name], path)
-    old = {name: _beside(path / name) for name, before in worked.before.items() if before is not None}
+    backups = {
+        name: (path / name).with_name(f"{(path / name).name}.{os.getpid()}.old")
+        for name, before in worked.before.items()
+        if before is not None
+    }
     with _unbroken():
         try:
-            for name, copy in old.items():
+            for name, copy in backups.items():
                 write_atomic(copy, worked.before[name] or b"")
                 shutil.copystat(path / name, copy)
             for name, text in worked.rollout.changed.items():
                 _put(path / name, text)
         except Exception as error:
             for name in worked.rollout.changed:
-                with suppress(FileNotFoundError, NotADirectoryError):  # it had not come that far
-                    os.replace(old[name], path / name) if name in old else (path / name).unlink()
+                with suppress(FileNotFoundError, NotADirectoryError):  # not written yet
+                    os.replace(backups[name], path / name) if name in backups else (path / name).unlink()
             raise Elsewhere(f"{error}; nothing was applied") from None
-        for copy in old.values():
+        for copy in backups.values():
             copy.unlink()
     return sorted(worked.rollout.changed)
 
@@ -127,9 +131,9 @@ def _refuse(name: str, text: str | None, before: bytes | None, path: Path) -> No
 
 @contextmanager
 def _unbroken() -> Iterator[None]:
-    """Ctrl-C, and whatever else asks this process to end, waits."""
+    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block."""
     came: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()  # no other one may say what signals do
+    is_main = threading.current_thread() is threading.main_thread()  # only this one may set signal handlers
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
     before = {one: signal.signal(one, lambda number, _: came.append(number)) for one in asking}
     try:
@@ -139,10 +143,6 @@ def _unbroken() -> Iterator[None]:
             signal.signal(one, handler)
         for number in came[:1]:
             signal.raise_signal(number)
-
-
-def _beside(file: Path) -> Path:
-    return file.with_name(f"{file.name}.{os.getpid()}.old")
 
 
 def _put(file: Path, text: str | None) -> None:
@@ -158,7 +158,7 @@ def _put(file: Path, text: str | None) -> None:
 def session_of(
     worked: Worked, path: Path, request: str, user: str, version: int, arm: Arm, said: bool | None
 ) -> Session:
-    """As it is right after the user has said yes or no, or nothing. What was not applied cannot be kept later."""
+    """The session right after the user said yes, no or nothing. What was not applied is never measured as kept."""
     lines = lines_of(worked.rollout)
     session = Session(worked.rollout, user, kind_of(request), version, arm, time.time(), lines=lines)
     if said:

@@ -1,11 +1,11 @@
-"""Whether a follow-up is a complaint: by its form, or as a model behind a URL reads it.
+"""Decides whether a follow-up is a complaint: by its form, or by asking a model behind a URL.
 
-By its form, clause by clause: one that wishes for something or asks about something is none, whatever words it has
-("Add an undo button", "What if the input is too long?"), unless it wants something taken back. Of the others those are
-complaints that name a fault, blame, or contradict; thanks in another clause change nothing. English alone.
+By form, clause by clause: a wish or a question is no complaint, whatever words it has ("Add an undo button", "What if
+the input is too long?"), unless it wants something taken back. Other clauses are complaints if they name a fault,
+blame, or contradict; thanks in another clause change nothing. English only.
 
-A model is asked once about each follow-up of a session whose words were kept. Whoever consented to numbers alone has
-said nothing to a third party.
+The model is asked once about each follow-up of a session whose words were kept. Sessions with consent to numbers alone
+are never sent to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,24 +70,24 @@ def is_complaint(text: str) -> bool:
 
 
 def unread(session: Session) -> list[str]:
-    """What a model has not read yet. Of numbers alone there is no text."""
+    """The follow-ups that the model has not read yet. Sessions stored as numbers alone have no text."""
     said = (one for one in session.reactions if one.kind == "follow_up" and one.text and not one.is_read)
     return [one.text for one in said]
 
 
 async def read_by(client: Client, sessions: Sequence[Session]) -> tuple[dict[str, dict[str, bool]], Counter[str]]:
-    """What are complaints, by session and words; and how many questions got no answer, by why. A server that is not
-    there is not asked again."""
+    """Ask the model which follow-ups are complaints. Returns its answers by session and text, and how many questions
+    failed, by reason. After a failed connection the server is not asked again."""
     found: dict[str, dict[str, bool]] = {}
-    unanswered, turn, is_gone = Counter[str](), asyncio.Semaphore(AT_ONCE), False
+    unanswered, slots, is_gone = Counter[str](), asyncio.Semaphore(AT_ONCE), False
 
-    async def one(session: Session, said: str) -> None:
+    async def ask(session: Session, said: str) -> None:
         nonlocal is_gone
-        async with turn:
+        async with slots:
+            if is_gone:
+                unanswered["not asked, the server had failed"] += 1
+                return
             try:
-                if is_gone:
-                    unanswered["not asked, the server had failed"] += 1
-                    return
                 reply = await client.ask(question(session.rollout, said))
             except NoAnswer as error:
                 is_gone = is_gone or isinstance(error, NoServer)
@@ -96,21 +96,18 @@ async def read_by(client: Client, sessions: Sequence[Session]) -> tuple[dict[str
         answer = ANSWER.match(reply.rpartition("</think>")[2])
         if answer is None:
             unanswered["neither yes nor no"] += 1
-            return
-        found.setdefault(session.id, {})[said] = answer[1].lower() == "yes"
+        else:
+            found.setdefault(session.id, {})[said] = answer[1].lower() == "yes"
 
-    await asyncio.gather(*(one(session, said) for session in sessions for said in unread(session)))
+    await asyncio.gather(*(ask(session, said) for session in sessions for said in unread(session)))
     return found, unanswered
 
 
 def question(rollout: Rollout, said: str) -> str:
-    """With what was asked for, and what the agent had said right before."""
+    """The prompt: the request, what the agent had said right before, and the follow-up."""
     pairs = [pair for segment in rollout.segments for pair in pairwise(segment.messages)]
     before = [one.text for one, other in pairs if (one.role, other.role, other.text) == ("assistant", "user", said)]
     trajectory = Trajectory(rollout)
     texts = {"request": trajectory.instruction, "ended": (before or [trajectory.last_words])[0], "said": said}
-    return Path(__file__).with_name("complaints.md").read_text().format(**_cut(texts))
-
-
-def _cut(texts: Mapping[str, str]) -> dict[str, str]:
-    return {name: text if len(text) <= MOST_CHARS else text[:MOST_CHARS] + " ..." for name, text in texts.items()}
+    cut = {name: text if len(text) <= MOST_CHARS else text[:MOST_CHARS] + " ..." for name, text in texts.items()}
+    return Path(__file__).with_name("complaints.md").read_text().format(**cut)

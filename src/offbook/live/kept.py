@@ -1,7 +1,7 @@
-"""Which lines of an edit are still there, measured later from the user's own repository.
+"""Measures which lines of an edit are still there, later, in the user's own repository.
 
-Lines are known by digests, without their white space: a formatter takes nothing away, and no code is stored for this.
-A line that was added is kept while its file, under whatever name, has it; one that was removed while it stays away.
+Lines are stored as digests without white space: a formatter changes nothing, and no code is kept. An added line is kept
+while its file has it, also after a rename; a removed line while it stays away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Of an edit, by file: digests of what was added and of what was removed."""
+    """Digests of an edit's added and removed lines, by file."""
 
     added: dict[str, list[str]] = field(default_factory=dict)
     removed: dict[str, list[str]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Lines:
 
 
 def lines_of(rollout: Rollout) -> Lines:
-    """Lines without a letter or digit say nothing; what was moved within a file was not removed."""
+    """The changed lines of a rollout. Lines without a letter or digit are left out; a moved line was not removed."""
     lines = Lines()
     for file in read_diff(rollout.diff):
         added = [digest for line in file.added.values() if (digest := _digest(line))]
@@ -53,7 +53,7 @@ def _digest(line: str) -> str:
 
 
 def share_kept(lines: Lines, text_now: Callable[[str], str | None]) -> float:
-    """`text_now` has what is in a file today, None where it is gone."""
+    """`text_now` gives the text of a file today, None if it is gone."""
     kept = 0
     for path in {*lines.added, *lines.removed}:
         now = Counter(map(_digest, (text_now(path) or "").splitlines()))
@@ -63,7 +63,7 @@ def share_kept(lines: Lines, text_now: Callable[[str], str | None]) -> float:
 
 
 def kept_in(repository: Path, commit: str, lines: Lines) -> float | None:
-    """As the working tree has it now. None where nobody can tell: the repository is gone, or nothing was changed."""
+    """The share in the working tree now; None if the repository is gone or nothing was changed."""
     if not repository.is_dir() or not lines.count:
         return None
     renamed = _renames(repository, commit) if commit else {}
@@ -79,19 +79,19 @@ def kept_in(repository: Path, commit: str, lines: Lines) -> float | None:
 
 
 def _renames(repository: Path, commit: str) -> Mapping[str, str]:
-    """Since a commit, committed or not; a history that was rewritten tells nothing."""
-    told = git(repository, "diff", "--name-status", "--find-renames", "-z", "--diff-filter=R", commit, check=False)
-    words = told.split("\0")
+    """Renames since a commit, committed or not; none if the history was rewritten."""
+    rows = git(repository, "diff", "--name-status", "--find-renames", "-z", "--diff-filter=R", commit, check=False)
+    words = rows.split("\0")
     return {words[place + 1]: words[place + 2] for place in range(0, len(words) - 2, 3)}
 
 
 def head(repository: Path) -> str:
-    """The commit that is checked out; empty where there is none."""
+    """The commit that is checked out; empty if there is none."""
     return git(repository, "rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
 
 
 def git(folder: Path, *arguments: str, check: bool = True) -> str:
-    """Nothing of the repository's own is run: no hooks, no pager, no external diff."""
+    """Run git without anything of the repository's own: no hooks, no pager, no external diff."""
     options = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "diff.external=")
     command = ["git", "-C", str(folder), "--no-pager", *options, *arguments]
     try:

@@ -1,8 +1,7 @@
-"""Training on what the deployed version did: RL by reactions with a baseline a kind, and hints by follow-ups.
+"""Trains on sessions of the deployed version: RL by reactions with a baseline per kind of request, hints by follow-ups.
 
-Every step of a cycle learns from other sessions, all of them by one version. From the second step on they are a little
-old, by as many steps as a cycle has; the weights by pi / mu of train/losses.py know about that, and their mean is in
-the metrics.
+Every step of a cycle learns from other sessions, all sampled by one version. From the second step on they are slightly
+off-policy; the pi / mu weights of train/losses.py correct for it, and their mean is in the metrics.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
     found = asyncio.run(StepJudge(judge).read("this cycle", [(rollout, None) for rollout in rollouts])).found
     said = {rollout.id: [*rollout.events] for rollout in rollouts}
     for one in found:
-        if not refusal(one.note):  # a judge may repeat what a user told it to say
+        if not refusal(one.note):  # a judge may repeat a user's instruction
             said[one.rollout.id].append(Event(one.message, FOLLOW_UP, one.note, one.segment))
     return [replace(rollout, events=said[rollout.id]) for rollout in rollouts]
 
@@ -81,10 +80,10 @@ def train_on(
     write_atomic(folder.data_file, json.dumps(sources, indent=1) + "\n")
     trained = model_to_train(config, start)
     trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
-    if start.is_relative_to(folder.path.parent.resolve()):  # a cycle is too short for an optimizer that begins anew
+    if start.is_relative_to(folder.path.parent.resolve()):  # a cycle is too short for a fresh optimizer
         load_training_state(trainer, start)
     rules, chat = rules_of(config.feedback.files), chat_of(start, config)
-    lessons = TrainContext(config, folder, {}, rules, chat, trainer, baselines=by_group)
-    teach(lessons, steps, chat_folder(start))
+    context = TrainContext(config, folder, {}, rules, chat, trainer, baselines=by_group)
+    teach(context, steps, chat_folder(start))
     rows, _ = folder.metrics()
     return latest_checkpoint(folder), carried, rows[-1]

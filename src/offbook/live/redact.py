@@ -1,8 +1,7 @@
-"""Secrets, taken out before anything of a session is stored: of its texts, and of the tokens that are the truth.
+"""Removes secrets before anything of a session is stored, from its texts and from its tokens.
 
-Found by form: keys of well-known makers, private keys, passwords in addresses and in assignments. A secret that looks
-like any other word is not found, and no list of forms is complete; who cannot live with that keeps numbers alone
-(live.consent).
+Secrets are found by form: keys of well-known vendors, private keys, passwords in addresses and assignments. One that
+looks like any other word is not found, and no list of forms is complete; `live.consent = "numbers"` stores no text.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from offbook.agent.chat import Chat
 from offbook.types import Message, Rollout, Segment
 
 SECRET = "[secret]"
-# Before a key stands nothing that could belong to it; of \n in a call's arguments the n does not.
+# No character that could belong to a key comes before it; the n of an escaped newline in a call's arguments does not.
 EDGE = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
-MARKED = (  # how keys of makers begin that go on with letters and digits
+MARKED = (  # prefixes of vendors' keys that go on with letters and digits
     r"xapp-[\w-]{10,40}-|gl(?:rt|dt|ptt|ft|cbt|soat|agent)-|glsa_|glc_|whsec_|GOCSPX-|ya29\.|1//0|do[opr]_v1_"
     r"|dckr_[op]at_|shp(?:at|ss|ca|pa)_|lin_api_|ntn_|secret_|figd_|rubygems_|cio|hv[sbr]\.|\w{14}\.atlasv1\.|NRAK-"
     r"|sntry[su]_|gsk_|xai-|pplx-|nvapi-|tvly-|r8_|fw_|PMAK-|AGE-SECRET-KEY-|sq0\w{3}-|AT[AC]TT|sbp_|sb_secret_|vc[pk]_"
@@ -29,7 +28,7 @@ FLAG = r"(?i:pass\w{0,20}|secret|token|api-?key|access-?key)"
 WORD, QUOTE, LINE = r"[^\s\"'\\]", r"\\{0,8}[\"'`]?", r"\b[^\n|;]{0,200}?\s"
 SOME = rf"(?={WORD}{{0,40}}\d)(?=\d*[^\s\d]){WORD}"  # the first character of a word with a digit that is no number
 BASE64 = r"(?:\W{0,12}n?[A-Za-z0-9+/=]{12,100}){1,400}"
-PATTERNS = (  # what a group holds is the secret; without one it is all of it
+PATTERNS = (  # the group is the secret; without a group the whole match
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:(?:(?!-----BEGIN).){4,20000}?"
     rf"-----END [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----|{BASE64}|[\w\s+/=\\:.,()@<>-]{{4,8000}}?\Z)",
     rf"Private-Lines: \d+({BASE64})|{EDGE}LS0tLS1CRUdJTi(?!BDRVJU|BQVUJM)[A-Za-z0-9+/=]{{20,}}",  # and in base64
@@ -72,14 +71,14 @@ ASSIGNED = re.compile(
     (?: (?P<quote>(?:\\{0,8}["']){3}|\\{0,8}["'])(?P<quoted>(?:(?!(?P=quote))(?:\\{3}(?:\\{4})?["']|\\.|[^\n])){6,8000})
         | (?P<word>[^\s"'\\,;)}\]]{6,}) )"""
 )
-# What stands there in code and is none: nothing yet, a place for it, a variable, a call. Or a sentence for people.
+# Values in code that are not secrets: nothing yet, a placeholder, a variable, a call. Or a sentence for people.
 PLACE = re.compile(r"\$\{?\w+\}?|\$\(.*|<[^>]*>?|\{[^}]*\}?|%\(?\w+\)?s?|[*x.]+|\[secret\]")
 CODE = re.compile(r"(?i)(?:none|null|true|false|bytes|string|optional)|[a-z_][\w.]*[(\[].*|[a-z_]\w*(?:\.[a-z_]\w*)+")
 LABEL = re.compile(r"(?i:password|secret|token)|[A-Z][a-z]+(?:\ [A-Za-z']+)+[.!?:]?")
 
 
 def secrets_in(text: str) -> list[tuple[int, int]]:
-    """Where they stand, one behind the other: what overlaps is one."""
+    """The spans of secrets, in order; overlapping ones are merged."""
     found = [match.span(match.lastindex or 0) for match in FORMS.finditer(text)]
     for match in ASSIGNED.finditer(text):
         if match["quoted"] is not None:
@@ -98,7 +97,7 @@ def secrets_in(text: str) -> list[tuple[int, int]]:
 
 
 def _is_secret(word: str, of_environment: bool) -> bool:
-    """Without quotes it is likelier code. `NAME=word` is how a variable of the environment is set."""
+    """Whether a value without quotes is a secret: it is likelier code. `NAME=word` sets an environment variable."""
     if PLACE.fullmatch(word) or of_environment:
         return not PLACE.fullmatch(word)
     return any(one.isdigit() for one in word) and any(one.isalpha() for one in word) and not CODE.fullmatch(word)
@@ -111,14 +110,14 @@ def scrubbed(text: str) -> str:
 
 
 def scrub(rollout: Rollout, chat: Chat) -> tuple[Rollout, int]:
-    """A copy without secrets, and how many tokens were blotted out. Those are no longer learned from, and every other
-    token keeps its place."""
+    """A copy without secrets, and how many tokens were masked. Masked tokens are not trained on, and every other token
+    keeps its position."""
     filler = chat.encode("x")[0]
     segments, count = [], 0
     for segment in rollout.segments:
-        new, blotted = _segment(segment, chat, filler)
+        new, masked = _segment(segment, chat, filler)
         segments.append(new)
-        count += blotted
+        count += masked
     changed = {path: None if text is None else scrubbed(text) for path, text in rollout.changed.items()}
     events = [
         replace(event, detail=scrubbed(event.detail), paths=tuple(map(scrubbed, event.paths)))
@@ -157,12 +156,12 @@ def _message(message: Message) -> Message:
 
 
 def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """As they were written, where a name stands before its value; and each by itself."""
+    """Scrub the arguments as one JSON text, where a name comes before its value, and then each value by itself."""
     try:
-        told = json.loads(scrubbed(json.dumps(arguments, ensure_ascii=False)))
-    except ValueError:  # a secret reached over the end of a text
-        told = arguments
-    return {scrubbed(key): _value(inner) for key, inner in told.items()} if isinstance(told, dict) else {}
+        clean = json.loads(scrubbed(json.dumps(arguments, ensure_ascii=False)))
+    except ValueError:  # a secret that spanned the end of a string
+        clean = arguments
+    return {scrubbed(key): _value(inner) for key, inner in clean.items()} if isinstance(clean, dict) else {}
 
 
 def _value(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Sessions of real users and what they thought of them, as files that can be deleted one by one.
+"""Stores users' sessions and reactions, as files that can be deleted one by one.
 
 sessions/ID.json         a session: the rollout, whose it is, and every reaction so far
-forgotten                digests of the names of sessions that were deleted, so that they are not collected again
+forgotten                digests of the names of deleted sessions, so that they are not collected again
 cycles/00003/            the run folder of the training that made version 3
 gate/00003/              the evaluation of version 3
 decisions.jsonl          everything that was decided, with its numbers; the last line says what is deployed
@@ -46,7 +46,7 @@ KINDS = {  # of requests, by their words; the first that fits
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What a user did or said afterwards. `value` is the share of lines kept, or a thumb: 1 or -1."""
+    """Something that a user did or said afterwards. `value` is the share of lines kept, or a thumb: 1 or -1."""
 
     kind: ReactionKind
     value: float = 0.0
@@ -75,7 +75,7 @@ class Session:
 
     @property
     def has_edited(self) -> bool | None:
-        """None where nobody can tell: another agent's sandbox was not seen, and its calls are not kept."""
+        """None if unknown: another agent's sandbox was not seen, and its calls are not kept."""
         if not self.rollout.foreign or self.rollout.changed:
             return bool(self.rollout.changed)
         return not Trajectory(self.rollout).changed_nothing if self.has_words else None
@@ -83,7 +83,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something that was decided, why, and what holds from then on."""
+    """A decision, its reason, and what is deployed from then on."""
 
     kind: Literal["start", "train", "refuse", "trial", "withdraw", "deploy", "roll_back", "forget"]
     why: str
@@ -111,7 +111,7 @@ def _name_digest(id: str) -> str:
 
 
 def in_share(user: str, share: float, salt: str) -> bool:
-    """The same users all the way through a trial, and others in the next."""
+    """Whether a hash puts the user in the share: the same users throughout a trial, others in the next."""
     digest = hashlib.sha256(f"{salt} {user}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -131,7 +131,7 @@ class LiveFolder:
         return self.path / "sessions" / f"{id}.json"
 
     def keep(self, session: Session, settings: LiveConfig, chat: Chat) -> Session | None:
-        """As far as there is consent; None where there is none. Secrets are gone before anything is written."""
+        """Store what there is consent for, without secrets; None if there is none."""
         stored = storable(session, settings, chat)
         if stored is not None:
             self.write(stored)
@@ -141,7 +141,7 @@ class LiveFolder:
         write_atomic(self._file(session.id), _SESSION.dump_json(session))
 
     def react(self, id: str, reaction: Reaction) -> Session:
-        """One more reaction to a session. What was said is scrubbed; of one without words it stays a number."""
+        """Add a reaction to a session. Its text is scrubbed, and dropped if the session is stored as numbers alone."""
         session = self.session(id)
         text = scrubbed(reaction.text) if session.has_words else ""
         at = reaction.at or time.time()
@@ -150,7 +150,7 @@ class LiveFolder:
         return session
 
     def reread(self, id: str, is_complaint: Mapping[str, bool]) -> Session:
-        """With follow-ups as a model read them, by their words. Others may have come meanwhile."""
+        """Store which follow-ups the model reads as complaints. Other reactions may have come meanwhile."""
         session = self.session(id)
         session.reactions = [
             replace(one, value=-1.0 if is_complaint[one.text] else 0.0, is_read=True)
@@ -177,28 +177,28 @@ class LiveFolder:
         return [path.stem for path in (self.path / "sessions").glob("*.json")]
 
     def sessions(self) -> list[Session]:
-        """In the order in which they ended."""
+        """All sessions in the order in which they ended."""
         found = [self.session(id) for id in self.ids()]
         return sorted(found, key=lambda one: (one.at, one.id))
 
     def forget(self, ids: Iterable[str]) -> int:
-        """Delete sessions everywhere: also from what cycles were trained on. What a model learned stays in it."""
+        """Delete sessions everywhere, also from cycles' training data. What a model learned stays in it."""
         gone = set(ids)
         for id in gone:
-            self._file(id)  # or none of them
+            self._file(id)  # a bad name fails before anything is deleted
         self.path.mkdir(parents=True, exist_ok=True)
         with self.forgotten_file.open("a") as file:
             file.writelines(f"{_name_digest(id)}\n" for id in sorted(gone))
         for cycle in self.path.glob("cycles/*"):
             _forget_in(cycle, gone)
         count = sum(map(self.has, gone))
-        for id in gone:  # last: who is killed before finds them again
+        for id in gone:  # last: after a kill they are still found and can be deleted again
             for left in (self._file(id), *self._file(id).parent.glob(f"{id}.json.*.part")):  # of a killed writer
                 left.unlink(missing_ok=True)
         return count
 
     def forgotten(self, ids: Iterable[str]) -> set[str]:
-        """Those of them that were here and were deleted."""
+        """The ids of sessions that were deleted here."""
         known = set(self.forgotten_file.read_text().split()) if self.forgotten_file.is_file() else set()
         return {id for id in ids if _name_digest(id) in known}
 
@@ -247,20 +247,20 @@ class LiveFolder:
 
 
 def _forget_in(cycle: Path, gone: set[str]) -> None:
-    """What was trained on. Lines that nobody can read go, too; and where one of them was learned from, so do samples
-    that gave no number and half-written files: nothing tells whose they are."""
+    """Delete sessions from a cycle's training data. Unreadable lines go too; if the cycle learned from one of the
+    sessions, so do non-finite samples and half-written files: nothing says whose they are."""
     for file in cycle.glob("rollouts/*.jsonl"):
         _keep_lines(file, Rollout, lambda one: one.id not in gone)
     for file in cycle.glob("feedback/*.jsonl"):
         _keep_lines(file, Feedback, lambda one: one.target.rollout not in gone)
     data = RunFolder(cycle).data_file
-    told = json.loads(data.read_text()) if data.is_file() else {"content": ()}
-    if gone.isdisjoint(told["content"]):
+    sources = json.loads(data.read_text()) if data.is_file() else {"content": ()}
+    if gone.isdisjoint(sources["content"]):
         return
     for file in (*cycle.glob("aside/*"), *cycle.glob("*.part"), *cycle.glob("*/*.part")):
         file.unlink(missing_ok=True)
-    told["content"] = [id for id in told["content"] if id not in gone]
-    write_atomic(data, json.dumps(told, indent=1) + "\n")
+    sources["content"] = [id for id in sources["content"] if id not in gone]
+    write_atomic(data, json.dumps(sources, indent=1) + "\n")
 
 
 def _keep_lines(file: Path, kind: type[Any], is_kept: Callable[[Any], bool]) -> None:

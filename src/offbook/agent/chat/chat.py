@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbook.agent.chat.strict import Tools
+from offbook.agent.chat.dialects import Tools
+from offbook.core.thoughts import THINK_END, THINK_START, answer_start
 from offbook.types import CallStatus, Completion, Message, Role, Segment, ToolCall, Usage
 
 Line = tuple[Role, str]
@@ -162,3 +163,58 @@ def count_tokens(segments: list[Segment], chat: Chat, usage: Usage) -> None:
 def _tokens_before(chat: Chat, ids: list[int], offset: int) -> int:
     """How many of the tokens end at or before a place in their text."""
     return bisect_right(range(1, len(ids) + 1), offset, key=lambda count: len(chat.decode(ids[:count])))
+
+
+def is_in(segment: Segment, chat: Chat, vocabulary: int) -> bool:
+    """Whether the ids are this chat's: they decode to the messages' texts and have its headers."""
+    if not segment.ids or max(segment.ids) >= vocabulary:
+        return False
+    own = [message for message in segment.messages if message.role == "assistant"]
+    return all(
+        chat.decode(segment.ids[message.body : message.body_end]) == message.text
+        and (not segment.is_own(message) or segment.ids[message.start : message.body] == chat.assistant_header)
+        for message in own
+    )
+
+
+def written_again(segment: Segment, chat: Chat, tools: Tools = ()) -> Segment:
+    """The same messages in this chat's ids; what the agent said counts as sampled. For conversations with another
+    tokenizer's ids, or none."""
+    transcript = Transcript(chat, tools)
+    for message in segment.messages:
+        if message.role != "assistant":
+            transcript.add(message.role, message.text, message.status)
+            continue
+        ids = [*_words(message, chat, bool(segment.ids)), chat.end_id]
+        said = transcript.add_sampled(Completion(ids, [0.0] * len(ids), [-1] * len(ids)))
+        if not segment.is_own(message):  # a worked example
+            transcript.segment.sampled[said.body : said.end] = [False] * (said.end - said.body)
+    return transcript.segment
+
+
+def _words(message: Message, chat: Chat, is_whole: bool) -> list[int]:
+    """A segment with ids has the calls in its text, which is kept if this chat reads the same calls from it."""
+    text, calls = message.text, message.calls
+    if is_whole:
+        ids = chat.encode(text)
+        if any(call.error for call in calls) or [c.name for c in chat.parse(ids)] == [c.name for c in calls]:
+            return ids
+        text = text[: calls[0].start].rstrip() if calls else text
+        return chat.answer(text, calls)
+    return chat.answer(_behind_header(text, chat), calls)
+
+
+def has_no_thoughts(chat: Chat) -> bool:
+    """Whether thinking is switched off: the header of every answer ends an empty thought."""
+    return chat.decode(chat.assistant_header).rstrip().endswith(THINK_END)
+
+
+def _behind_header(text: str, chat: Chat) -> str:
+    """The text without what the header has already: the begin of a thought, which is ended if the message has none, or
+    the whole thought if the chat has no thoughts."""
+    begin = answer_start(text)
+    if begin and has_no_thoughts(chat):
+        return text[begin:].lstrip()
+    if not chat.decode(chat.assistant_header).rstrip().endswith(THINK_START):
+        return text
+    return text.lstrip().removeprefix(THINK_START).lstrip("\n") if begin else f"\n{THINK_END}\n\n{text}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from offbook.agent.chat.strict import can_be_written
+from offbook.agent.chat.dialects import can_be_written
 from offbook.sandbox.access import Opened
 from offbook.sandbox.sandbox import Sandbox
 from offbook.types import Limits, ToolSpec

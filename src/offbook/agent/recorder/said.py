@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from offbook.agent.chat import Chat
-from offbook.agent.chat.strict import Tools
+from offbook.agent.chat.dialects import Tools
 from offbook.core.thoughts import THINK_END, THINK_START, answer_start
 from offbook.types import CallStatus, OffbookError, Role, ToolCall
 

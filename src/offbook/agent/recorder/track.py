@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offbook.agent.chat.strict import Tools
+from offbook.agent.chat.dialects import Tools
 from offbook.agent.recorder.said import Answer, Said, num_shared, status_of
 from offbook.types import CallStatus, Completion, Segment
 

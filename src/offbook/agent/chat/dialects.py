@@ -1,0 +1,362 @@
+"""The call dialects: how a model writes a tool call into its message, and how it is read back.
+
+hermes (Qwen2.5, Qwen3, the pocket model) is JSON between two tags:
+
+    <tool_call>{"name": .., "arguments": {..}}</tool_call>
+
+A call ends where its JSON ends, so tags inside a string are just text. A call that is closed and wrong is one malformed
+call, and the reading continues behind it. Qwen's templates put the JSON on a line of its own; `render_hermes` does not.
+
+xml (Qwen3-Coder, Qwen3.5, Nemotron-3):
+
+    <tool_call>
+    <function=NAME>
+    <parameter=KEY>
+    value
+    </parameter>
+    </function>
+    </tool_call>
+
+A value is the text as written, less one newline at either end. Its type comes from the tool's schema: a parameter that
+may be a string is the text; any other is JSON of the declared kind, without conversions. The format cannot escape its
+own tags, so a value with one is refused; <tool_call> and its end are plain text inside a value. Left out: anyOf and the
+like are read as strings. Qwen3-Coder's own template writes True where this writes true.
+
+bash is the bash-only profile, compatible with mini-swe-agent's text mode: a message's one fenced command is a call.
+
+    ```bash
+    the command
+    ```
+
+The fence is named bash (as in its version 1) or mswea_bash_command (2); ToolCall("bash", {"command": ..}) is also what
+version 2 makes of a native call. Every call read here is the same command there, up to surrounding white space. This
+reader is stricter where one must guess: a fence in the middle of a line, after the command, or inside the command. One
+difference: a message without a block is an answer here and a mistake there. The agent submits by a command that
+succeeds and whose first line of output is SUBMIT; the harness looks for that.
+
+Nothing is repaired. What Python's JSON reader accepts and JSON does not (a duplicate key, NaN, numbers beyond a float,
+half surrogate pairs) is named and refused, because two readers would disagree about it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from offbook.core.thoughts import answer_start
+from offbook.types import OffbookError, ToolCall, ToolSpec
+
+Tools = tuple[ToolSpec, ...]
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+SPACE = re.compile(r"[ \t\r\n]*")
+TELLING = """\
+These are all the tools that you have, with their parameters as JSON schemas:
+
+<tools>
+{tools}
+</tools>
+
+To call a tool, write a JSON object between two tags:
+
+<tool_call>
+{{"name": "the tool's name", "arguments": {{"parameter": "value"}}}}
+</tool_call>"""
+
+
+def as_json(tools: Tools) -> list[dict[str, Any]]:
+    """Tools in the envelope that chat templates are written for."""
+    return [{"type": "function", "function": asdict(tool)} for tool in tools]
+
+
+def telling(tools: Tools) -> str:
+    """The description of the tools for a system prompt, if the chat format has none of its own."""
+    return TELLING.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(tools)))
+
+
+# What the dialects share
+
+
+def after_space(text: str, position: int) -> int:
+    found = SPACE.match(text, position)
+    assert found  # the pattern also matches the empty string
+    return found.end()
+
+
+def malformed(name: str, reason: str, start: int) -> ToolCall:
+    """A call that cannot be run. `name` is kept if it can be seen, so feedback can name the tool that was meant."""
+    return ToolCall(name, error=reason, start=start)
+
+
+def _read_calls(text: str, position: int, read: Callable[[int], tuple[ToolCall, int | None]]) -> tuple[ToolCall, ...]:
+    """Every attempt in tags, in order. `read` takes the position of an opening tag and returns the call's end if known.
+
+    A call whose end is unknown ends the reading: what follows may be its own inside, or may build on it. A closing tag
+    that closes nothing is an attempt, too: models forget the opening one.
+    """
+    calls: list[ToolCall] = []
+    end: int | None = position
+    while end is not None:
+        start = text.find(CALL_START, end)
+        stray = text.find(CALL_END, end, len(text) if start < 0 else start)
+        if stray >= 0:
+            calls.append(malformed("", f"{CALL_END} closes nothing: begin the call with {CALL_START}", stray))
+        if start < 0:
+            break
+        call, end = read(start)
+        calls.append(call)
+    return tuple(calls)
+
+
+def read_json(text: str, position: int) -> tuple[Any, int, str | None]:
+    """The JSON value at `position`, its end, and what is wrong with it although it can be read.
+
+    A ValueError says why there is none.
+    """
+    problems: list[str] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(items)
+        if len(value) < len(items):
+            problems.append("a key is there twice")
+        return value
+
+    def constant(literal: str) -> None:
+        problems.append(f"{literal} is no JSON")
+
+    def number(literal: str) -> float:
+        value = float(literal)
+        if math.isinf(value):
+            problems.append(f"{literal} is too large")
+        return value
+
+    decoder = json.JSONDecoder(object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
+    try:
+        value, end = decoder.raw_decode(text, position)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos - position}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError:  # the one other thing the decoder raises: Python reads no integer of thousands of digits
+        raise ValueError("a number is too long") from None
+    if "\\u" in text[position:end] and not can_be_written(value):
+        problems.append("a \\u escape is half a character")
+    return value, end, problems[0] if problems else None
+
+
+def can_be_written(value: Any) -> bool:
+    """Whether a value can be written as JSON, and so as text: "\\ud800" is half a character."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True
+
+
+# hermes
+
+NAME = re.compile(r'"name"\s*:\s*"(\w+)"')
+
+
+def render_hermes(name: str, arguments: dict[str, Any]) -> str:
+    return f"{CALL_START}{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}{CALL_END}"
+
+
+def parse_hermes(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
+    """Every attempted call in order. An attempt that is not a well-formed call is kept, with the reason."""
+    return _read_calls(text, answer_start(text, thinking), lambda start: _read_hermes(text, start))
+
+
+def _read_hermes(text: str, start: int) -> tuple[ToolCall, int | None]:
+    """The call whose opening tag is at `start`, and its end if known."""
+    body = after_space(text, start + len(CALL_START))
+    seen = NAME.search(text, body)
+    name = seen.group(1) if seen else ""
+    closed = CALL_END in text[body:]
+    try:
+        value, end, problem = read_json(text, body)
+    except ValueError as error:
+        if not closed:
+            return malformed(name, f"the call is not closed by {CALL_END}", start), None
+        if text.startswith(CALL_START, body):
+            return malformed(name, f"{CALL_START} stands inside a call: close one before the next begins", start), None
+        return malformed(name, f"the call is not valid JSON ({error})", start), None
+    end = after_space(text, end)
+    if not text.startswith(CALL_END, end):
+        follows = f"only {CALL_END} may follow the call's JSON object"
+        return malformed(name, follows if closed else f"the call is not closed by {CALL_END}", start), None
+    end += len(CALL_END)
+    if problem:
+        return malformed(name, f"the call is not valid JSON ({problem})", start), end
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return malformed(name, "the call needs a name", start), end
+    if not isinstance(value.get("arguments"), dict):
+        return malformed(name, "the call needs arguments, a JSON object", start), end
+    if set(value) != {"name", "arguments"}:
+        return malformed(name, "the call takes a name and arguments and nothing else", start), end
+    return ToolCall(value["name"], value["arguments"], start=start), end
+
+
+# xml
+
+FUNCTION_END, PARAMETER_START, PARAMETER_END = "</function>", "<parameter=", "</parameter>"
+FUNCTION = re.compile(r"<function=([\w.-]+)>")
+PARAMETER = re.compile(r"<parameter=([\w.-]+)>")
+ENDS = re.compile(f"{FUNCTION_END}{SPACE.pattern}{CALL_END}")
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
+    "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "null": lambda value: value is None,
+}
+
+
+def render_xml(name: str, arguments: dict[str, Any]) -> str:
+    """A value that contains one of the format's own tags cannot be written."""
+    lines = [CALL_START, f"<function={name}>"]
+    for key, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if PARAMETER_END in text or _has_tag(text):
+            raise ValueError(f"the value of {key} holds a tag of the format")
+        lines += [f"<parameter={key}>", text, PARAMETER_END]
+    return "\n".join([*lines, FUNCTION_END, CALL_END])
+
+
+def parse_xml(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
+    """Every attempted call in order. A call of a tool that is not among `tools` keeps its values as text."""
+    return _read_calls(text, answer_start(text, thinking), lambda start: _read_xml(text, start, tools))
+
+
+def _read_xml(text: str, start: int, tools: Tools) -> tuple[ToolCall, int | None]:
+    """The call whose opening tag is at `start`, and its end if known."""
+    function = FUNCTION.match(text, after_space(text, start + len(CALL_START)))
+    if not function:
+        return malformed("", f"write <function=NAME> right after {CALL_START}", start), None
+    name, last = function.group(1), "<function=NAME>"
+    written: list[tuple[str, str]] = []
+    position = after_space(text, function.end())
+    while parameter := PARAMETER.match(text, position):
+        key = parameter.group(1)
+        end = text.find(PARAMETER_END, parameter.end())
+        value = text[parameter.end() : end]
+        if end < 0 or _has_tag(value):
+            return malformed(name, f"the value of {key} is not closed by {PARAMETER_END}", start), None
+        written.append((key, value.removeprefix("\n").removesuffix("\n")))
+        last = f"the parameter {key}"
+        position = after_space(text, end + len(PARAMETER_END))
+    ends = ENDS.match(text, position)
+    if not ends:
+        reason = f"only <parameter=KEY> or {FUNCTION_END}{CALL_END} may stand after {last}"
+        return malformed(name, reason, start), None
+    schema = next((tool.parameters for tool in tools if tool.name == name), None)
+    arguments: dict[str, Any] = {}
+    for key, value in written:
+        if key in arguments:
+            return malformed(name, f"the parameter {key} is there twice", start), ends.end()
+        if schema is not None and key not in schema.get("properties", {}):
+            return malformed(name, f"{name} takes no {key}", start), ends.end()
+        try:
+            arguments[key] = value if schema is None else _typed(key, value, schema["properties"][key])
+        except ValueError as error:
+            return malformed(name, str(error), start), ends.end()
+    return ToolCall(name, arguments, start=start), ends.end()
+
+
+def _has_tag(value: str) -> bool:
+    """Tags that no value may contain: they mean that </parameter> was forgotten."""
+    return PARAMETER_START in value or FUNCTION_END in value
+
+
+def _typed(key: str, text: str, schema: dict[str, Any]) -> Any:
+    declared = schema.get("type", "string")
+    kinds = [declared] if isinstance(declared, str) else declared
+    if "string" in kinds:
+        return text
+    problem = f"{key} must be {' or '.join(kinds)}, written as JSON"
+    try:
+        value, end, wrong = read_json(text, after_space(text, 0))
+    except ValueError:
+        raise ValueError(problem) from None
+    if wrong or after_space(text, end) < len(text) or not any(KINDS[kind](value) for kind in kinds):
+        raise ValueError(problem)
+    return value
+
+
+# bash
+
+FENCE = "```"
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+OPENING = re.compile(r"```(?:bash|mswea_bash_command)(?![\w-])([^\n]*)")
+
+
+def render_bash(name: str, arguments: dict[str, Any]) -> str:
+    """A command with a line that begins with a fence cannot be written."""
+    command = arguments["command"]
+    if name != "bash" or set(arguments) != {"command"} or not command.strip() or f"\n{FENCE}" in f"\n{command}":
+        raise ValueError("this dialect writes bash commands and nothing else, and none with a fence inside")
+    return f"{FENCE}bash\n{command}\n{FENCE}"
+
+
+def parse_bash(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
+    """No call, one call, or one malformed call."""
+    openings = list(OPENING.finditer(text, answer_start(text, thinking)))
+    if not openings:
+        return ()
+    first = openings[0]
+    body = first.end() + 1  # behind the newline
+    end = text.find(f"\n{FENCE}", body - 1)
+    command = text[body : max(body, end)]
+    rest, _, below = text[end + 1 + len(FENCE) :].partition("\n")
+    problem = ""
+    if len(openings) > 1:
+        problem = f"{len(openings)} command blocks: write exactly one"
+    elif first.start() and text[first.start() - 1] != "\n":
+        problem = f"{FENCE}bash must stand at the beginning of a line"
+    elif first.group(1).strip():
+        problem = f"nothing may follow {FENCE}bash on its line"
+    elif first.end() == len(text) or end < 0:
+        problem = f"the command block is not closed: end it with a line {FENCE}"
+    elif rest.strip() or f"\n{FENCE}" in f"\n{below}":  # another fence: the first may not be the end
+        problem = f"the command must be the last block, and no line of it may begin with {FENCE}"
+    elif not command.strip():
+        problem = "the command is empty"
+    call = ToolCall("bash", {"command": command}, start=first.start())
+    return (malformed("bash", problem, first.start()) if problem else call,)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`parse` takes a message's text, the tools with their schemas, and whether the header opened the thinking."""
+
+    name: str
+    parse: Callable[[str, Tools, bool], tuple[ToolCall, ...]]
+    render: Callable[[str, dict[str, Any]], str]
+    marks: tuple[str, ...] = (CALL_START, CALL_END)  # what an attempt begins with
+
+    def answer(self, text: str, calls: Sequence[ToolCall]) -> str:
+        """A message's text: its words, then its calls, each on a line of its own."""
+        return "\n".join(filter(None, (text, *map(self._write, calls))))
+
+    def _write(self, call: ToolCall) -> str:
+        """The call in this dialect, or in hermes as a fallback."""
+        try:
+            return self.render(call.name, call.arguments)
+        except (ValueError, KeyError):
+            return render_hermes(call.name, call.arguments)
+
+
+HERMES = Dialect("hermes", parse_hermes, render_hermes)
+XML = Dialect("xml", parse_xml, render_xml)
+BASH = Dialect("bash", parse_bash, render_bash, (FENCE,))
+
+
+def dialect_named(name: str) -> Dialect:
+    for dialect in (HERMES, XML, BASH):
+        if dialect.name == name:
+            return dialect
+    raise OffbookError(f"there is no call dialect {name}; the dialects are hermes, xml and bash")
