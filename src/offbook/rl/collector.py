@@ -345,9 +345,9 @@ class Collector:
     async def _commanded(
         self, task: Task, rollout: Rollout, sandbox: Sandbox, session: Session, on_rollout: OnRollout
     ) -> Rollout:
-        """By somebody else's agent."""
-        rollout.tools = ()  # those that it says it has
-        settings = self.limits, self.harness.prices, lambda track: on_rollout(rollout, False)
+        """Run the user's own agent command."""
+        rollout.tools = ()  # the agent names its own
+        settings = self.limits, self.harness.prices, lambda: on_rollout(rollout, False)
         recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
         return await run_command(task, sandbox, recorder, self.harness.command, self._door)
 

@@ -1,4 +1,4 @@
-"""The agent at work: its loop and its tools, or the command that is another agent."""
+"""The agent loop and its tools, and the runner for a user's own agent command."""
 
 from offbook.agent.harness.agent import Harness, Midway, record_crash, run_agent
 from offbook.agent.harness.command import Door, run_command

@@ -1,6 +1,6 @@
-"""A rollout once more from one of its messages on: another message in its place, and what the tools answer to it.
+"""Replays a rollout up to one of its messages, puts another message there, and runs that message's tool calls.
 
-Nothing is sampled here and nothing goes on after the answers. Up to the message the record is the rollout's own.
+Nothing is sampled here; the replay ends with the tools' answers. Up to the message it is the rollout's own record.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from offbook.types import CallStatus, Completion, OffbookError, Rollout, StopRea
 
 
 class NotRestored(OffbookError):
-    """A sandbox that cannot be brought to where it was."""
+    """The sandbox could not be restored to its earlier state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The place right before a message of a rollout."""
+    """A rollout right before one of its messages."""
 
     rollout: Rollout
     at: At
@@ -35,7 +35,7 @@ class Before:
 
     @asynccontextmanager
     async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        """As it was there: a fresh one in which every call before it that may have written something is made again."""
+        """A fresh sandbox in the state of that point: every earlier call that may have written is run again."""
         toolset = self.harness.toolset(self.task)
         async with await suite_sandbox(self.task.tree, self.task.suite, spec) as sandbox:
             bench = self._bench(sandbox)
@@ -49,12 +49,10 @@ class Before:
             yield sandbox
 
     async def with_message(self, sampled: Completion, sandbox: Sandbox | None) -> Rollout:
-        """What the rollout would have been by the answers to this message. Without a sandbox calls that could be run
-        are
-        taken to have answered nothing."""
+        """The rollout with this message and its tools' answers. Without a sandbox valid calls have empty ones."""
         toolset, (number, message) = self.harness.toolset(self.task), self.at
         transcript = Transcript.after(self.rollout.segments[number].up_to(message), self.chat, toolset.specs())
-        # It may have been sampled behind a hint that is not here: its own routes would lie at other places.
+        # It may have been sampled after a hint that is not here, so its own routes would be at other positions.
         said = transcript.add_sampled(replace(sampled, routes=transcript.segment.routes))
         bench = None if sandbox is None else self._bench(sandbox)
 

@@ -1,7 +1,7 @@
 """The agent loop: prompt, message, tool calls, results, until it finishes or a limit ends it.
 
-A conversation that outgrows its window goes on in a new segment that starts from the agent's own summary. Nothing is
-dropped: an invalid call is answered with an error and counted, a crash ends one rollout and stays on it.
+A conversation that outgrows its window continues in a new segment that starts from the agent's own summary. Nothing is
+dropped: an invalid call is answered with an error and counted, a crash ends one rollout and is recorded on it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from offbook.types import (
 )
 
 OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
-ENDED_FROM_OUTSIDE = {None, errno.EPIPE, errno.ECONNRESET, *HOST_ERRORS}  # what no command brings about by itself
+ENDED_FROM_OUTSIDE = {None, errno.EPIPE, errno.ECONNRESET, *HOST_ERRORS}  # what no command can cause by itself
 CALLS_AT_ONCE = 8  # of one message: hundreds of commands would starve one another
 OnTurn = Callable[[Rollout], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Midway:
-    """A rollout between two turns. With its sandbox as that is then, it is all that is needed to go on."""
+    """A checkpoint of a rollout between two turns: with the state of its sandbox, all that is needed to resume."""
 
     rollout: Rollout
     todos: list[dict[str, str]] = field(default_factory=list)
     interrupted: bool = False
-    stop: StopReason | None = None  # it has ended, and is not scored yet
+    stop: StopReason | None = None  # set if it has ended and only the score is missing
 
 
 Keep = Callable[[Midway], Awaitable[None]]
@@ -60,7 +60,7 @@ Keep = Callable[[Midway], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """The world a rollout happens in, apart from its task: limits, how tools are shown, what tokens cost."""
+    """What rollouts share whatever their task: limits, how tools are shown, what tokens cost."""
 
     limits: Limits
     profile: str = "standard"
@@ -68,8 +68,8 @@ class Harness:
     prices: Prices = field(default_factory=Prices)
     told: bool = False  # the model's server tells it of its tools
     own_tools: Mapping[str, Tool] = field(default_factory=dict)  # the user's, for tasks that name them
-    added: tuple[str, ...] = ()  # tools that every task has beside its own
-    command: str = ""  # another agent, in the place of this one
+    added: tuple[str, ...] = ()  # tools that every task has in addition to its own
+    command: str = ""  # the user's own agent, run in place of this one
 
     def toolset(self, task: Task) -> Toolset:
         more = (name for name in self.added if name not in task.tools)
@@ -88,9 +88,9 @@ async def run_agent(
     keep: Keep | None = None,
     midway: Midway | None = None,
 ) -> Rollout:
-    """One rollout, unscored. What goes wrong in the policy or the sandbox is on it; only a lost model makes it none.
+    """Run one rollout, unscored. Errors of the policy or the sandbox are recorded on it; only a lost model is raised.
 
-    `keep` is given it after every turn. One that was kept goes on from there, in a sandbox that is as it was.
+    `keep` is a callback after every turn. With `midway` a kept rollout resumes, in a sandbox restored to that state.
     """
     toolset = harness.toolset(task)
     rollout = midway.rollout if midway else Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
@@ -105,14 +105,14 @@ async def run_agent(
             rollout.stop = (midway and midway.stop) or await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
-        if harness.told and not rollout.usage.turns:  # it waited for the server's first word, and for nothing else
+        if harness.told and not rollout.usage.turns:  # it waited for the server's first token and nothing else
             record_crash(rollout, NoAnswer(f"no answer within {harness.limits.wall_s:g} s", "no answer in time"))
     except ModelLost:
         raise
     except PromptTooLong as error:
         rollout.stop = "context"
         episode.record("outgrown", str(error))
-        if harness.told and not rollout.usage.turns:  # nothing has grown yet: it is the server's setting
+        if harness.told and not rollout.usage.turns:  # the first prompt: it is the server's setting
             episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
     except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
         record_crash(rollout, error)
@@ -129,16 +129,16 @@ async def take_changes(rollout: Rollout, task: Task, sandbox: Sandbox) -> None:
         rollout.partial = changes.partial
     except OSError as error:
         record_crash(rollout, error)
-    except Exception:  # the sandbox is gone; the rollout is scored for what is left of it, which is nothing
+    except Exception:  # the sandbox is gone: the rollout is scored with no changes
         record_at_end(rollout, "sandbox_lost", traceback.format_exc(limit=-2))
     rollout.diff = diff_of(task, rollout.changed)
 
 
 def record_crash(rollout: Rollout, error: Exception) -> None:
-    """On the rollout, and whether it looks like a fault of the machine or of the model's server.
+    """Record a crash, and whether it looks like a fault of the machine or of the model's server.
 
-    The limits of a sandbox are no fault: whoever fills its disk has done that. Nor is anything else that commands can
-    bring about, once there were some.
+    A sandbox limit is no fault of the machine: the agent filled its disk. Neither is anything else that commands can
+    cause, once there were some.
     """
     rollout.stop = "crash"
     record_at_end(rollout, "crash", "".join(traceback.format_exception(error, limit=-4)))
@@ -151,14 +151,14 @@ def record_crash(rollout: Rollout, error: Exception) -> None:
 
 
 def record_at_end(rollout: Rollout, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
-    """At its last message so far."""
+    """Add an event at the last message."""
     segment = len(rollout.segments) - 1
     message = len(rollout.segments[segment].messages) - 1 if rollout.segments else -1
     rollout.events.append(Event(message, kind, detail, max(0, segment), place, paths))
 
 
 def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collection[str]) -> None:
-    """What commands opened that is worth a second look, at the last message."""
+    """Add events for suspicious files that commands opened, at the last message."""
     opened = [*opened]
     paths = dict.fromkeys(path for one in opened for path in one.paths)
     num_cut = sum(one.num_cut for one in opened)
@@ -175,7 +175,7 @@ async def run_call(
     bench: Workbench | None,
     record: Callable[[str, str], None] = lambda kind, detail: None,
 ) -> tuple[CallStatus, str]:
-    """What a call is answered. One that cannot be run needs no workbench."""
+    """Answer a call. One that cannot be run needs no workbench."""
     if call.error:
         return "malformed", f"error: {call.error}"
     if call.name not in toolset.names:
@@ -191,7 +191,7 @@ async def run_call(
         return "failed", f"error: {error}"
     except ToolFailed as error:
         return "failed", f"error: {error}"
-    except OSError:  # of the machine: no answer that the agent could learn from
+    except OSError:  # a fault of the machine: not an answer to the agent
         raise
     except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
         record("tool_crash", traceback.format_exc(limit=-4))
@@ -266,7 +266,7 @@ class _Episode:
         return "turns"
 
     def _interrupt(self, ending: bool) -> bool:
-        """The user speaks once, when its turn has come or the agent would end before."""
+        """Add the user's interruption, once: at its turn, or earlier if the agent would end before."""
         interrupt = self.task.interrupt
         if interrupt is None or self.interrupted:
             return False
@@ -278,7 +278,7 @@ class _Episode:
         return True
 
     def _request(self) -> str:
-        """What the user has said so far."""
+        """Everything the user has said so far."""
         said = [self.task.interrupt.text] if self.task.interrupt and self.interrupted else []
         return "\n\n".join([first_message(self.task), *said])
 
@@ -288,7 +288,7 @@ class _Episode:
         messages, asked = tuple(self.transcript.segment.messages), time.monotonic()
         try:
             completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
-        finally:  # also where the time is up before the answer is there
+        finally:  # also on a timeout
             self.rollout.usage.model_seconds += time.monotonic() - asked
         self.fed = [*ids, *completion.ids]
         prices = self.harness.prices
@@ -297,7 +297,7 @@ class _Episode:
         return self.transcript.add_sampled(completion)
 
     async def _answer(self, message: Message) -> bool:
-        """Run the message's calls side by side; their answers keep the order of the calls. True if it was the end."""
+        """Run the message's calls concurrently; answers keep the order of the calls. True if one ends the task."""
         slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def answered(call: ToolCall) -> tuple[CallStatus, str]:
@@ -318,7 +318,7 @@ class _Episode:
         return finished
 
     async def _summarize(self) -> None:
-        """Ask for a summary at the end of this segment and go on from it in a new one."""
+        """Ask for a summary at the end of this segment and start a new one from it."""
         usage, limits = self.rollout.usage, self.harness.limits
         usage.summaries += 1
         self.transcript.add("user", prompt("summarize"))
@@ -355,7 +355,7 @@ class _Episode:
         return limits.summary_tokens + len(self.chat.block("user", prompt("summarize"))) if limits.summarize_at else 0
 
     def _fitting(self, text: str) -> str:
-        """Tool output cut to what the window holds, so that no segment outgrows it."""
+        """Truncate tool output to the room in the window, so that no segment outgrows it."""
         taken = len(self.transcript.prompt()) + len(self.chat.block("tool", OUTPUT_CUT))
         room = max(0, self.harness.limits.context - taken - self._summary_room())
         if len(text.encode()) <= room:  # no token is shorter than a byte
@@ -380,7 +380,7 @@ def diff_of(task: Task, changed: dict[str, str | None]) -> str:
 
 
 def first_message(task: Task) -> str:
-    """The request and, where the task has it, what the user's editor shows."""
+    """The request and, if the task has it, what the user's editor shows."""
     context = task.context
     if context is None:
         return task.instruction

@@ -1,8 +1,8 @@
-"""Somebody else's agent at work: a command that runs in the sandbox, and reaches the model there and nothing else.
+"""Runs a user's own agent: a command in the sandbox that can reach the model and nothing else.
 
-The sandbox keeps its own empty network. A forwarder inside it offers the endpoint on the sandbox's loopback and carries
-connections through a socket, behind which this process records what is asked and answered. What the agent leaves in
-the tree is graded as always. Left out: a task's interruption by the user; nobody knows when such an agent listens.
+The sandbox keeps its own empty network. A forwarder inside it listens on the sandbox's loopback and forwards
+connections through a socket to this process, which records requests and answers. The agent's changes are graded as
+always. Left out: a task's interruption by the user; it is unknown when such an agent reads messages.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from offbook.sandbox.egress import DOOR, forwarded
 from offbook.types import OffbookError, Rollout, StopReason, Task
 
 SOCKET, PORT = "model", 8630  # in the door, and on the sandbox's loopback
-GRACE_S = 2.0  # that an agent has to end by itself after it was told that it may ask no more
-LAST_WORDS = 2000  # characters of its output that a crash is told with
+GRACE_S = 2.0  # for an agent to exit by itself after its session is over
+LAST_WORDS = 2000  # characters of output recorded with a crash
 
 
 class Door:
-    """What sandboxes are shown: the socket, which is one for all of them, and the user's own folders.
+    """Mounts for sandboxes: the one socket that all of them share, and the user's own folders.
 
-    It is opened by the first that needs it, and belongs to the event loop of that one until it is closed.
+    The first sandbox opens it, in its event loop.
     """
 
     def __init__(self, folders: Mapping[str, Path], search: Search | None = None):
@@ -51,12 +51,12 @@ class Door:
         return {DOOR: self._place, **self._folders}
 
     def socket(self, sandbox: Sandbox) -> str:
-        """Its path there."""
+        """The socket's path in the sandbox."""
         assert self._place is not None
         return f"{DOOR}/{SOCKET}" if isinstance(sandbox, BwrapSandbox) else str(self._place / SOCKET)
 
     def admit(self, session: Session) -> str:
-        """The key by which its agent is known."""
+        """Register a session and return the key for its agent."""
         return self._sessions.add(session)
 
     def dismiss(self, session: Session) -> None:
@@ -98,7 +98,7 @@ async def run_command(task: Task, sandbox: Sandbox, session: Session, command: s
 
 
 async def _until_over(sandbox: Sandbox, command: str, session: Session) -> ExecResult | None:
-    """How the command ended; None where it was ended because it may ask no more."""
+    """The command's result; None if it was stopped because its session is over."""
     running = asyncio.create_task(sandbox.exec(command, session.limits.wall_s))
     over = asyncio.create_task(session.is_over.wait())
     try:

@@ -1,4 +1,4 @@
-"""Exact search and replace, and what to say where the text is not there or there more than once."""
+"""Exact search and replace, with explanations if the text is missing or occurs more than once."""
 
 from __future__ import annotations
 

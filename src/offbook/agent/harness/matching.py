@@ -1,7 +1,7 @@
-"""Searching texts: as functions for small work, as a program of its own for the rest.
+"""Text search: functions for small searches, and a program that a subprocess runs for the others.
 
-The program is there because a regular expression can take forever and nothing interrupts Python while it matches: only
-a process can be killed. It imports nothing but small parts of the standard library, so that it starts in 20 ms.
+A regular expression can take forever and nothing interrupts Python while it matches: only a process can be killed. The
+program imports only small parts of the standard library, so it starts in 20 ms.
 """
 
 from __future__ import annotations

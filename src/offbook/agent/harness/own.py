@@ -20,7 +20,7 @@ TAKEN = {BASH.name, NAME, *TOOLS, *(name for wording in WORDINGS.values() for na
 
 
 def own_tools(files: Sequence[str]) -> dict[str, Tool]:
-    """Every public function of the files as a tool. Whatever is wrong with one is said before the first rollout."""
+    """Every public function of the files as a tool. A bad one raises before the first rollout."""
     own: dict[str, Tool] = {}
     for file in files:
         for name, function in functions_in(Path(file), "tools.files", "tools", {*own, *TAKEN}).items():
@@ -35,7 +35,7 @@ def _tool(name: str, function: Callable[..., Any], where: str) -> Tool:
     async def run(bench: Workbench, **arguments: Any) -> str:
         if inspect.iscoroutinefunction(function):
             answer = await function(bench.sandbox, **arguments)
-        else:  # other rollouts do not wait for it
+        else:  # in a thread, so other rollouts do not wait
             answer = await asyncio.to_thread(function, bench.sandbox, **arguments)
         if not isinstance(answer, str):
             raise TypeError(f"{where} gave {answer!r}, which is no text")

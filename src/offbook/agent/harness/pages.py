@@ -1,9 +1,8 @@
-"""Documentation search: a tool whose state is outside of sandboxes. Its pages are frozen, and everybody asks the same
-ones.
+"""Documentation search: a tool over fixed pages outside of sandboxes, the same for every rollout.
 
 Rollouts and evaluations have it as the tool `search_docs`, agents behind `offbook serve` and in `harness.command`
-as `POST /tools/search_docs`. What it answers follows from the pages and the words alone. `version` is a digest of all
-pages; it is in the run folder, and a run goes on with no others.
+as `POST /tools/search_docs`. Answers depend on the pages and the query alone. `version` is a digest of all pages; it is
+in the run folder, and a run resumes only with the same pages.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Pages:
         return await asyncio.to_thread(search_texts, query, self.texts)
 
     async def told(self, query: str) -> str:
-        """To agents that are not ours."""
+        """The same for agents behind an endpoint."""
         try:
             return await self.search(query)
         except ToolFailed as error:

@@ -1,7 +1,7 @@
-"""Text search over a sandbox: which files, where the work is done, and what the agent reads of it.
+"""Text search over a sandbox: which files are searched, in which process, and how hits are shown to the agent.
 
-The dialect is Python's in every sandbox, whatever is installed there. Small work is done in place; a pattern that could
-take long, or much text, goes to a process with a deadline, so the event loop never waits for a regular expression.
+The regular expressions are Python's in every sandbox. Small searches run in place; a pattern that could take long, or
+much text, goes to a subprocess with a timeout, so the event loop never waits for a regular expression.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def search(sandbox: Sandbox, pattern: str, path: str, ranked: bool, timeou
 
 
 def search_texts(words: str, texts: dict[str, str]) -> str:
-    """Ranked, over texts that are no sandbox's."""
+    """Ranked search over texts outside of a sandbox."""
     _check(words, ranked=True)
     hits, left_out = matching.rank(words, texts)
     more = [f"[{left_out} more pages; say more closely what you look for]"] if left_out else []
@@ -62,7 +62,7 @@ def _check(pattern: str, ranked: bool) -> None:
 
 
 async def _texts(sandbox: Sandbox, path: str) -> tuple[dict[str, str], int]:
-    """What is to be searched, and how many files were left out because they are no text or too much of it."""
+    """The texts to search, and how many files were skipped as binary, unreadable or too large."""
     texts, size, num_skipped = dict[str, str](), 0, 0
     for name in await _names(sandbox, path):
         try:

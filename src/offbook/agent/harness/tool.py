@@ -1,4 +1,4 @@
-"""What a tool is: a function of a workbench, whose annotations tell a model of its parameters and hold calls to it."""
+"""A tool: a function of a workbench. Its annotations describe its parameters to the model and validate calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TodoItem(TypedDict):
 
 @dataclass(slots=True)
 class Workbench:
-    """What the tools of one rollout work on."""
+    """State that the tools of one rollout share."""
 
     sandbox: Sandbox
     limits: Limits
@@ -46,8 +46,8 @@ class Workbench:
 
     @asynccontextmanager
     async def turn(self, alone: bool) -> AsyncIterator[None]:
-        """Calls of one message run side by side, but one that must be alone waits for all before it, and all after it
-        wait for that one: an edit is there for the command that follows it, and two edits of a file are both kept."""
+        """Calls of one message run concurrently, but an `alone` call waits for all before it, and all after it wait for
+        that one: a command sees the edit before it, and two edits of a file are both kept."""
         before = [over for over, other in self._calls if alone or other]
         mine = (asyncio.Event(), alone)
         self._calls.append(mine)
@@ -122,8 +122,8 @@ class Tool:
 
 
 def tool_of(function: Callable[..., Any], alone: bool = False) -> Tool:
-    """A function as a tool: its docstring is the description, `Annotated[str, "words"]` describes a parameter, and what
-    has a default may be left out. A ValueError says what it lacks."""
+    """A function as a tool: its docstring is the description, `Annotated[str, "words"]` describes a parameter, and a
+    parameter with a default is optional. A ValueError says what is missing."""
     description = inspect.getdoc(function)
     if not description:
         raise ValueError("needs a docstring: it is what the agent is told of it")
@@ -142,7 +142,7 @@ def tool_of(function: Callable[..., Any], alone: bool = False) -> Tool:
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:
-    """The JSON schema of an annotation, or None where values of it cannot be told of or checked."""
+    """The JSON schema of an annotation, or None if the type is not supported."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType) and len(inner) == 2 and inner[1] is NoneType:
         return schema_of(inner[0])

@@ -1,6 +1,6 @@
-"""The tools as one task's agent sees them: which ones, under what names, in what words, how strictly held to.
+"""Toolsets: which tools a task's agent has, under what names and descriptions, and how strictly calls are checked.
 
-They vary from task to task, so that going by the list of tools that is given is a skill which training can see.
+They vary from task to task, so that using the tools as listed is a skill that training can reward.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Toolset:
         return tuple(self.tools)
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What a chat format or an API tells of the tools. The bash profile is plain text: its prompt says it all."""
+        """The tools as a chat format or an API describes them. In the bash profile the prompt does."""
         return () if self.prompt == "bash" else tuple(tool.spec() for tool in self.tools.values())
 
     def check(self, call: ToolCall) -> str | None:
@@ -64,7 +64,7 @@ class Toolset:
         return self.tools[call.name].check(call.arguments, self.strict)
 
     async def run(self, call: ToolCall, bench: Workbench) -> str:
-        """The call has passed `check`. Arguments that a lenient check let through are ignored, and said to be."""
+        """Run a call that passed `check`. Arguments that only a lenient check accepts are ignored, with a note."""
         tool = self.tools[call.name]
         ignored = [name for name in call.arguments if name not in tool.parameters]
         said = f"\n[ignored: {call.name} takes no {', '.join(ignored)}]" if ignored else ""
@@ -84,7 +84,7 @@ class Toolset:
         return tool.own_name == "finish" or (tool is BASH and submitted(answer))
 
     def worked_turns(self) -> Iterator[tuple[Role, str]]:
-        """Examples to put before the task: models too small to go by a description copy what they see."""
+        """Worked examples to put before the task: very small models copy examples and cannot follow descriptions."""
         if self.prompt != "worked":
             return
         shown = {tool.own_name: tool for tool in self.tools.values()}
@@ -98,7 +98,7 @@ class Toolset:
                 yield "tool", turn["answer"]
 
     def system_prompt(self, told: bool = False) -> str:
-        """`told`: the chat format or the API tells of the tools in its own way, so the prompt does not."""
+        """`told`: the chat format or the API describes the tools itself, so the prompt does not."""
         if self.prompt != "standard":
             return prompt(self.prompt).format(signatures=", ".join(tool.signature for tool in self.tools.values()))
         words = prompt("standard").format(strictness=STRICTNESS[self.strict])

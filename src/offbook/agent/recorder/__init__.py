@@ -1,5 +1,4 @@
-"""What agents ask of a model and what it answers, kept to the token: rollouts of any agent behind an endpoint."""
+"""Records what any agent asks of a model behind an endpoint, and the answers, token by token, as rollouts."""
 
 from offbook.agent.recorder.said import Answer, Asked, Refused, Said, Shown
 from offbook.agent.recorder.session import Over, Session
-from offbook.agent.recorder.track import Track

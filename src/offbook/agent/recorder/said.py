@@ -17,7 +17,7 @@ UNFINISHED = "\ufffd"  # what the bytes of half a character are decoded to
 
 
 class Refused(OffbookError):
-    """A request that cannot be answered as it is; asked again it is refused again."""
+    """A request that can never be answered as it is; a retry fails again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Said:
     failed: bool = False  # of a tool's answer: the client says so
 
     def is_like(self, other: Said) -> bool:
-        """Clients send a message back as they please: without its thinking, stripped, its arguments written anew."""
+        """Whether it is the same message: clients send it back without thinking, stripped, with arguments rewritten."""
         if self.role != other.role or self.failed != other.failed:
             return False
         if self.role != "assistant":
@@ -48,7 +48,7 @@ class Asked:
     max_tokens: int = 0  # 0 is as many as the session allows
     stream: bool = False
     after: str = ""
-    retry: bool = False  # the client says that it asks again because no answer came
+    retry: bool = False  # the client says that it retries because no answer came
     ignored: dict[str, Any] = field(default_factory=dict)  # parameters that change nothing here
     id: str = field(default_factory=lambda: secrets.token_hex(12))  # that the answer will have
 
@@ -74,7 +74,7 @@ class Answer:
 
 
 def in_order(messages: Sequence[Said]) -> tuple[Said, ...]:
-    """As a model reads them: one message of the assistant in a row, and answers in the order of the calls."""
+    """The messages as a model reads them: consecutive assistant messages joined, answers in the order of the calls."""
     joined: list[Said] = []
     for said in messages:
         last = joined[-1] if joined else None
@@ -91,7 +91,7 @@ def in_order(messages: Sequence[Said]) -> tuple[Said, ...]:
 
 
 def num_shared(one: Sequence[Said], other: Sequence[Said]) -> int:
-    """How many messages both begin with."""
+    """The length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0].is_like(pair[1]), pairs))
 
@@ -132,7 +132,7 @@ class Reading:
         return Shown(_thought(text[:begin]), "".join(pieces).strip(), good)
 
     def so_far(self, ids: list[int]) -> Shown:
-        """What is certain of a message in the making: the whole one begins with it. Its calls come with its end."""
+        """The certain prefix of an unfinished message, for streaming. Calls are shown when it is complete."""
         words = ids[:-1] if set(ids[-1:]) & self._chat.stop_ids else ids
         text = self._chat.decode(words).rstrip(UNFINISHED)
         if not self._thinks and THINK_START.startswith(text.lstrip()[: len(THINK_START)]) and THINK_START not in text:
@@ -150,7 +150,7 @@ def _thought(text: str) -> str:
 
 
 def _before(text: str, marks: Sequence[str]) -> str:
-    """Up to the first mark, or to what may become one."""
+    """The text up to the first mark, or to a prefix of one at the end."""
     found = [place for mark in marks if (place := text.find(mark)) >= 0]
     text = text[: min(found)] if found else text
     begun = (size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))

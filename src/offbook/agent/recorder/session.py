@@ -1,11 +1,11 @@
-"""One agent's work at an endpoint, as a rollout: requests are written as ids, continued by the model, and kept as ids.
+"""Records one agent's work at an endpoint as a rollout: requests become ids, the model continues them, ids are kept.
 
 A request whose history is a conversation of this session with something new behind it extends that segment: the prompt
 is the ids that are there and new ones. Any other history opens a segment: edited, summed up, gone back to an earlier
 message, or a sub-agent's. What it repeats of the model's messages has the ids that were sampled then and does not count
 as sampled, so that no token is learned from twice. Two requests at once go on in two segments.
 
-An answer that did not arrive is taken back, and given again to whoever asks the same. Thinking stays in the
+An answer that did not arrive is taken back, and returned again if the same request is retried. Thinking stays in the
 conversation, whether or not the client sends it back, as it does in offbook's own agent.
 
 Left out: a message that the client has begun, sampling parameters (an engine has one temperature), logprobs.
@@ -18,14 +18,16 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from offbook.agent.chat import Chat, Transcript, count_tokens, telling
+from offbook.agent.chat.dialects import Tools
 from offbook.agent.recorder.said import Answer, Asked, Reading, Refused, Said, Shown, in_order, num_shared, status_of
-from offbook.agent.recorder.track import Request, Track, answer_status
 from offbook.types import (
     INVALID,
+    CallStatus,
     Completion,
     Event,
     Limits,
@@ -40,24 +42,58 @@ from offbook.types import (
     StopReason,
 )
 
-LONG = 50_000  # characters; what takes the tokenizer longer is written in a thread
+LONG = 50_000  # characters; longer texts are encoded in a thread
 FREE = Prices()
 OnShown = Callable[[Shown], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    messages: tuple[Said, ...]
+    tools: Tools
+
+    def is_like(self, other: Request) -> bool:
+        count = len(self.messages)
+        same = count == len(other.messages) and self.tools == other.tools
+        return same and num_shared(self.messages, other.messages) == count
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """A segment as of its last answer, and its messages as the client knows them. The next answer makes a new track."""
+
+    tools: Tools
+    said: tuple[Said, ...]  # one for each message of the segment
+    names: tuple[str, ...]  # the answers that they are, empty for others
+    segment: Segment
+    answer: Answer
+    completion: Completion
+    before: Track | None = None  # without this answer; None where it is the first, or can no longer be taken back
+    is_busy: bool = False  # a request waits for its next message
+
+    @property
+    def request(self) -> Request:
+        return Request(self.said[:-1], self.tools)
+
+    def words(self, index: int) -> list[int]:
+        """The ids of a message of the model's, with the token that ends it."""
+        message = self.segment.messages[index]
+        return self.segment.ids[message.body : message.body_end + 1]
+
+
 class Over(OffbookError):
-    """The session has ended, or has used up what it may."""
+    """The session has ended or has reached a limit."""
 
 
 class Line(Policy, Protocol):
-    """To the engine."""
+    """A session of the engine."""
 
     def close(self) -> None: ...
 
 
 class Session:
-    """`open_line` gives a way to the engine, by a name for its random numbers: one for the session, unless it is given
-    a `line` that somebody else closes, and more while its requests overlap."""
+    """`open_line` opens an engine session, by a name for its random numbers: one for the whole session, and more while
+    requests overlap. A `line` that is passed in is used first, and its owner closes it."""
 
     def __init__(
         self,
@@ -66,13 +102,13 @@ class Session:
         open_line: Callable[[str], Line],
         limits: Limits,
         prices: Prices = FREE,
-        on_turn: Callable[[Track], None] = lambda track: None,
+        on_turn: Callable[[], None] = lambda: None,
         line: Line | None = None,
     ):
         self.rollout, self.chat, self.limits, self.prices, self.on_turn = rollout, chat, limits, prices, on_turn
         self.tracks: list[Track] = []
         self.limit: StopReason | None = None  # that was reached
-        self.lost: ModelLost | None = None  # what the model was lost to
+        self.lost: ModelLost | None = None  # why the model was lost
         self.is_over = asyncio.Event()  # nothing more will come of it
         self.has_ended = False
         self._open_line, self._line, self._is_line_busy = open_line, line or open_line(rollout.id), False
@@ -85,11 +121,11 @@ class Session:
 
     @property
     def is_asked(self) -> bool:
-        """Somebody waits for an answer."""
+        """Whether a request waits for an answer."""
         return bool(self._flying)
 
     async def answer(self, asked: Asked, on_shown: OnShown | None = None) -> Answer:
-        """The model's next message. `on_shown` is told of it as it comes, where the engine tells."""
+        """The model's next message. `on_shown` is a callback for the message so far, if the engine streams."""
         self.touched = time.monotonic()
         request = self._request(asked)
         if asked.retry and (answer := await self._before(request)):
@@ -117,7 +153,8 @@ class Session:
         return len(self._written(request, self._continued(request)).prompt())
 
     async def _before(self, request: Request) -> Answer | None:
-        """What a first attempt that still goes on comes to. If one was answered, the answer did not arrive."""
+        """For a retry: the result of the first attempt if it is still running. If it was answered, the answer did not
+        arrive."""
         for done in [done for done, flying in self._flying.items() if flying.is_like(request)]:
             await asyncio.wait({done})
             if not done.cancelled():
@@ -145,15 +182,15 @@ class Session:
             completion = self._given_again(request) or await self._completed(prompt, room)
             if self.has_ended:
                 raise Over("this session ended before the answer was there")
-            return self._keep(asked.id, track, written, request, completion, room)
+            return self._keep(asked.id, track, written, request, completion)
         finally:
             if track is not None:
                 track.is_busy = False
 
     def take_back(self, answer: Answer) -> None:
-        """It did not arrive: then it is as if it had not been, but for whoever asks the same."""
+        """Undo an answer that did not arrive; it is kept for a retry of the same request."""
         track = next((track for track in self.tracks if track.answer is answer), None)
-        if track is None or track.is_busy or self.has_ended:  # busy: the client did get it, and goes on from there
+        if track is None or track.is_busy or self.has_ended:  # busy: the client got it and continues from it
             return
         self._notes.append(("", "taken_back", "an answer did not arrive"))
         place = self.tracks.index(track)
@@ -163,14 +200,14 @@ class Session:
         self._show()
 
     def note(self, kind: str, detail: str, answer: str = "") -> None:
-        """An event at the answer of this name; without one at the last."""
+        """Record an event at the answer of this name, or at the last one."""
         if answer and not any(answer in track.names for track in self.tracks):
             raise Refused(f"this session has no answer {answer}")
         last = max((track.answer for track in self.tracks), key=lambda one: one.number, default=None)
         self._notes.append((answer or (last.id if last else ""), kind, detail))
 
     def end(self, stop: StopReason | None = None) -> Rollout:
-        """The rollout, complete but for what it earned. Without a reason it ended as its last message says."""
+        """The rollout, complete except for its reward. Without a reason its last message says how it ended."""
         rollout, usage = self.rollout, self.rollout.usage
         if self.has_ended:
             return rollout
@@ -213,7 +250,7 @@ class Session:
         raise Refused(f"this session has no answer {answer}")
 
     def _continued(self, request: Request) -> Track | None:
-        """The longest conversation that the request goes on, if nobody else does so just now."""
+        """The longest conversation that the request continues and no other request is using."""
         found = [
             track
             for track in self.tracks
@@ -224,7 +261,7 @@ class Session:
         return max(found, key=lambda track: len(track.said), default=None)
 
     def _written(self, request: Request, track: Track | None) -> Transcript:
-        """Behind a copy of the track's segment, or from the beginning."""
+        """The request as a transcript: a copy of the track's segment and the new messages, or all of it."""
         try:
             if track is None:
                 transcript = Transcript(self.chat, request.tools)
@@ -253,7 +290,7 @@ class Session:
         transcript.add(said.role, text, answer_status(request, index) if said.role == "tool" else None)
 
     def _sampled_before(self, request: Request, index: int) -> list[int]:
-        """The ids of such a message of this session, of one at the same place if there is one."""
+        """The ids of an equal message that was sampled in this session, preferably at the same index."""
         said = request.messages[index]
         for track in sorted(self.tracks, key=lambda one: -num_shared(one.said, request.messages)):
             places = [place for place, other in enumerate(track.said) if said.is_like(other)]
@@ -280,7 +317,7 @@ class Session:
 
     @asynccontextmanager
     async def _free_line(self) -> AsyncIterator[Line]:
-        """A line holds the keys and values of one conversation at a time."""
+        """An engine session that is free: each has the KV cache of one conversation."""
         if not self._is_line_busy:
             self._is_line_busy = True
             try:
@@ -302,7 +339,7 @@ class Session:
         return None
 
     def _keep(
-        self, name: str, track: Track | None, written: Transcript, request: Request, completion: Completion, room: int
+        self, name: str, track: Track | None, written: Transcript, request: Request, completion: Completion
     ) -> Answer:
         num_prompt = len(written.prompt())
         message = written.add_sampled(completion)
@@ -320,7 +357,7 @@ class Session:
         names = (*names, *[""] * (len(request.messages) - len(names)), name)
         said = (*(track.said if track else ()), *request.messages[len(track.said) if track else 0 :])
         own = Said("assistant", shown.text, shown.calls, answer.call_ids)
-        new = Track(request.tools, (*said, own), names, written.segment, answer, completion, room, track)
+        new = Track(request.tools, (*said, own), names, written.segment, answer, completion, track)
         if track is None:
             self.tracks.append(new)
         else:
@@ -328,7 +365,7 @@ class Session:
             track.before = None
         self.rollout.usage.turns += 1
         self._show()
-        self.on_turn(new)
+        self.on_turn()
         return answer
 
     def _show(self) -> None:
@@ -349,7 +386,8 @@ class Session:
         raise Over(f"this session has used up its {what}")
 
     def _room(self, length: int, track: Track | None, wanted: int) -> int:
-        """An agent whose context is full may sum it up and go on; one without tokens is at its end."""
+        """Tokens that the answer may have. An agent whose context is full may summarize and continue; one that has used
+        all its tokens has ended."""
         limits = self.limits
         budget = limits.tokens - length - sum(len(one.segment.ids) for one in self.tracks if one is not track)
         if budget <= 0:
@@ -365,17 +403,20 @@ class Session:
             self._notes.append(("", kind, detail))
 
     def _noted(self) -> list[Event]:
-        places = {
-            name: (segment, index)
+        positions = {
+            name: (index, segment)
             for segment, track in enumerate(self.tracks)
             for index, name in enumerate(track.names)
             if name
         }
-        found = [(*places.get(name, (0, -1)), kind, detail) for name, kind, detail in self._notes]
-        return [Event(index, kind, detail, segment) for segment, index, kind, detail in found]
+        events = []
+        for name, kind, detail in self._notes:
+            index, segment = positions.get(name, (-1, 0))
+            events.append(Event(index, kind, detail, segment))
+        return events
 
     def _count_calls(self) -> list[Event]:
-        """Those that could not be run are events."""
+        """Count calls; an event for each that cannot be run."""
         events, usage = [], self.rollout.usage
         for number, track in enumerate(self.tracks):
             for index, message in enumerate(track.segment.messages):
@@ -385,3 +426,13 @@ class Session:
                     usage.invalid_calls += status in INVALID
                     events += [Event(index, status, problem, number)] if status in INVALID else []
         return events
+
+
+def answer_status(request: Request, index: int) -> CallStatus:
+    """How the call went that a tool's message answers: answers stand behind the calls in their order."""
+    begin = index
+    while request.messages[begin].role == "tool":
+        begin -= 1
+    calls, place = request.messages[begin].calls, index - begin - 1
+    status = status_of(calls[place], request.tools)[0] if place < len(calls) else "ok"
+    return "failed" if status == "ok" and request.messages[index].failed else status

@@ -1,5 +1,5 @@
-"""The routes. Whoever has a session's key speaks to the model in that session and can do nothing else: what a session
-earned, and that it is over, is said by whoever has the owner's key, so that no agent rewards itself."""
+"""The HTTP routes. A session's key lets an agent talk to the model in that session and nothing else. Rewards and the
+end of a session need the owner's key, so no agent rewards itself."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ MOST_REWARD = 1e6  # sums of such are still exact enough to learn from
 BODY_S = 60.0  # that a request has to arrive in
 TOKEN_BYTES = 64  # a body with more for each token of the context holds no prompt that fits
 LEAST_BYTES = 1 << 20
-SESSION = "x-offbook-session"  # the header that names a session, for whoever has the owner's key
+SESSION = "x-offbook-session"  # the header that names a session in requests with the owner's key
 RETRIES = "x-stainless-retry-count"  # of the clients of OpenAI and Anthropic
 NAME = re.compile(r"[\w./-]{0,200}")
 log = logging.getLogger(__name__)
 
 
 class NoKey(OffbookError):
-    """Nobody that is known here."""
+    """The request has no known key."""
 
 
 class TooLong(Refused):
-    """Longer than anything that fits."""
+    """The request is longer than any prompt that fits."""
 
 
 STATUSES: dict[type[Exception], tuple[int, str]] = {
@@ -59,8 +59,8 @@ STATUSES: dict[type[Exception], tuple[int, str]] = {
 
 
 class Sessions:
-    """Those that are open. `make` takes a rollout to fill; `keep` is given the ones that are over. Without an owner's
-    key none can be opened or ended from outside."""
+    """The open sessions. `make` opens a recorder for a rollout; `keep` is a callback for finished ones. Without an
+    owner's key none can be opened or ended over HTTP."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class Sessions:
         self._make, self._keep, self._owner = make, keep, owner
         self._open: dict[str, Session] = {}
         self._keys: dict[str, str] = {}  # by their digests, so that a look-up tells nothing about a key
-        self._ended = {*ended}  # what a run folder holds already counts, too
+        self._ended = {*ended}  # sessions already in the run folder count, too
 
     def open(self, id: str = "", task: str = "", group: str = "") -> tuple[Session, str]:
-        """A new one, and the key of its agent."""
+        """Open a session; returns it and the key for its agent."""
         id = id or secrets.token_hex(8)
         if id in self._open or id in self._ended:
             raise Refused(f"there is a session {id} already")
@@ -85,7 +85,7 @@ class Sessions:
         return session, self.add(session)
 
     def add(self, session: Session) -> str:
-        """One that somebody else ends. Returns the key of its agent."""
+        """Register a session that its owner ends. Returns the key for its agent."""
         key = f"ob-{secrets.token_urlsafe(24)}"
         self._open[session.rollout.id] = session
         self._keys[_digest(key)] = session.rollout.id
@@ -96,7 +96,7 @@ class Sessions:
         self._keys = {key: owner for key, owner in self._keys.items() if owner != id}
 
     def end(self, id: str, stop: StopReason | None = None) -> Rollout:
-        """It is kept when this returns, if anything was said in it."""
+        """End a session and keep it, if it has messages."""
         session = self.named(id)
         rollout = session.end(stop)
         if rollout.segments:
@@ -106,17 +106,17 @@ class Sessions:
         return rollout
 
     def end_idle(self, idle_s: float) -> list[Rollout]:
-        """Nobody has asked anything for so long."""
+        """End sessions without a request for `idle_s`."""
         before = time.monotonic() - idle_s
         idle = [id for id, session in self._open.items() if session.touched < before and not session.is_asked]
         return self._end_each(idle)
 
     def end_all(self) -> list[Rollout]:
-        """The server stops."""
+        """End all sessions, as the server stops."""
         return self._end_each([*self._open])
 
     def _end_each(self, ids: Iterable[str]) -> list[Rollout]:
-        """One that cannot be kept takes no other with it."""
+        """End sessions; if one cannot be kept, the others still are."""
         ended = []
         for id in ids:
             try:
@@ -131,7 +131,7 @@ class Sessions:
         return self._open[id]
 
     def asking(self, request: Request) -> Session:
-        """Whose request it is, by the key; the owner says so by a header."""
+        """The session of a request, by its key, or by a header with the owner's key."""
         key, name = _key(request), request.headers.get(SESSION, "")
         if self.is_owner(key):
             if not name:
@@ -151,10 +151,10 @@ class Sessions:
 
 
 def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
-    """`search` is the documentation's, where there is any: agents ask for it with their keys."""
+    """The application. `search` is the documentation search, if there is one: agents use it with their keys."""
 
     def posted(path: str, does: Callable[[Request], Awaitable[Response]], dialect: Dialect = DIALECTS[0]) -> Route:
-        """What goes wrong is said as the dialect has it."""
+        """A route whose errors are in the dialect's form."""
 
         async def answered(request: Request) -> Response:
             try:
@@ -239,7 +239,7 @@ async def _answered(request: Request, dialect: Dialect, sessions: Sessions) -> R
 
 
 def _most(session: Session) -> int:
-    """Bytes of a body."""
+    """The maximum body size in bytes."""
     return max(LEAST_BYTES, TOKEN_BYTES * session.limits.context)
 
 
@@ -267,7 +267,7 @@ async def _body(request: Request, most: int) -> Json:
 
 
 def _key(request: Request) -> str:
-    """As either vendor's client sends it."""
+    """The key, as either vendor's client sends it."""
     return request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
@@ -282,7 +282,7 @@ def _name(text: str) -> str:
 
 
 def _refusal(error: Exception, dialect: Dialect) -> Response:
-    """Clients ask again after a 5xx, and after nothing else of these."""
+    """The error response. Clients retry after a 5xx, and after none of the others."""
     for kind, (status, code) in STATUSES.items():
         if isinstance(error, kind):
             return JSONResponse(dialect.error(code, str(error)), status)

@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 
 
 def agent_environment(url: str, key: str) -> dict[str, str]:
-    """What agents look for that take a base URL: by OpenAI's client, LiteLLM and Anthropic's client."""
+    """Environment variables that point OpenAI's client, LiteLLM and Anthropic's client to the endpoint."""
     return {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_BASE": f"{url}/v1",
@@ -47,8 +47,8 @@ class Serve:
             raise OffbookError(f"the server {self.url} cannot be reached: {error}") from None
         if not response.is_success:
             raise OffbookError(f"the server {self.url} answered {response.status_code}: {response.text}")
-        told: dict[str, Any] = response.json()
-        return told
+        answer: dict[str, Any] = response.json()
+        return answer
 
 
 class AgentSession:

@@ -1,4 +1,4 @@
-"""What the three APIs have in common: they differ in how requests and answers are spelled."""
+"""What the three API dialects share: they differ only in the JSON of requests and answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Dialect(Protocol):
 
 
 class Pieces:
-    """What is new of a text that grows."""
+    """Returns the new part of a growing text."""
 
     def __init__(self) -> None:
         self.sent = ""
@@ -55,7 +55,7 @@ class Pieces:
 
 
 def member(of: Json, name: str, kind: type[T], where: str = "the request") -> T:
-    """One that has to be there."""
+    """A required member, checked for its type."""
     if name not in of:
         raise Refused(f"{where} has no {name}")
     fits = int | float if kind is float else kind
@@ -65,7 +65,7 @@ def member(of: Json, name: str, kind: type[T], where: str = "the request") -> T:
 
 
 def name_in(of: Json, name: str, where: str = "the request") -> str:
-    """One that may be missing; names and ids."""
+    """An optional name or id."""
     return member(of, name, str, where) if of.get(name) is not None else ""
 
 
@@ -90,7 +90,7 @@ def text_of(of: Json, name: str, where: str, kinds: Collection[str] = ("text",))
 
 
 def call_of(of: Json, inside: str) -> ToolCall:
-    """Of the history. What an agent has made of arguments that were no JSON goes on as the text that it is."""
+    """A call in the history. Arguments that are not JSON are kept as text."""
     name, arguments = member(of, "name", str, "a tool call"), of.get(inside)
     if isinstance(arguments, str):
         try:
@@ -108,7 +108,7 @@ def tool_of(tool: Json, schema: str) -> ToolSpec:
 
 
 def functions(body: Json) -> tuple[ToolSpec, ...]:
-    """As both APIs of OpenAI have them."""
+    """The tools of a request, in the form of both OpenAI APIs."""
     found = []
     for tool in objects(body, "tools"):
         if tool.get("type", "function") != "function":
@@ -119,7 +119,7 @@ def functions(body: Json) -> tuple[ToolSpec, ...]:
 
 
 def most_tokens(body: Mapping[str, Any], *names: str) -> int:
-    """That an answer may have; 0 is as many as there is room for."""
+    """The maximum tokens of the answer; 0 means as many as there is room for."""
     name = next((name for name in names if body.get(name) is not None), None)
     if name is not None and member(dict(body), name, int) < 1:
         raise Refused(f"{name} is at least 1")
@@ -127,7 +127,7 @@ def most_tokens(body: Mapping[str, Any], *names: str) -> int:
 
 
 def ignored(body: Mapping[str, Any], known: str, stops: str = "stop") -> Json:
-    """What was asked for and changes nothing. What would change the meaning of an answer is refused."""
+    """The request's parameters without effect here. Those that would change the meaning of an answer are refused."""
     if body.get(stops):
         raise Refused(f"{stops} is not offered: a message ends where the model ends it, or at max_tokens")
     if body.get("n") not in (None, 1):

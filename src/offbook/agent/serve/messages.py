@@ -35,9 +35,9 @@ class Messages:
             raise Refused(f"there is no tool of the type {own[0]} here, only the client's own")
         system = text_of(body, "system", "the request")
         messages = objects(body, "messages", needed=True)
-        told = [Said("system", system)] if system else []
+        first = [Said("system", system)] if system else []
         return Asked(
-            (*told, *(said for one in messages for said in _said(one))),
+            (*first, *(said for one in messages for said in _said(one))),
             tuple(tool_of(tool, "input_schema") for tool in tools),
             most_tokens(body, "max_tokens"),
             bool(body.get("stream")),
@@ -64,7 +64,7 @@ class Messages:
 
 
 class _Stream:
-    """Content comes in blocks, one after the other."""
+    """A stream of content blocks."""
 
     def __init__(self) -> None:
         self._pieces = {"thinking": Pieces(), "text": Pieces()}
@@ -118,8 +118,8 @@ def _said(one: Json) -> Iterator[Said]:
     content = objects(one, "content", "a message", needed=True)
     kinds = [member(block, "type", str, "a block of content") for block in content]
     uses = [block for kind, block in zip(kinds, content, strict=True) if kind == "tool_use"]
-    apart = ("tool_result", "tool_use", *THOUGHTS)
-    words = [block for kind, block in zip(kinds, content, strict=True) if kind not in apart]
+    not_text = ("tool_result", "tool_use", *THOUGHTS)
+    words = [block for kind, block in zip(kinds, content, strict=True) if kind not in not_text]
     for block in (block for kind, block in zip(kinds, content, strict=True) if kind == "tool_result"):
         id, failed = member(block, "tool_use_id", str, "a tool's answer"), bool(block.get("is_error"))
         yield Said("tool", text_of(block, "content", "a tool's answer"), ids=(id,), failed=failed)

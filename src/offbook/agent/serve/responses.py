@@ -33,13 +33,13 @@ class Responses:
     last = b""
 
     def read(self, body: Json) -> Asked:
-        told = [Said("system", text_of(body, "instructions", "the request"))] if body.get("instructions") else []
+        system = [Said("system", text_of(body, "instructions", "the request"))] if body.get("instructions") else []
         if isinstance(body.get("input"), str):
             items = [{"role": "user", "content": body["input"]}]
         else:
             items = objects(body, "input", needed=True)
         return Asked(
-            (*told, *(said for item in items for said in _said(item))),
+            (*system, *(said for item in items for said in _said(item))),
             functions(body),
             most_tokens(body, "max_output_tokens"),
             bool(body.get("stream")),

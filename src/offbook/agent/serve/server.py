@@ -1,4 +1,4 @@
-"""Where the endpoint listens: a port of this machine's loopback, or a socket that sandboxes are shown."""
+"""Runs the endpoint's server on a loopback port, or on a Unix socket that sandboxes mount."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from offbook.types import OffbookError
 
-LAST_S = 2  # that requests have to end in when the server does
-IDLE_S = 3600  # that a connection may be silent: agents keep theirs while their tools run
-HEADERS_S = 30  # that a request line and its headers have to arrive in
+LAST_S = 2  # shutdown timeout for open requests
+IDLE_S = 3600  # keep-alive timeout: agents hold connections while their tools run
+HEADERS_S = 30  # timeout for a request line and its headers
 
 
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for whoever runs the server."""
+        """Leave signals to the caller."""
         yield
 
 
@@ -71,7 +71,7 @@ def listen_at(path: Path) -> socket.socket:
 
 
 class Serving:
-    """In the background of the event loop, until it is closed."""
+    """A running server, in a task of the event loop, until it is closed."""
 
     def __init__(self, app: Starlette, listener: socket.socket):
         quiet = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=_Protocol)

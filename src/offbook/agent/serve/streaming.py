@@ -1,4 +1,4 @@
-"""Answers to clients that may go away while the model writes: then it stops, and what it wrote is taken back."""
+"""Streaming answers. If the client disconnects while the model writes, sampling stops and the answer is taken back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 
 
 class Gone(Exception):
-    """The client is."""
+    """The client has disconnected."""
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work, unless the client goes away before it is done. Its request has arrived whole."""
+    """Await the work, or raise Gone if the client disconnects first. The request's body has been read."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -42,7 +42,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class Streamed(Response):
-    """Server-sent events, each as soon as the engine tells of it."""
+    """Server-sent events, each as soon as the engine reports new tokens."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Streamed(Response):
 
     @classmethod
     async def begun(cls, request: Request, session: Session, asked: Asked, dialect: Dialect, model: str) -> Self:
-        """With the first piece there: what goes wrong before that is an error and no stream."""
+        """Start a stream once the first tokens are there: an earlier failure is an HTTP error and not a stream."""
         news: asyncio.Queue[Shown | None] = asyncio.Queue()
         work = asyncio.create_task(session.answer(asked, news.put_nowait))
         work.add_done_callback(lambda _: news.put_nowait(None))
@@ -97,7 +97,7 @@ class Streamed(Response):
                 self.session.take_back(self.work.result())
 
     async def _next(self, gone: asyncio.Task[None]) -> Shown | None:
-        """The newest, whatever came before it while nobody read."""
+        """The newest state; older ones in the queue are skipped."""
         news = asyncio.ensure_future(self.news.get())
         try:
             await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
