@@ -58,7 +58,10 @@ def test_every_route_gives_the_same_answer(pages: Path, tmp_path: Path, given: d
         assert collector.pages is not None
         listener = listen(0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/tools/search_docs"
-        async with aclosing(Serving(make_app(sessions, collector.pages.told), listener)), httpx2.AsyncClient() as http:
+        async with (
+            aclosing(Serving(make_app(sessions, collector.pages.answer), listener)),
+            httpx2.AsyncClient() as http,
+        ):
             http.headers["Authorization"] = f"Bearer {key}"
             served = (await http.post(url, json={"query": question})).json()["answer"]
             wrong = await http.post(url, json={"query": "?"})

@@ -123,7 +123,7 @@ def test_a_template_that_knows_tools_tells_of_them(chat: ChatFormat) -> None:
     assert transcript.segment.ids.count(chat.end_id) == 2
     assert transcript.segment.messages[0].text == "Work. <|im_end|>"
     with pytest.raises(OffbookError, match="does not put its tools into the system message"):
-        ChatFormat(chat.tokenizer, template="{{ tools }}").lay([("system", "x")], (FINISH,), opening=True)
+        ChatFormat(chat.tokenizer, template="{{ tools }}").encode_lines([("system", "x")], (FINISH,), opening=True)
 
 
 def folder_with(chat: ChatFormat, folder: Path, template: str | list[dict[str, str]], beside: bool = False) -> Path:
@@ -184,11 +184,11 @@ def test_what_stands_behind_the_results_is_the_templates(chat: ChatFormat, tmp_p
     for number, tail in enumerate(("", "\n")):
         template = TEMPLATE.replace(plain, either.replace("TAIL", "{{ '\n' }}" if tail else ""))
         made = chat_for(folder_with(chat, tmp_path / str(number), template))
-        laid = made.lay([("tool", "x"), ("tool", "y")])
+        encoded = made.encode_lines([("tool", "x"), ("tool", "y")])
         x, y = ("\n<tool_response>\n" + each + "\n</tool_response>" for each in "xy")
-        assert made.decode(laid.ids) == f"<|im_start|>user{x}{y}{tail}<|im_end|>\n"
-        assert [made.decode(laid.ids[body:end]) for _, body, end, _ in laid.spans] == ["x", "y"]
-        assert laid.spans[-1][3] == len(laid.ids)
+        assert made.decode(encoded.ids) == f"<|im_start|>user{x}{y}{tail}<|im_end|>\n"
+        assert [made.decode(encoded.ids[body:end]) for _, body, end, _ in encoded.spans] == ["x", "y"]
+        assert encoded.spans[-1][3] == len(encoded.ids)
 
 
 def test_a_model_may_end_its_message_as_its_maker_says(chat: ChatFormat, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ async def _serve(
     if versions:
         make, keep, ended = versions.make, versions.keep, versions.cycle.folder.ids()
     sessions = Sessions(make, keep, owner, ended)
-    closed, app = versions or collector, make_app(sessions, collector.pages.told if collector.pages else None)
+    closed, app = versions or collector, make_app(sessions, collector.pages.answer if collector.pages else None)
     async with aclosing(closed), aclosing(Serving(app, listener)):
         following = asyncio.create_task(_follow(reader, collector.engine)) if reader else None
         session, key = sessions.open()

@@ -1,6 +1,6 @@
 """From users' reactions to named, bounded parts of a reward, and to the message that a complaint is about.
 
-Every part lies between -1 and 1 (most between -1 and 0), so its weight is the most that it can give or take. What an
+Every part is between -1 and 1 (most between -1 and 0), so its weight is the most that it can give or take. What an
 agent could do to dodge bad reactions costs as much as they do: calls that are broken so as to be thrown away
 (`broken_calls`), and questions or empty hands where a change was asked for (`dodged`).
 """

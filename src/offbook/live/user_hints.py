@@ -2,7 +2,7 @@
 
 A hint changes the model for everyone it serves, so one person's words are not enough. A follow-up teaches when at least
 two people said nearly the same, or when a maintainer approved it (`offbook live --approve ID`). A follow-up that tells
-the agent to run, fetch or ignore something never teaches, whoever approves it: it would train an instruction of an
+the agent to run, fetch or ignore something never teaches, approved or not: it would train an instruction of an
 attacker into the weights.
 """
 

@@ -124,13 +124,13 @@ class Collector:
             settings.profile,
             settings.variation,
             Prices(**settings.prices),
-            told=model is None,
+            tools_in_api=model is None,
             own_tools=own_tools(config.tools.files) | ({SEARCH: self.pages.tool()} if self.pages else {}),
             added=(*config.tools.add, *([SEARCH] if self.pages else [])),
             command=settings.command,
         )
         mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
-        self._door = Door(mounts, self.pages.told if self.pages else None)
+        self._door = Door(mounts, self.pages.answer if self.pages else None)
         self.sandbox = replace(spec, watch=self.monitors is not None)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None

@@ -20,8 +20,8 @@ Span = tuple[int, int, int, int]  # start, body, body_end, end of a message, as 
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """Messages as ids, and where each of them lies there. The spans follow each other without a gap."""
+class Encoded:
+    """Messages as ids, and the span of each. The spans follow each other without a gap."""
 
     ids: list[int]
     spans: list[Span]
@@ -40,7 +40,7 @@ class Chat(Protocol):
 
     def decode(self, ids: list[int]) -> str: ...
 
-    def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
+    def encode_lines(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Encoded:
         """The lines between two messages of the model, or before the first of them (`opening`)."""
         ...
 
@@ -56,7 +56,7 @@ class Chat(Protocol):
 
     def block(self, role: Role, text: str) -> list[int]:
         """A closed message, complete in itself: it can be spliced in between any two others."""
-        return self.lay([(role, text)]).ids
+        return self.encode_lines([(role, text)]).ids
 
     def pieces(self, ids: list[int]) -> list[str]:
         """The text of each token; joined, they are the text of all. A character cut across tokens goes to its last."""
@@ -98,11 +98,11 @@ class Transcript:
         self._lines.append(message)
         self.segment.messages.append(message)
         lines = [(line.role, line.text) for line in self._lines]
-        laid = self.chat.lay(lines, self.tools, opening=self._settled == 0)
+        encoded = self.chat.encode_lines(lines, self.tools, opening=self._settled == 0)
         for stream in (self.segment.ids, self.segment.sampled, self.segment.logprobs, self.segment.versions):
             del stream[self._settled :]
-        self._feed(laid.ids)
-        for line, span in zip(self._lines, laid.spans, strict=True):
+        self._feed(encoded.ids)
+        for line, span in zip(self._lines, encoded.spans, strict=True):
             line.start, line.body, line.body_end, line.end = (self._settled + place for place in span)
         return message
 
@@ -148,7 +148,7 @@ def count_tokens(segments: list[Segment], chat: Chat, usage: Usage) -> None:
             if message.role != "assistant":
                 continue
             sampled = sum(segment.sampled[message.body : message.end])
-            if not sampled:  # said before, or by somebody else
+            if not sampled:  # repeated, or not sampled by this model
                 continue
             if index == segment.summary:
                 usage.summary_tokens += sampled

@@ -5,8 +5,8 @@ Text that comes from outside (files, tool output, users) cannot forge a message:
 ordinary characters.
 
 Where the ids differ from what a model's own template gives:
-- Header and text are encoded apart, so a text that begins with white space may be cut into other tokens. The characters
-  are the same.
+- Header and text are encoded separately, so a text that begins with white space may be cut into other tokens. The
+  characters are the same.
 - Thinking stays in the conversation. Qwen3's template drops that of earlier turns when it renders again; nothing is
   rendered again here.
 - No system message is made up where there is none. SmolLM2 and Qwen2.5 have a default one.
@@ -26,7 +26,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from offbook.agent.chat.chat import Chat, Laid, Line, Span
+from offbook.agent.chat.chat import Chat, Encoded, Line, Span
 from offbook.agent.chat.dialects import CALL_END, CALL_START, Tools, as_json, dialect_named
 from offbook.core.thoughts import THINK_START
 from offbook.types import OffbookError, Role, ToolCall
@@ -70,7 +70,7 @@ class ChatFormat(Chat):
     (mini-swe-agent), or as <tool_response> in one of the user, all in a row in one message (Qwen), with `tail` behind
     the last. `opening` is what stands behind the assistant's header: Qwen3's thinking models begin with <think>, and
     with thinking switched off it is an empty thought. `template` is the model's own; it tells of tools where it knows
-    them. `ends` are tokens that a model may end its message with beside the format's own.
+    them. `ends` are further tokens that a model may end its message with.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ChatFormat(Chat):
         """The format of a model's folder; its chat template says how it writes results and opens answers."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise OffbookError(f"{folder} has no tokenizer.json; save the tokenizer beside the model")
+            raise OffbookError(f"{folder} has no tokenizer.json; save the tokenizer in the model's folder")
         tokenizer = Tokenizer.from_file(str(path))
         marks = marks_of(tokenizer) or CHATML
         template = read_template(Path(folder))
@@ -136,55 +136,55 @@ class ChatFormat(Chat):
     def header(self, role: Role) -> list[int]:
         return [self.start_id, *self.encode(self.marks.speaker(role) + "\n")]
 
-    def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
+    def encode_lines(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Encoded:
         """The lines as blocks, one after the other."""
-        laid = Laid([], [])
+        encoded = Encoded([], [])
         index = 0
         if opening:
-            laid.ids.extend(self.begin_ids)
+            encoded.ids.extend(self.begin_ids)
             if self.marks.merged and [role for role, _ in lines[:2]] == ["system", "user"]:
-                self._lay_merged(lines[0][1], lines[1][1], laid)
+                self._encode_merged(lines[0][1], lines[1][1], encoded)
                 index = 2
         while index < len(lines):
             role, text = lines[index]
             if role == "tool" and self.results == "response":
                 last = next((n for n in range(index, len(lines)) if lines[n][0] != "tool"), len(lines))
-                self._lay_responses([line for _, line in lines[index:last]], laid)
+                self._encode_responses([line for _, line in lines[index:last]], encoded)
                 index = last
                 continue
             if role == "tool" and self.results == "user":
                 role = "user"
             if opening and index == 0 and role == "system" and tools and self.tells_tools:
                 text = system_with_tools(self.template, text, tools)
-            self._lay_block(role, text, laid)
+            self._encode_block(role, text, encoded)
             index += 1
-        return laid
+        return encoded
 
-    def _lay_block(self, role: Role, text: str, laid: Laid) -> None:
-        start = laid.spans[-1][3] if laid.spans else 0
-        laid.ids.extend(self.header(role))
-        body = len(laid.ids)
-        laid.ids.extend(self.encode(text.strip() if self.marks.stripped else text))
-        body_end = len(laid.ids)
-        laid.ids.extend([self.end_id, *self.newline_ids])
-        laid.spans.append((start, body, body_end, len(laid.ids)))
+    def _encode_block(self, role: Role, text: str, encoded: Encoded) -> None:
+        start = encoded.spans[-1][3] if encoded.spans else 0
+        encoded.ids.extend(self.header(role))
+        body = len(encoded.ids)
+        encoded.ids.extend(self.encode(text.strip() if self.marks.stripped else text))
+        body_end = len(encoded.ids)
+        encoded.ids.extend([self.end_id, *self.newline_ids])
+        encoded.spans.append((start, body, body_end, len(encoded.ids)))
 
-    def _lay_merged(self, system: str, user: str, laid: Laid) -> None:
+    def _encode_merged(self, system: str, user: str, encoded: Encoded) -> None:
         """One block for the two. The user's part begins where the system's words and the empty line behind them end."""
-        laid.ids.extend(self.header("user"))
-        body = len(laid.ids)
-        laid.ids.extend(self.encode(f"{system}\n\n"))
-        seam = len(laid.ids)
-        laid.ids.extend(self.encode(user.strip()))
-        body_end = len(laid.ids)
-        laid.ids.extend([self.end_id, *self.newline_ids])
-        laid.spans.extend([(0, body, seam, seam), (seam, seam, body_end, len(laid.ids))])
+        encoded.ids.extend(self.header("user"))
+        body = len(encoded.ids)
+        encoded.ids.extend(self.encode(f"{system}\n\n"))
+        seam = len(encoded.ids)
+        encoded.ids.extend(self.encode(user.strip()))
+        body_end = len(encoded.ids)
+        encoded.ids.extend([self.end_id, *self.newline_ids])
+        encoded.spans.extend([(0, body, seam, seam), (seam, seam, body_end, len(encoded.ids))])
 
-    def _lay_responses(self, texts: list[str], laid: Laid) -> None:
+    def _encode_responses(self, texts: list[str], encoded: Encoded) -> None:
         """Results in a row are one text to the tokenizer, as in the template. A token is where it begins."""
-        start = len(laid.ids)
-        laid.ids.extend([self.start_id, *self.encode("user")])
-        words = len(laid.ids)
+        start = len(encoded.ids)
+        encoded.ids.extend([self.start_id, *self.encode("user")])
+        words = len(encoded.ids)
         whole, bounds = "", []
         for text in texts:
             whole += f"\n{RESPONSE_START}\n"
@@ -194,14 +194,14 @@ class ChatFormat(Chat):
             whole += f"\n{RESPONSE_END}"
         whole += self.tail
         encoding = self.tokenizer.encode(whole, add_special_tokens=False)
-        laid.ids.extend(encoding.ids)
-        laid.ids.extend([self.end_id, *self.newline_ids])
+        encoded.ids.extend(encoding.ids)
+        encoded.ids.extend([self.end_id, *self.newline_ids])
         firsts = [first for first, _ in encoding.offsets]
         for number, bound in enumerate(bounds):
             body, body_end, end = (words + bisect_left(firsts, character) for character in bound)
-            end = len(laid.ids) if number == len(texts) - 1 else end
+            end = len(encoded.ids) if number == len(texts) - 1 else end
             span: Span = (start, body, body_end, end)
-            laid.spans.append(span)
+            encoded.spans.append(span)
             start = end
 
     def closing(self, sampled: list[int]) -> list[int]:
@@ -227,7 +227,7 @@ def marks_of(tokenizer: Tokenizer) -> Marks | None:
 
 
 def _generation_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    """What the model's maker says may end its output: Qwen3 and Gemma 3 have the end of a text beside their own.
+    """Further end tokens from generation_config.json: Qwen3 and Gemma 3 also have the end of a text.
 
     Only control tokens count: a configuration's default is a number that may be any word of this tokenizer.
     """
@@ -253,9 +253,9 @@ def byte_chat(dialect: str = "hermes") -> ChatFormat:
 
 def read_template(folder: Path) -> str:
     """The Jinja text in a model's folder, empty where there is none."""
-    beside, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    if beside.is_file():
-        return beside.read_text()
+    template, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if template.is_file():
+        return template.read_text()
     found: Any = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
     if isinstance(found, list):  # several by name; the one for tools says most
         named = {entry["name"]: entry["template"] for entry in found}

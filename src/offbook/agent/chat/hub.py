@@ -23,7 +23,7 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from offbook.agent.chat.chat import Chat, Laid, Line, Span
+from offbook.agent.chat.chat import Chat, Encoded, Line, Span
 from offbook.agent.chat.chatml import ChatFormat, marks_of, read_template
 from offbook.agent.chat.dialects import (
     HERMES,
@@ -187,12 +187,12 @@ class RenderedChat(Chat):
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
-        """Some families cannot open a conversation before the user speaks: until then nothing is laid."""
+    def encode_lines(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Encoded:
+        """Some families cannot open a conversation before the user speaks: until then nothing is encoded."""
         messages = [self._message(role, text) for role, text in lines]
         if opening:
             if not any(role == "user" for role, _ in lines):
-                return Laid([], [(0, 0, 0, 0)] * len(lines))
+                return Encoded([], [(0, 0, 0, 0)] * len(lines))
             rendered = self.renderer.render(messages, tools=None if self.dialect else as_json(tools) or None)
             return _spans(rendered, 0, len(rendered.token_ids), len(lines))
         rendered = self._bridge(self._ended, messages)
@@ -259,19 +259,21 @@ class RenderedChat(Chat):
         """A hint is a message of the user between two others; what stands around it must not change with it."""
         asked = self._prompt[: -len(self.assistant_header)]
         result, hint = self._message("tool", "r"), self._message("user", "h")
-        spliced = self.lay([("tool", "r"), ("user", "h")]).ids == self.block("tool", "r") + self.block("user", "h")
+        spliced = self.encode_lines([("tool", "r"), ("user", "h")]).ids == self.block("tool", "r") + self.block(
+            "user", "h"
+        )
         spliced &= self.renderer.render([*ASKED, hint]).token_ids == asked + self.block("user", "h")
         self._require(spliced, "writes a message differently after another one")
         named = {**result, "name": "n", "tool_call_id": "functions.n:0"}
-        alike = self._bridge(self._ended, [named]).token_ids == self._bridge(self._ended, [result]).token_ids
-        self._require(alike, "writes the tool's name to its result")
+        is_same = self._bridge(self._ended, [named]).token_ids == self._bridge(self._ended, [result]).token_ids
+        self._require(is_same, "writes the tool's name to its result")
 
     def _require(self, holds: bool, problem: str) -> None:
         if not holds:
             raise OffbookError(f"models of the chat family {self.family} cannot be trained here: the family {problem}")
 
 
-def _spans(rendered: Any, first: int, end: int, count: int) -> Laid:
+def _spans(rendered: Any, first: int, end: int, count: int) -> Encoded:
     """Messages follow each other without a gap; one's own words are what the renderer marks as content."""
     owners, content = rendered.message_indices, rendered.is_content
     starts = [first, *(owners.index(number, first) for number in range(1, count)), end]
@@ -280,7 +282,7 @@ def _spans(rendered: Any, first: int, end: int, count: int) -> Laid:
         words = [place for place in range(start, stop) if content[place]]
         body, body_end = (words[0], words[-1] + 1) if words else (stop, stop)
         spans.append((start - first, body - first, body_end - first, stop - first))
-    return Laid(rendered.token_ids[first:end], spans)
+    return Encoded(rendered.token_ids[first:end], spans)
 
 
 def _looseness(raw: str, arguments: dict[str, Any]) -> str | None:

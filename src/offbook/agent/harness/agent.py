@@ -66,7 +66,7 @@ class Harness:
     profile: str = "standard"
     variation: float = 0.0
     prices: Prices = field(default_factory=Prices)
-    told: bool = False  # the model's server tells it of its tools
+    tools_in_api: bool = False  # the request to the model's server has the tools, so the prompt does not
     own_tools: Mapping[str, Tool] = field(default_factory=dict)  # the user's, for tasks that name them
     added: tuple[str, ...] = ()  # tools that every task has in addition to its own
     command: str = ""  # the user's own agent, run in place of this one
@@ -105,14 +105,14 @@ async def run_agent(
             rollout.stop = (midway and midway.stop) or await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
-        if harness.told and not rollout.usage.turns:  # it waited for the server's first token and nothing else
+        if harness.tools_in_api and not rollout.usage.turns:  # it waited for the server's first token and nothing else
             record_crash(rollout, NoAnswer(f"no answer within {harness.limits.wall_s:g} s", "no answer in time"))
     except ModelLost:
         raise
     except PromptTooLong as error:
         rollout.stop = "context"
         episode.record("outgrown", str(error))
-        if harness.told and not rollout.usage.turns:  # the first prompt: it is the server's setting
+        if harness.tools_in_api and not rollout.usage.turns:  # the first prompt: it is the server's setting
             episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
     except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
         record_crash(rollout, error)
@@ -343,8 +343,8 @@ class _Episode:
         self.transcript = Transcript(self.chat, self.toolset.specs())
         self.fed = []
         self.rollout.segments.append(self.transcript.segment)
-        told = self.harness.told or self.chat.tells_tools
-        self.transcript.add("system", self.toolset.system_prompt(told))
+        has_tools = self.harness.tools_in_api or self.chat.tells_tools
+        self.transcript.add("system", self.toolset.system_prompt(has_tools))
         for role, text in self.toolset.worked_turns():
             self.transcript.add(role, text)
         self.transcript.add("user", first)

@@ -13,7 +13,7 @@ MAX_PLACES = 10  # named where a text occurs several times
 MAX_LINES = 4  # of the file, quoted in a mismatch
 QUOTED_CHARS = 120
 COMPARED_LINES = 5000
-ALIKE = 0.6
+SIMILAR = 0.6
 
 
 def apply_edits(path: str, text: str, edits: list[tuple[str, str]]) -> str:
@@ -36,7 +36,7 @@ def replace_once(path: str, text: str, old: str, new: str) -> str:
         raise ToolFailed(f"{path} has text already; say which part of it to replace")
     if old == new:
         raise ToolFailed("the new text is the same as the old: nothing would change")
-    # Overlaps are places too: which of two overlapping ones is meant cannot be told either.
+    # Overlapping occurrences count: which one is meant is just as unclear.
     found = re.finditer(f"(?={re.escape(old)})", text)
     places = [match.start() for match in islice(found, MAX_PLACES + 1)]
     if not places:
@@ -51,7 +51,7 @@ def replace_once(path: str, text: str, old: str, new: str) -> str:
 
 
 def mismatch(path: str, text: str, old: str) -> str:
-    """Why `old` is not in `text`, as far as it can be told in six lines."""
+    """Explain in at most six lines why `old` is not in `text`."""
     missing = f"the text to replace is not in {path}"
     if not text:
         return f"{missing}, which is empty"
@@ -108,7 +108,7 @@ def _nearest(have: list[str], want: list[str]) -> int | None:
     """Where the text would begin, going by the line of the file most like its longest line."""
     offset, line = max(enumerate(want), key=lambda entry: len(entry[1].strip()))
     matcher = difflib.SequenceMatcher(b=line.strip()[:QUOTED_CHARS])
-    best, place = ALIKE, None
+    best, place = SIMILAR, None
     for number, candidate in enumerate(have[:COMPARED_LINES]):
         matcher.set_seq1(candidate.strip()[:QUOTED_CHARS])
         if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:

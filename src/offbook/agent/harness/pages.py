@@ -42,7 +42,7 @@ class Pages:
     async def search(self, query: str) -> str:
         return await asyncio.to_thread(search_texts, query, self.texts)
 
-    async def told(self, query: str) -> str:
+    async def answer(self, query: str) -> str:
         """The same for agents behind an endpoint."""
         try:
             return await self.search(query)

@@ -126,7 +126,7 @@ def tool_of(function: Callable[..., Any], alone: bool = False) -> Tool:
     parameter with a default is optional. A ValueError says what is missing."""
     description = inspect.getdoc(function)
     if not description:
-        raise ValueError("needs a docstring: it is what the agent is told of it")
+        raise ValueError("needs a docstring: the agent reads it")
     hints = get_type_hints(function, include_extras=True)
     parameters = {}
     for given in list(inspect.signature(function).parameters.values())[1:]:

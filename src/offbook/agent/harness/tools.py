@@ -1,6 +1,6 @@
 """The tools. Each is a function of the workbench and its own parameters that returns the text the agent reads.
 
-The docstrings and the words beside the types are what the agent is told of them. What goes wrong is raised (ToolFailed,
+The docstrings and the texts in the annotations are shown to the agent. What goes wrong is raised (ToolFailed,
 PathRefused, OSError) and becomes an answer in the agent loop.
 """
 

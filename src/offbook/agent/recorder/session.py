@@ -239,7 +239,7 @@ class Session:
             raise Refused("the last message must be the user's or a tool's: the model begins its messages itself")
         if messages[0].role not in ("system", "user"):
             raise Refused("a conversation begins with the system's or the user's message")
-        if asked.tools and messages[0].role != "system":  # which is where they are told of
+        if asked.tools and messages[0].role != "system":  # which describes them
             messages = (Said("system", ""), *messages)
         return Request(messages, asked.tools)
 

@@ -170,7 +170,7 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
     def owned(path: str, does: Callable[[str, Json], Json]) -> Route:
         async def done(request: Request) -> Response:
             if not sessions.is_owner(_key(request)):
-                raise NoKey("this takes the key of whoever started the server")
+                raise NoKey("this needs the owner's key")
             body = await _body(request, LEAST_BYTES)
             return JSONResponse(does(request.path_params.get("id", ""), body))
 
@@ -188,7 +188,7 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
         reward.parts[name], reward.weights[name] = value, weight
         return {"total": reward.total}
 
-    def told(id: str, body: Json) -> Json:
+    def noted(id: str, body: Json) -> Json:
         answer = name_in(body, "answer").rpartition("_")[2].rpartition("-")[2]
         sessions.named(id).note("feedback", member(body, "text", str), answer)
         return {}
@@ -209,7 +209,7 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
         session = sessions.asking(request)
         body = await _body(request, LEAST_BYTES)
         if search is None:
-            raise Refused("there is no documentation here; whoever started the server may give tools.pages")
+            raise Refused("there is no documentation here; start the server with tools.pages")
         answer = await search(member(body, "query", str))
         session.note("search_docs", body["query"])
         return JSONResponse({"answer": answer})
@@ -221,7 +221,7 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
         posted(f"{Messages.path}/count_tokens", counted, Messages()),
         owned("/sessions", opened),
         owned("/sessions/{id:path}/reward", rewarded),
-        owned("/sessions/{id:path}/feedback", told),
+        owned("/sessions/{id:path}/feedback", noted),
         owned("/sessions/{id:path}/end", ended),
     ]
     return Starlette(routes=routes)

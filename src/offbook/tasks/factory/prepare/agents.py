@@ -178,7 +178,7 @@ class _Work:
         instruction = (PROMPTS / f"{words}.md").read_text().format(**about)
         task = Task(words, self.folder, instruction, draft.tree, draft.tree, (), (), (), TOOLS, draft.name)
         session = self.engine.open(words)
-        await run_agent(task, sandbox, session, byte_chat(), Harness(LIMITS, told=True), words, draft.name)
+        await run_agent(task, sandbox, session, byte_chat(), Harness(LIMITS, tools_in_api=True), words, draft.name)
 
     async def _tried(self, sandbox: OutwardSandbox, targets: Sequence[Check]) -> Repository:
         """The repository with the packages of the sandbox, in sandboxes without a network."""
