@@ -184,9 +184,8 @@ def test_it_is_off_unless_it_has_a_weight_and_a_model(task: Task, rollout: Rollo
         with pytest.raises(OffbookError, match="negative"):
             rewards(server, clarity=-0.1)
         url = server.server_port
-    lost = compose(
-        RewardsConfig(weights={"clarity": 0.1}, judge={"url": f"http://127.0.0.1:{url}", "name": "j"}), HarnessConfig()
-    )  # type: ignore[arg-type]
+    judge = JudgeConfig(url=f"http://127.0.0.1:{url}", name="j")
+    lost = compose(RewardsConfig(weights={"clarity": 0.1}), HarnessConfig(), judge)
     lost.assessor.agent.client.max_retries = 0  # type: ignore[union-attr]
     with pytest.raises(ServerLost):
         asyncio.run(lost.assess(task, rollout))
