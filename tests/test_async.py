@@ -378,7 +378,7 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
         drawn += [*(line["aside"] for line in aside), rollouts[0].task]
         taught.append({rollout.reward.total for rollout in rollouts})
         assert len(aside) == 2 or (len(aside) < 2 and len(taught[-1]) == 2), "until one teaches something"
-        assert folder.metrics()[0][step - 1]["groups_refilled"] == len(aside)
+        assert folder.metrics()[0][step - 1]["groups_filtered"] == len(aside)
     assert len(drawn) == len({*drawn}) >= 4
     for settings in ({**asked, "tasks.order": "shuffle"}, {**asked, "engine.kind": "lockstep"}):
         with pytest.raises(OffbookError, match=r"loop\.refill"):
@@ -402,13 +402,21 @@ class Dying:
 
 
 async def lived(task: Task, seat: RolloutRecord, policy: Any, chat: ChatFormat) -> Rollout:
-    midway = seat.midway()
+    checkpoint = seat.checkpoint()
     sandbox = await suite_sandbox(task.tree, task.suite, BwrapSandbox(task.tree).spec, seat.sandbox)
     assert isinstance(sandbox, BwrapSandbox)
     try:
         harness = Harness(LIMITS, profile="pocket")
         return await run_agent(
-            task, sandbox, policy, chat, harness, "r", "g", keep=lambda state: seat.keep(sandbox, state), midway=midway
+            task,
+            sandbox,
+            policy,
+            chat,
+            harness,
+            "r",
+            "g",
+            keep=lambda state: seat.keep(sandbox, state),
+            checkpoint=checkpoint,
         )
     finally:
         await sandbox.leave()

@@ -22,7 +22,7 @@ from offbook.core.runfolder import RunFolder
 from offbook.core.shares import rise, wilson
 from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import HintProbe, ProbedHint, table
-from offbook.rl.train_step import TrainContext, annotate, recall_look
+from offbook.rl.train_step import TrainContext, annotate, recall_probes
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.signals.feedback import RULES, read_all
 from offbook.signals.feedback.coach import Found
@@ -210,7 +210,7 @@ def test_what_does_not_help_is_not_taught_and_counted(tree: Path, chat: ChatForm
     samples, feedback = annotate([[rollout]], settings, chat, counts=counts, unhelpful={"repeated_call"})
     assert [item.target.rule for item in feedback] == ["unknown_tool"]
     assert len(samples[0].branches) == 1
-    assert counts["left_out/look"] == 1
+    assert counts["left_out/probe"] == 1
 
 
 def test_the_newest_look_counts(tmp_path: Path) -> None:
@@ -219,11 +219,11 @@ def test_the_newest_look_counts(tmp_path: Path) -> None:
     folder.write_look(5, [{"rule": "a", "why_not": ""}, {"rule": "b", "why_not": "y"}])
     folder.write_look(5, [{"rule": "b", "why_not": "y"}])  # the step was done again
     lessons = TrainContext(None, folder, {}, {}, None, None)  # type: ignore[arg-type]
-    recall_look(lessons, folder.looks(4))
+    recall_probes(lessons, folder.looks(4))
     assert lessons.unhelpful == {"a"}
-    recall_look(lessons, folder.looks(5))
+    recall_probes(lessons, folder.looks(5))
     assert lessons.unhelpful == {"a", "b"}
-    recall_look(lessons, [{"rule": "a", "why_not": ""}])
+    recall_probes(lessons, [{"rule": "a", "why_not": ""}])
     assert lessons.unhelpful == {"b"}
 
 
@@ -247,7 +247,7 @@ def test_training_goes_on_with_what_helps_or_ends(cache: Path, model: Path, tmp_
         assert process.returncode == 0, process.stderr
         (row,), _ = folder.metrics()
         assert {key.removeprefix("targets/") for key in row if key.startswith("targets/")} <= helpful
-        assert row["look_s"] > 0
+        assert row["probe_s"] > 0
     else:
         assert process.returncode != 0
         assert "sft.reminders" in process.stderr

@@ -135,7 +135,7 @@ def test_a_second_run_in_a_folder_names_the_mistake_first_and_few_keys(tmp_path:
     RunFolder(tmp_path).config_file.write_text(Config(out=str(tmp_path), model="pocket").to_toml())
     (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
     (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
-    other = FeedbackConfig(weight=0.5, gate=0.1, top=9, max_targets=4, look=False)
+    other = FeedbackConfig(weight=0.5, gate=0.1, direction="reverse", max_targets=4, look=False)
     for options, sentence in (
         ({"model": "nosuch"}, "there is no model folder nosuch"),
         ({"model": "pocket", "tasks": TasksConfig(source="my-tasks")}, "there is no task folder my-tasks"),

@@ -45,7 +45,23 @@ from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.rl import plan as plan_room
 from offbook.rl.models import described
-from offbook.rl.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
+from offbook.rl.plan import (
+    CONTEXT_BYTES,
+    IN_A_STEP,
+    MODES,
+    Device,
+    Mode,
+    Way,
+    as_planned,
+    make_plan,
+    meta_shapes,
+    rank_parts,
+    refuse_too_large,
+    saved_storages,
+    static_parts,
+    step_parts,
+    this_device,
+)
 from offbook.rl.resume import computed_as_before, refuse_another_run
 from offbook.train import head
 from offbook.train.attention import Packed
@@ -53,20 +69,7 @@ from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.head import Counts, Ledger
 from offbook.train.lora import make_trainable
-from offbook.train.memory import (
-    ALONE,
-    CONTEXT_BYTES,
-    IN_A_STEP,
-    MODES,
-    Mode,
-    Share,
-    Way,
-    rank_parts,
-    saved_storages,
-    static_parts,
-    step_parts,
-)
-from offbook.train.parallel.spmd import share_of
+from offbook.train.parallel.spmd import ALONE, Share, share_of
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, OffbookError, Sample
 

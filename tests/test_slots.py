@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.agent.harness import Midway
+from offbook.agent.harness import RolloutCheckpoint
 from offbook.core.runfolder import RunFolder
 from offbook.rl.rollout_buffer import (
     FilteredGroup,
@@ -185,18 +185,18 @@ def test_a_seat_without_a_whole_snapshot_begins_anew(slots: RolloutBuffer) -> No
     seat = group.seats[0]
     (seat.folder / "sandbox").mkdir(parents=True)
     (seat.folder / "turn-1.json").write_text("{")
-    assert seat.midway() is None
+    assert seat.checkpoint() is None
     assert not seat.folder.exists()
 
 
-def test_midway_is_kept_to_the_last_digit(slots: RolloutBuffer) -> None:
-    from offbook.rl.rollout_buffer import MIDWAY
+def test_a_rollout_checkpoint_is_kept_to_the_last_digit(slots: RolloutBuffer) -> None:
+    from offbook.rl.rollout_buffer import CHECKPOINT
 
     (group,) = slots.request(1, [task("a")])
     rollout = rollout_of(group, 0)
     rollout.segments[0].logprobs = [-0.1234567890123456, float("nan")]
-    (read,) = MIDWAY.validate_json(
-        MIDWAY.dump_json([Midway(rollout, [{"text": "t", "status": "done"}], True, "answer")])
+    (read,) = CHECKPOINT.validate_json(
+        CHECKPOINT.dump_json([RolloutCheckpoint(rollout, [{"text": "t", "status": "done"}], True, "answer")])
     )
     assert read.rollout.segments[0].logprobs[0] == -0.1234567890123456
     assert (read.todos, read.interrupted, read.stop) == ([{"text": "t", "status": "done"}], True, "answer")

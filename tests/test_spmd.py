@@ -36,13 +36,12 @@ from offbook.rl.train import train
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.train.lora import stored_adapter
-from offbook.train.memory import ALONE, Share
 from offbook.train.parallel import spmd as led
-from offbook.train.parallel.spmd import SpmdTrainer, expert_shape, ranks_of
+from offbook.train.parallel.spmd import ALONE, Share, SpmdTrainer, expert_shape, ranks_of
 from offbook.types import OffbookError
 
 NOBODY, ALL = -1, -2
-NOT_EQUAL = ("train_s", "rollout_s", "look_s", "grades", "checkpoint_wait_s", "padding_share")  # how, and not what
+NOT_EQUAL = ("train_s", "rollout_s", "probe_s", "grades", "checkpoint_wait_s", "padding_share")  # how, and not what
 
 
 def trained(cache: Path, model: Path, out: Path, steps: int, **more: str) -> int:

@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbook.core.config import CheckpointConfig, Precision, TrainConfig
 from offbook.train import checkpoint as writing
-from offbook.train.checkpoint import Checkpoints, checkpoint_path, finished_steps, load_training_state
-from offbook.train.memory import free_host_memory
+from offbook.train.checkpoint import Checkpoints, checkpoint_path, finished_steps, free_host_memory, load_training_state
 from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost

@@ -70,7 +70,7 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
         "train_s": sum(row["train_s"] for row in rows),
         "floor": (sum(used[-1].values()) - sum(used[0].values())) / (os.cpu_count() or 1),
         **{f"cpu_s/{part}": seconds - used[0][part] for part, seconds in used[-1].items()},
-        "look_s": sum(row.get("look_s", 0.0) for row in rows),
+        "probe_s": sum(row.get("probe_s", 0.0) for row in rows),
         "staleness": sum(row["staleness"] for row in rows) / len(rows),
         "too_old": sum(row["staleness/too_old"] for row in rows),
         "mismatch": sum(row["rl/mismatch"] for row in rows) / len(rows),

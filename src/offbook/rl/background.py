@@ -1,4 +1,4 @@
-"""What runs beside training: evaluations of published versions, and harder tasks from those that became easy.
+"""Background work of a run: evaluations of checkpoints, and harder tasks from those that became easy.
 
 Neither holds the run up, both are noted in its journal, and one that a kill -9 ended is taken up again.
 """
@@ -29,7 +29,7 @@ from offbook.types import OffbookError, Rollout, Task
 
 ATTEMPTS = 3
 LOOK_S = 0.2
-LAST_LINES = 3  # of a log, that are told
+LAST_LINES = 3  # of a log, that are shown
 RECENT, FEWEST = 8, 3  # steps and groups of the recent solve rate
 # It ends with this process, however that ends: two must not write one evaluation.
 EVALUATE = "from offbook.core.processes import end_with; end_with({}); from offbook.cli import main; main()"
@@ -83,7 +83,7 @@ class Evaluations:
         return not self._left
 
     async def _link_checkpoint(self, step: int, model: Path) -> None:
-        """By links: whoever removes old checkpoints does not remove this one."""
+        """By links: removing old checkpoints does not remove this one."""
         checkpoint = checkpoint_path(self.folder.path / "ckpt", step)
         while not model.is_dir():
             if (checkpoint / "DONE").exists():

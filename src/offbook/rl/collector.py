@@ -142,7 +142,7 @@ class Collector:
 
     @cached_property
     def limits(self) -> Limits:
-        """Of other agents: they are told how much the model reads before they ask."""
+        """Limits for agents that are commands: they get the size of the context before they ask."""
         limits = self.harness.limits
         most = limits.context if self.model is None else positions(chat_folder(self.model))
         return replace(limits, context=min(limits.context, most))
@@ -292,7 +292,7 @@ class Collector:
                 job.seat.clear()
             rollout = await self.work(job, self.engine.open(job.id), on_rollout)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
-                rollout = first  # whoever had acted and is struck twice is judged by what it did
+                rollout = first  # an agent that acted and met a second fault is judged by what it did
             _settle(rollout, fault)
         await self.scored(task, rollout)
         return rollout
@@ -312,16 +312,16 @@ class Collector:
         rollout = Rollout(job.id, task.id, job.group, task.tools)
         try:
             seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
-            midway = seat.midway() if seat else None
+            checkpoint = seat.checkpoint() if seat else None
             async with self._sandbox(task, seat) as sandbox:
-                if midway is not None:
-                    session.skip_turns(midway.rollout.usage.turns + midway.rollout.usage.summaries)
+                if checkpoint is not None:
+                    session.skip_turns(checkpoint.rollout.usage.turns + checkpoint.rollout.usage.summaries)
                 keep = partial(seat.keep, sandbox) if seat else None
                 agent = task, sandbox, session, self.chat, self.harness, job.id, job.group
                 if self.harness.command:
                     rollout = await self._commanded(task, rollout, sandbox, session, on_rollout)
                 else:
-                    rollout = await run_agent(*agent, lambda rollout: on_rollout(rollout, False), keep, midway)
+                    rollout = await run_agent(*agent, lambda rollout: on_rollout(rollout, False), keep, checkpoint)
         except OSError as error:  # no space, no processes, a sandbox that was killed from outside
             record_crash(rollout, error)
         finally:

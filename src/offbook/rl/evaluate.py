@@ -33,7 +33,7 @@ def roll_out(
 ) -> dict[str, Any]:
     """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers.
 
-    Those that are there from before, of the same model, tasks and settings, are told to `watch` and not run again.
+    Those that are there from before, of the same model, tasks and settings, go to `watch` and are not run again.
     """
     folder = RunFolder(config.out)
     folder.refuse_file()
@@ -60,7 +60,7 @@ def collect_into(
 ) -> tuple[list[list[Rollout]], dict[str, int]]:
     """Groups of rollouts, each written when it is over, and how many were there from before or could not be read.
 
-    Those from before are told to `watch` first. That none of them came about is an error and no measurement.
+    Those from before go to `watch` first. That none of them came about is an error and no measurement.
     """
     kept, unreadable = files.read({id for task in tasks for id in rollout_ids(name, task, size)})
     for rollout in kept:
@@ -100,7 +100,7 @@ def refuse_all_crashed(groups: list[list[Rollout]]) -> None:
     raise OffbookError(
         f"every rollout crashed, so nothing was measured: {cause} ({number} of {len(rollouts)})"
         + ("" if words == cause else f", as in: {words}")
-        + "; mend the model's server or the machine, then give the same command again"
+        + "; repair the model's server or the machine, then give the same command again"
     )
 
 

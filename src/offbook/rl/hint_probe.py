@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from offbook.agent.chat import Chat, is_in, written_again
 from offbook.agent.harness.again import Before, NotRestored
-from offbook.agent.harness.agent import Midway, run_agent
+from offbook.agent.harness.agent import RolloutCheckpoint, run_agent
 from offbook.core.shares import rise, wilson
 from offbook.engine import Session
 from offbook.rl.collector import Collector
-from offbook.rl.train_step import TrainContext
+from offbook.rl.train_step import TrainContext, recall_probes
 from offbook.sandbox import Sandbox
 from offbook.signals.feedback import Rule, read_all
 from offbook.signals.feedback.coach import Found, grouped, spread_out
@@ -48,6 +48,7 @@ from offbook.types import (
 )
 
 MICRO_TOKENS = 8192  # in one forward
+PROBE_SAMPLES = 8  # messages sampled at each fault, without and with the hint
 TARGETS = 4  # faulty messages probed per rule
 BOXES = 8  # sandboxes open at once
 ENOUGH = 16  # sampled messages to judge a rule by
@@ -364,6 +365,32 @@ class HintProbe:
         return samples, plain, hinted
 
 
+async def probe_hints(
+    step: int,
+    groups: Sequence[Sequence[Rollout]],
+    context: TrainContext,
+    collector: Collector,
+    in_thread: Callable[..., Awaitable[list[ProbedHint]]],
+    tell: Callable[[str], None],
+) -> None:
+    """Whether hints help on the faults of this step, before any of them teaches. `in_thread` is the trainer's, with
+    what it does for the watchdog."""
+    found = faults_in(groups, context)
+    probe = HintProbe(collector, context.tasks, context.rules, PROBE_SAMPLES)
+    sampled = await probe.sampled(found, f"look{step}")  # the name seeds the random numbers
+    collector.engine.pause()  # the trainer reads next
+    own = context.trainer.teachers[context.config.feedback.teacher].own
+    decoder = own.decoder if own else context.trainer.student
+    probed = await in_thread("hints to be probed", probe.measured, sampled, found, decoder)
+    rows = [one.row() for one in probed]
+    context.folder.write_look(step, rows)
+    for line in table(probed) if probed else ["no rule was broken, so there was no hint to probe"]:
+        tell(line)
+    recall_probes(context, rows)
+    if step == 1 and probed and all(one.why_not for one in probed):
+        raise NoHintHelps(", ".join(one.rule for one in probed))
+
+
 async def correct(
     step: int,
     groups: Sequence[Sequence[Rollout]],
@@ -452,7 +479,7 @@ class Corrections:
                 again = replace(again, id=f"{again.id}/again", usage=Usage(turns=turns), reward=Reward(), flags=[])
                 rollout = await run_agent(
                     place.task, sandbox, session, collector.chat, collector.harness, again.id, again.group,
-                    midway=Midway(again, stop=stop),
+                    checkpoint=RolloutCheckpoint(again, stop=stop),
                 )  # fmt: skip
             counts["corrections/tokens"] += rollout.usage.sampled_tokens - before
             await collector.scored(place.task, rollout)

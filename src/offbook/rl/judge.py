@@ -49,13 +49,13 @@ class StepJudge:
             self.silent_steps = 0
             return judgement
         reasons = ", ".join(f"{reason}: {count}" for reason, count in judgement.unanswered.most_common())
-        told = f"{when}: the judge left {lost} of {lost + judgement.answered} questions unanswered"
-        log.warning("%s (%s)", told, reasons)
+        problem = f"{when}: the judge left {lost} of {lost + judgement.answered} questions unanswered"
+        log.warning("%s (%s)", problem, reasons)
         self.silent_steps = 0 if judgement.answered else self.silent_steps + 1
         if self.silent_steps >= SILENT_STEPS:
             raise OffbookError(
-                f"{told} ({reasons}), and all of the {SILENT_STEPS - 1} steps before; give the same command again when "
-                "its server answers"
+                f"{problem} ({reasons}), and all of the {SILENT_STEPS - 1} steps before; give the same command again "
+                "when its server answers"
             )
         return judgement
 
@@ -108,12 +108,3 @@ class LocalAnswers:
         finally:
             session.close()
         return transcript.add_sampled(completion).text
-
-
-def judge_row(judgement: Judgement) -> dict[str, float]:
-    """Nothing where no model was asked."""
-    if not judgement.rollouts:
-        return {}
-    lost = {"refused": judgement.refused, "unanswered": judgement.unanswered}
-    counts = {f"judge/{what}/{why}": count for what, whys in lost.items() for why, count in sorted(whys.items())}
-    return {"judge/rollouts": judgement.rollouts, "judge/found": len(judgement.found), **counts}

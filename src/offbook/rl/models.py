@@ -110,10 +110,10 @@ def load_model(folder: Path, precision: Precision | Literal["auto"] = "float32",
     if not (folder / "config.json").is_file():
         raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     transformers_logging.disable_progress_bar()
-    model, told = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=precision, output_loading_info=True, trust_remote_code=False
     )
-    if missing := sorted(told["missing_keys"]):  # they would be random
+    if missing := sorted(info["missing_keys"]):  # they would be random
         raise OffbookError(f"{folder} lacks {len(missing)} of the model's tensors: {', '.join(missing[:3])} ...")
     return model.to(device or _best_device()).eval()
 
@@ -127,8 +127,8 @@ def base_folder(adapter: Path) -> Path:
     try:
         return model_folder(name, 0)
     except OffbookError as error:
-        mend = f"write where it is into base_model_name_or_path of {adapter / ADAPTER}"
-        raise OffbookError(f"the base of the adapter {adapter} is not to be had ({error}); {mend}") from None
+        way_out = f"write where it is into base_model_name_or_path of {adapter / ADAPTER}"
+        raise OffbookError(f"the base of the adapter {adapter} cannot be loaded ({error}); {way_out}") from None
 
 
 def chat_folder(model: Path) -> Path:
@@ -154,7 +154,7 @@ def meta_model(model: PreTrainedConfig, settings: TrainConfig) -> PreTrainedMode
 
 
 def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
-    """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained, or
+    """For a local engine with a trainer of an adapter, before that begins; None where all weights are trained, or
     the engine is another. In one precision, and in one place, the two share the base."""
     if config.engine.kind == "vllm" or adapter_of(trained) is None:
         return None

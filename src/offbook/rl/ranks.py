@@ -24,10 +24,18 @@ from offbook.rl.models import Progress, chat_folder, load_model, load_weights, m
 from offbook.rl.train_step import teachers_of
 from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
-from offbook.train.memory import ALONE, Share
 from offbook.train.parallel.gather import gathered
 from offbook.train.parallel.ranks import PATIENCE
-from offbook.train.parallel.spmd import RankLost, SpmdTrainer, receive_call, refuse_uneven, run_on_all, share_of
+from offbook.train.parallel.spmd import (
+    ALONE,
+    RankLost,
+    Share,
+    SpmdTrainer,
+    receive_call,
+    refuse_uneven,
+    run_on_all,
+    share_of,
+)
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
@@ -111,7 +119,7 @@ def share_in(settings: TrainConfig, orders: Any) -> Share:
 
 
 def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:
-    """Of rank 0; the others make theirs of what they are told."""
+    """Of rank 0; the others make theirs from what rank 0 broadcasts."""
     other = model_folder(config.teachers.model, config.seed, progress) if config.teachers.opd else None
     if other is not None:
         refuse_other_tokenizer(start, other)
@@ -122,10 +130,10 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
 
 
 def follow(orders: Any) -> None:
-    told = receive_call(orders)
-    if told is None:  # it was over before it began
+    setup = receive_call(orders)
+    if setup is None:  # it was over before it began
         return
-    config, start, other = told
+    config, start, other = setup
     torch.set_num_threads(config.threads)
 
     def make() -> RankTrainer:
@@ -183,8 +191,8 @@ def refuse_other_tokenizer(student: Path, teacher: Path) -> None:
     own, its = (Tokenizer.from_file(str(path)).get_vocab() for path in files)
     unlike = sum(its.get(entry) != number for entry, number in own.items())
     if unlike:
-        told = f"of the student's {len(own)} tokens {unlike} are others to its teacher {teacher}"
-        raise OffbookError(f"{told}: they are compared entry by entry, so take a teacher of the same family")
+        problem = f"of the student's {len(own)} tokens {unlike} are others to its teacher {teacher}"
+        raise OffbookError(f"{problem}: they are compared entry by entry, so take a teacher of the same family")
 
 
 def _teachers(config: Config, other: Path | None, device: str = "") -> dict[str, Kind]:

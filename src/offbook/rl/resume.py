@@ -142,7 +142,7 @@ def work_fingerprint(config: Config, start: Path) -> str:
     settings = config.model_dump()
     for key in FREE:
         *sections, name = key.split(".")
-        reduce(getitem, sections, settings).pop(name)
+        reduce(getitem, sections, settings).pop(name, None)  # ranks may be unset
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _model_files(start)]
     work = json.dumps([settings, _own_contents(config), files], sort_keys=True)
     return hashlib.sha256(work.encode()).hexdigest()

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
-from offbook.agent.harness import Midway
+from offbook.agent.harness import RolloutCheckpoint
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines
 from offbook.sandbox import BwrapSandbox, Sandbox, open_sandbox
 from offbook.sandbox.folders import remove_tree
@@ -38,7 +38,9 @@ from offbook.types import Rollout, Task
 State = Literal["requested", "running", "scored", "grouped", "trained", "failed", "filtered"]
 BLOCK = 4096  # bytes
 log = logging.getLogger(__name__)
-MIDWAY = TypeAdapter(list[Midway], config=ConfigDict(ser_json_inf_nan="constants"))  # of one, as in runfolder.py
+CHECKPOINT = TypeAdapter(
+    list[RolloutCheckpoint], config=ConfigDict(ser_json_inf_nan="constants")
+)  # of one, as in runfolder.py
 
 
 @dataclass(slots=True)
@@ -56,21 +58,21 @@ class RolloutRecord:
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / "sandbox"
 
-    def midway(self) -> Midway | None:
+    def checkpoint(self) -> RolloutCheckpoint | None:
         """The last state that was kept; None if there is none."""
         try:
             note = json.loads((self.folder / "sandbox" / "sandbox.json").read_bytes())["note"]
-            return MIDWAY.validate_json((self.folder / note).read_bytes())[0]
+            return CHECKPOINT.validate_json((self.folder / note).read_bytes())[0]
         except (OSError, ValueError, KeyError):
             self.clear()
             return None
 
-    async def keep(self, sandbox: Sandbox, midway: Midway) -> None:
+    async def keep(self, sandbox: Sandbox, checkpoint: RolloutCheckpoint) -> None:
         """The turn's file comes first, the snapshot names it: after a kill in between, the turn before counts."""
         assert isinstance(sandbox, BwrapSandbox)
-        usage = midway.rollout.usage
+        usage = checkpoint.rollout.usage
         name = f"turn-{usage.turns + usage.summaries}.json"
-        (self.folder / name).write_bytes(MIDWAY.dump_json([midway]))
+        (self.folder / name).write_bytes(CHECKPOINT.dump_json([checkpoint]))
         await sandbox.snapshot(name)
         self.note("turn", slot=self.folder.name, turn=usage.turns + usage.summaries)
         for old in self.folder.glob("turn-*.json"):

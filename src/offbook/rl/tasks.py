@@ -58,8 +58,8 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
         which = "tasks" if not level.is_long else f"long-{level.fewest}-{level.most}"
         root = pocket_cache() / f"{which}-{config.seed}-{wanted[0]}-{wanted[1]}"
         if not root.is_dir():
-            told = partial(progress, "making tasks")
-            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, told, level))
+            making = partial(progress, "making tasks")
+            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, making, level))
     if _is_whole(config.tasks.source):
         sets = _cut(tasks_at(config.tasks.source, config), HELD_OUT)
     else:
@@ -112,7 +112,7 @@ def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
 
 
 def _is_whole(source: str) -> bool:
-    """Whether nobody has said which of its tasks are held out: a taskset of verifiers, a folder of Harbor tasks."""
+    """Whether the source does not say which tasks are held out: a taskset of verifiers, a folder of Harbor tasks."""
     return source.startswith(TASKSET) or (
         not (Path(source) / "train").is_dir() and any(Path(source).glob("*/task.toml"))
     )
@@ -223,7 +223,7 @@ def task_order(
 
 
 def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:
-    """Write tasks.jsonl, one line per task: whoever looks at a run later may not have them.
+    """Write tasks.jsonl, one line per task: readers of the run may not have the tasks.
 
     `tasks` has them by what they are for: train, heldout.
     """

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,8 +34,7 @@ from offbook.engine.vllm import refuse_missing_engine
 from offbook.rl.background import Evaluations, Harder, harder_tasks
 from offbook.rl.checks import judges_of, refuse_run
 from offbook.rl.collector import Collector
-from offbook.rl.hint_probe import HintProbe, NoHintHelps, correct, faults_in
-from offbook.rl.hint_probe import table as probe_table
+from offbook.rl.hint_probe import correct, probe_hints
 from offbook.rl.judge import StepJudge, refuse_silent_judge, step_judge
 from offbook.rl.models import (
     Progress,
@@ -64,7 +64,7 @@ from offbook.rl.rollout_buffer import RolloutBuffer, forget_other_work, holds_sa
 from offbook.rl.samplers import RayCollector
 from offbook.rl.scheduler import Scheduler
 from offbook.rl.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
-from offbook.rl.train_step import TrainContext, recall_look, train_step, whole_response
+from offbook.rl.train_step import TrainContext, recall_probes, train_step, whole_response
 from offbook.signals.feedback import rules_of
 from offbook.signals.judge import Judgement
 from offbook.tasks.select import TasksUsedUp
@@ -74,9 +74,8 @@ from offbook.train.trainer import NotFinite, WeightsLost, weights_of
 from offbook.types import Hung, OffbookError, Rollout, Sample
 
 OnStep = Callable[[dict[str, Any]], None]
-Tell = Callable[[str], None]  # a line for people
+Tell = Callable[[str], None]  # prints a line for people
 T = TypeVar("T")
-LOOK_SAMPLES = 8  # messages sampled at each fault, without and with the hint
 log = logging.getLogger(__name__)
 
 
@@ -235,7 +234,7 @@ def _prepare(
         trainer=trainer,
         whole=whole_response(config, collector.chat, tasks, positions(chat_folder(start))),
     )
-    recall_look(context, folder.looks(done))
+    recall_probes(context, folder.looks(done))
     scheduler = Scheduler(config, collector, buffer, order)
     return Run(
         config=config,
@@ -263,7 +262,7 @@ def _keeps_turns(config: Config, folder: RunFolder) -> bool:
         return False
     if asyncio.run(holds_sandboxes(folder.path / "slots")):
         return True
-    log.warning("no sandbox can live in %s: rollouts that are not over begin anew after a restart", folder.path)
+    log.warning("no sandbox can live in %s: unfinished rollouts start over after a restart", folder.path)
     return False
 
 
@@ -329,7 +328,7 @@ async def _step(run: Run, step: int) -> dict[str, Any]:
         is_probe = step == 1 and settings.is_look_due
         if is_probe:
             async with run.scheduler.paused():
-                await _probe_hints(run, step, groups)
+                await probe_hints(step, groups, context, run.collector, partial(_in_thread, run), run.tell)
         probe_s = time.monotonic() - judged
         if settings.corrections.weight:
             async with run.scheduler.paused():
@@ -352,8 +351,8 @@ async def _step(run: Run, step: int) -> dict[str, Any]:
         "slowest/scoring_s": usage.scoring_seconds,
         "rollout_s": collected - started,
         "train_s": time.monotonic() - collected - probe_s,
-        "groups_refilled": len(filtered),
-        **({"look_s": probe_s} if is_probe else {}),
+        "groups_filtered": len(filtered),
+        **({"probe_s": probe_s} if is_probe else {}),
         **counts,
     }
     _, stopped_later = await _uninterrupted(_keep(run, step, row))
@@ -412,25 +411,6 @@ async def _in_thread(run: Run, what: str, work: Callable[..., T], *arguments: An
     job = asyncio.get_running_loop().run_in_executor(run.thread, work, *arguments)
     signs = lambda: (run.context.trainer.micro_batches, run.checkpoints.written())  # noqa: E731
     return await wait_with_heartbeat(job, Watchdog(lambda: what, run.config.loop.deadline_s, signs, "train"))
-
-
-async def _probe_hints(run: Run, step: int, groups: list[list[Rollout]]) -> None:
-    """Whether hints help on the faults of this step, before any of them teaches."""
-    context, settings = run.context, run.config.feedback
-    found = faults_in(groups, context)
-    probe = HintProbe(run.collector, context.tasks, context.rules, LOOK_SAMPLES)
-    sampled = await probe.sampled(found, f"look{step}")
-    run.collector.engine.pause()  # the trainer reads next
-    own = context.trainer.teachers[settings.teacher].own
-    decoder = own.decoder if own else context.trainer.student
-    probed = await _in_thread(run, "hints to be looked at", probe.measured, sampled, found, decoder)
-    rows = [one.row() for one in probed]
-    run.folder.write_look(step, rows)
-    for line in probe_table(probed) if probed else ["no rule was broken, so there was no hint to look at"]:
-        run.tell(line)
-    recall_look(context, rows)
-    if step == 1 and probed and all(one.why_not for one in probed):
-        raise NoHintHelps(", ".join(one.rule for one in probed))
 
 
 def _keep_all_steps(run: Run, last: int) -> None:

@@ -14,7 +14,6 @@ from offbook.agent.harness.agent import diff_of
 from offbook.core.config import Config, FeedbackConfig, TeachersConfig
 from offbook.core.runfolder import RunFolder, read_lines
 from offbook.rl.evaluate import summarize
-from offbook.rl.judge import judge_row
 from offbook.signals.feedback import NEGATIVE, RULES, Pairs, Rule, hints_in, read_all, stand_in
 from offbook.signals.feedback.leaks import leak
 from offbook.signals.judge import Judgement
@@ -148,7 +147,7 @@ def candidates(
     donors = [rule for name, rule in rules.items() if name not in settings.rules] or list(rules.values())
     chosen = stand_in(pairs, rollout, settings.control, donors)
     counts["candidates"] += len(pairs)
-    counts["left_out/look"] += len(found) - len(helpful)
+    counts["left_out/probe"] += len(found) - len(helpful)
     counts["left_out/rule_weights"] += len(helpful) - len(weighed)
     counts["left_out/same_message"] += len(weighed) - len(once)
     counts[f"left_out/{limit}"] += len(once) - len(pairs)
@@ -286,7 +285,7 @@ class TrainContext:
     whole: WholeResponse | None = None  # teachers of all that rollouts say
 
 
-def recall_look(context: TrainContext, rows: Iterable[Mapping[str, Any]]) -> None:
+def recall_probes(context: TrainContext, rows: Iterable[Mapping[str, Any]]) -> None:
     """Take over what probes found about hints, the newest of each rule."""
     for row in rows:
         change = context.unhelpful.add if row["why_not"] else context.unhelpful.discard
@@ -336,6 +335,11 @@ def train_step(
             record(item, measured, chat)
     folder.write_feedback(step, feedback)
     by_rule = Counter(item.target.rule for item in feedback)
+    judged: dict[str, float] = {}
+    if judgement.rollouts:
+        judged = {"judge/rollouts": judgement.rollouts, "judge/found": len(judgement.found)}
+        for what, reasons in (("refused", judgement.refused), ("unanswered", judgement.unanswered)):
+            judged |= {f"judge/{what}/{reason}": count for reason, count in sorted(reasons.items())}
     counts.update(f"left_out/{item.skipped}" for item in feedback if item.skipped)
     return {
         **summarize(groups),
@@ -344,7 +348,7 @@ def train_step(
         "hinted_targets": len(feedback),
         **{f"targets/{rule}": count for rule, count in sorted(by_rule.items())},
         **dict(sorted(counts.items())),
-        **judge_row(judgement),
+        **judged,
         "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
     }
 

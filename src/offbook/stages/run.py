@@ -26,7 +26,7 @@ from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_devi
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
 from offbook.train.checkpoint import Checkpoints
-from offbook.train.memory import ALONE, Share
+from offbook.train.parallel.spmd import ALONE, Share
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
 from offbook.types import OffbookError, Sample

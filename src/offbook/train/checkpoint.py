@@ -40,7 +40,6 @@ from offbook.core import processes
 from offbook.core.adapters import adapter_tensors
 from offbook.core.config import CheckpointConfig
 from offbook.train.lora import adapter_of, save_adapter
-from offbook.train.memory import free_host_memory
 from offbook.train.parallel.dense import put
 from offbook.train.parallel.gather import assign_holders, gathered
 from offbook.train.parallel.ranks import PATIENCE
@@ -57,6 +56,11 @@ TOKENIZER_FILES = (
 TRAINING = "training"  # optimizer and slow teachers
 ANOTHER = "remove its DONE, and the run goes on from the one before"
 MASTER = "master"  # a float32 weight, beside the optimizer's state of it
+CGROUPS = (  # of version 2 and of version 1: limit, use
+    ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+KEPT_FILES = ("active_file", "inactive_file")  # counted as used, and given back when somebody needs it
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -444,3 +448,20 @@ def checkpoint_size(trainer: Trainer) -> int:
     state = sum(parameter.numel() * (12 if parameter.element_size() == 2 else 8) for parameter in trained)
     moving = sum(own.kind.moves for own in trainer.own_weights().values())
     return weights * (1 + moving) + state
+
+
+def free_host_memory() -> int:
+    """Bytes that this process may still take, by the machine and by the control group that it is in."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = 1024 * int(_table(meminfo)["MemAvailable:"].split()[0])
+    for folder, limit, used in CGROUPS:
+        if (path := Path(folder, limit)).is_file() and (most := path.read_text().strip()) != "max":
+            kept = sum(int(value) for key, value in _table(Path(folder, "memory.stat")).items() if key in KEPT_FILES)
+            free = min(free, int(most) - int(Path(folder, used).read_text()) + kept)
+    return max(0, free)
+
+
+def _table(path: Path) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in path.read_text().splitlines())

@@ -46,7 +46,7 @@ OnTurn = Callable[[Rollout], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Midway:
+class RolloutCheckpoint:
     """A checkpoint of a rollout between two turns: with the state of its sandbox, all that is needed to resume."""
 
     rollout: Rollout
@@ -55,7 +55,7 @@ class Midway:
     stop: StopReason | None = None  # set if it has ended and only the score is missing
 
 
-Keep = Callable[[Midway], Awaitable[None]]
+Keep = Callable[[RolloutCheckpoint], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +86,25 @@ async def run_agent(
     group: str,
     on_turn: OnTurn = lambda rollout: None,
     keep: Keep | None = None,
-    midway: Midway | None = None,
+    checkpoint: RolloutCheckpoint | None = None,
 ) -> Rollout:
     """Run one rollout, unscored. Errors of the policy or the sandbox are recorded on it; only a lost model is raised.
 
-    `keep` is a callback after every turn. With `midway` a kept rollout resumes, in a sandbox restored to that state.
+    `keep` is a callback after every turn. With `checkpoint` it resumes there, in a sandbox in that state.
     """
     toolset = harness.toolset(task)
-    rollout = midway.rollout if midway else Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
+    rollout = (
+        checkpoint.rollout if checkpoint else Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
+    )
     rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
     bench = Workbench(sandbox, harness.limits, test_command=task.test_command)
     episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
     episode.started = started = time.monotonic() - rollout.usage.seconds
     episode.keep = keep
-    episode.begin(midway)
+    episode.begin(checkpoint)
     try:
         async with asyncio.timeout(harness.limits.wall_s - rollout.usage.seconds):
-            rollout.stop = (midway and midway.stop) or await episode.run()
+            rollout.stop = (checkpoint and checkpoint.stop) or await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
         if harness.tools_in_api and not rollout.usage.turns:  # it waited for the server's first token and nothing else
@@ -215,9 +217,9 @@ class _Episode:
     keep: Keep | None = None
     started: float = 0.0
 
-    def begin(self, midway: Midway | None) -> None:
+    def begin(self, checkpoint: RolloutCheckpoint | None) -> None:
         self.packages = own_packages(self.task.tree)
-        if midway is None:
+        if checkpoint is None:
             self._open_segment(first_message(self.task))
             return
         segment = self.rollout.segments[-1]
@@ -225,15 +227,15 @@ class _Episode:
         self.fed = (
             segment.ids[: len(segment.sampled) - segment.sampled[::-1].index(True)] if any(segment.sampled) else []
         )
-        self.bench.todos = [TodoItem(text=item["text"], status=item["status"]) for item in midway.todos]  # type: ignore[typeddict-item]
-        self.interrupted = midway.interrupted
+        self.bench.todos = [TodoItem(text=item["text"], status=item["status"]) for item in checkpoint.todos]  # type: ignore[typeddict-item]
+        self.interrupted = checkpoint.interrupted
 
     async def _keep(self, stop: StopReason | None = None) -> None:
         if self.keep is None:
             return
         self.rollout.usage.seconds = time.monotonic() - self.started
         todos = [{"text": item["text"], "status": item["status"]} for item in self.bench.todos]
-        await self.keep(Midway(self.rollout, todos, self.interrupted, stop))
+        await self.keep(RolloutCheckpoint(self.rollout, todos, self.interrupted, stop))
 
     def record(self, kind: str, detail: str) -> None:
         record_at_end(self.rollout, kind, detail)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
@@ -31,7 +31,6 @@ from offbook.core.config import RanksConfig, TrainConfig
 from offbook.core.routers import routers_of
 from offbook.core.weights import Weights
 from offbook.train.forward import Decoder
-from offbook.train.memory import Share
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh, refuse_undealt
@@ -45,6 +44,19 @@ T = TypeVar("T")
 GO_ON = "started again, it goes on from its last checkpoint"
 _numbers = count()  # of calls, equal on all ranks
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of the ranks has that train a model together."""
+
+    shards: int = 1  # that the weights are cut into
+    expert_shards: int = 1  # that experts are, all in all
+    dealt_to: int = 1  # ranks, of those, that tokens travel to: nobody gathers more of a layer's experts than its own
+    rows: int = 1  # ranks that share one
+
+
+ALONE = Share()
 
 
 class RanksDiverged(OffbookError):
