@@ -612,7 +612,7 @@ def test_no_token_without_probability_is_drawn() -> None:
 
 
 def test_which_layers_read_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU layers are compiled, which pays for long prompts only."""
+    """On a GPU layers are compiled, which pays for long prompts, and for short ones, which run from graphs."""
     model, calls = tiny_model(), []
     decoder = Decoder(model, frozenset(), 1.0, 4096, static=True)
     plain = model.base_model.layers[0]._call_impl
@@ -623,6 +623,32 @@ def test_which_layers_read_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
         decoder.admit([Row(len(ids), ids, 3, uniforms(0, "", 0, 3))], 1)
         return len(calls) - before
 
+    assert compiled_calls([1, 2, 3]) == 1
     assert compiled_calls([2] * 300) == 0
     monkeypatch.setattr("offbook.engine.decode.FUSED_TOKENS", 256)
     assert compiled_calls([3] * 301) == 1
+
+
+def test_short_prefills_come_in_few_sizes_and_their_padding_is_never_read() -> None:
+    model = tiny_model()
+    decoder = Decoder(model, frozenset(), 1.0, 8192, static=True)
+    sizes, run = [], decoder._run
+    decoder._run = lambda work, *size: (sizes.append(size), run(work, *size))[1]  # type: ignore[method-assign]
+    rng = random.Random(0)
+    begun = [random_ids(rng, count) for count in (90, 200, 31, 150, 4)]
+    decoder.admit([Row(number, ids, 1, uniforms(0, "", number, 1)) for number, ids in enumerate(begun)], 8)
+    grown = {number: [*begun[number], *random_ids(rng, count)] for number, count in ((1, 3), (3, 60), (4, 64))}
+    rows = [Row(number, ids, 1, uniforms(0, "", number, 1)) for number, ids in grown.items()]
+    decoder.admit(rows[:2], 8)
+    decoder.admit(rows[2:], 8)
+    assert sizes == [(8, 256, decoder.slots.length), *[(2, 64, decoder.slots.length)] * 2]
+    for row in rows:
+        logp_V = model(torch.tensor([row.prompt_ids])).logits[0, -1].log_softmax(-1)
+        assert row.logprobs[0] == pytest.approx(logp_V[row.ids[0]].item(), abs=1e-5)
+    for slot, ids in enumerate(decoder.slots.ids):  # what is kept is what a prefill of all of it keeps
+        if ids:
+            other = Decoder(tiny_model(), frozenset(), 1.0, 8192, static=False)
+            other.admit([Row(0, [*ids, 1], 1, uniforms(0, "", 0, 1))], 1)
+            for layer, pair in decoder.slots.layers.items():
+                for mine, theirs in zip(pair, other.slots.layers[layer], strict=True):
+                    assert (mine[slot, :, : len(ids)] - theirs[0, :, : len(ids)]).abs().max() < 1e-5

@@ -1,9 +1,10 @@
 """Attention of the local engine: installed in a transformers model, it reads and writes keys and values in KV slots.
 
-Two kinds of forwards: NextTokens is one token for each of the first slots (a decode step), NewTokens is a flat row of
-many rows' new tokens (a prefill). Without either, the model does what it did before.
+Two kinds of forwards: NextTokens is as many tokens for each of some slots (a decode step or a short prefill), NewTokens
+is a flat row of many rows' new tokens (any other prefill). Without either, the model does what it did before.
 
-Axes: S slots, R rows, H KV heads, G query heads that share one, L keys, T new tokens, D head width.
+Axes: S slots, R rows, W tokens of each, H KV heads, G query heads that share one, Q queries that do (G W), L keys,
+T new tokens, D head width.
 """
 
 from __future__ import annotations
@@ -107,44 +108,62 @@ def _attention(
 
 
 class NextTokens:
-    """A forward of one token in each of the first slots, each at its own position.
+    """A forward of W tokens in each of some slots, each token at its own position.
 
-    Without a kernel that reads each slot up to its own token, all read the first `length` keys under a mask; the query
-    heads that share a KV head are then the rows of one query, so that no key is repeated.
+    A decode step is one token in each of the first slots. A short prefill is several in the slots `slot_R`: their
+    queries, keys and values come as one flat row. Without a kernel that reads each slot up to its own token, all read
+    the first `length` keys under a mask; the query heads that share a KV head are then the rows of one query, so that
+    no key is repeated.
     """
 
-    def __init__(self, slots: KvSlots, position_R: Tensor, length: int, dtype: torch.dtype):
-        self.slots, self.position_R, self.length, self.dtype = slots, position_R, length, dtype
+    def __init__(
+        self, slots: KvSlots, position_RW: Tensor, length: int, dtype: torch.dtype, slot_R: Tensor | None = None
+    ):
+        rows, device = len(position_RW), position_RW.device
+        self.slots, self.position_RW, self.length, self.dtype = slots, position_RW, length, dtype
+        self.is_flat = slot_R is not None
+        self.slot_R = torch.arange(rows, device=device) if slot_R is None else slot_R
         self._index: dict[int, Tensor] = {}
-        self._mask_R11L: Tensor | None = None
+        self._mask_R1QL: Tensor | None = None
 
     def _where(self, heads: int) -> Tensor:
-        """Index of each row and head into the flattened keys of all slots."""
+        """Index of each row, head and token into the flattened keys of all slots."""
         if heads not in self._index:
-            device = self.position_R.device
-            slot_R = torch.arange(len(self.position_R), device=device)
-            first_RH = (slot_R[:, None] * heads + torch.arange(heads, device=device)) * self.slots.length
-            self._index[heads] = (first_RH + self.position_R[:, None]).flatten()
+            head_H = torch.arange(heads, device=self.slot_R.device)
+            first_RH = (self.slot_R[:, None] * heads + head_H) * self.slots.length
+            self._index[heads] = (first_RH[:, :, None] + self.position_RW[:, None]).flatten()
         return self._index[heads]
 
     def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
         self.slots.keep_routes(layer, experts_NK, self._where(1))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        (rows, query_heads, _, size), heads = query.shape, key.shape[1]
+        if self.is_flat:
+            shape = self.position_RW.shape
+            query, key, value = (each[0].unflatten(1, shape).transpose(0, 1) for each in (query, key, value))
         pair = self.slots.layer(layer, key, value)
         for kept, new in zip(pair, (key, value), strict=True):
-            kept.view(-1, kept.shape[3]).index_copy_(0, self._where(heads), new.reshape(-1, kept.shape[3]))
+            kept.view(-1, kept.shape[3]).index_copy_(0, self._where(key.shape[1]), new.reshape(-1, kept.shape[3]))
         if kernel := kernel_for(*pair):
-            return kernel(query, *pair, self.position_R, size**-0.5 if scaling is None else scaling)
-        if self._mask_R11L is None:
-            seen_RL = torch.arange(self.length, device=query.device) <= self.position_R[:, None]
-            self._mask_R11L = torch.zeros_like(seen_RL, dtype=self.dtype).masked_fill_(~seen_RL, -math.inf)[
-                :, None, None
-            ]
-        keys, values = (kept[:rows, :, : self.length] for kept in pair)
-        query_RHGD = query.reshape(rows, heads, query_heads // heads, size)
-        return _masked(query_RHGD, keys, values, self._mask_R11L, scaling).reshape(rows, 1, query_heads, -1)
+            scale = query.shape[3] ** -0.5 if scaling is None else scaling
+            out_RWHD = kernel(query, *pair, self.position_RW, self.slot_R, scale)
+        else:
+            out_RWHD = self._by_mask(query, *pair, scaling)
+        return out_RWHD.flatten(0, 1)[None] if self.is_flat else out_RWHD
+
+    def _by_mask(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
+        (rows, query_heads, width, size), heads = query.shape, keys.shape[1]
+        shared = query_heads // heads
+        if self._mask_R1QL is None:
+            seen_RWL = torch.arange(self.length, device=query.device) <= self.position_RW[:, :, None]
+            bias_R1WL = torch.zeros_like(seen_RWL, dtype=self.dtype).masked_fill_(~seen_RWL, -math.inf)[:, None]
+            self._mask_R1QL = bias_R1WL if width == 1 else bias_R1WL.repeat(1, 1, shared, 1)
+        slots = self.slot_R if self.is_flat else slice(rows)  # a slice copies no keys
+        key, value = (kept[slots, :, : self.length] for kept in (keys, values))
+        query_RHQD = query.reshape(rows, heads, shared * width, size)
+        out_RHQD = _masked(query_RHQD, key, value, self._mask_R1QL, scaling)
+        out_RWHGD = out_RHQD.unflatten(2, (shared, width)).permute(0, 3, 1, 2, 4)
+        return out_RWHGD.reshape(rows, width, query_heads, -1)
 
 
 class Part(NamedTuple):

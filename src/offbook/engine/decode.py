@@ -4,19 +4,23 @@ A step is one forward for one token of every row and the sampling of the next on
 memory. On a GPU it is captured as a CUDA graph per size, and the host looks at the tokens every few steps; what a row
 samples past its end until then is discarded. On a CPU the same step runs eagerly, with a look after each.
 
-Everything here belongs to the engine's one thread. Axes: S slots, R rows, K steps, T new tokens, L slot length,
-V vocabulary, N new tokens.
+A short prefill, such as a tool's output for a few rows, is captured, too: a forward is some hundred kernel launches
+whatever its size, and for so few tokens those are the cost. It is padded to one of a few sizes.
+
+Everything here belongs to the engine's one thread. Axes: S slots, R rows, W tokens of each, K steps, T new tokens,
+L slot length, V vocabulary, N new tokens.
 
 A layer's keys are one tensor [slots, KV heads, length, head width], its values another. A row writes after its own last
 token, so nothing is padded, and a session keeps its slot from turn to turn. All slots are as long as the longest row
-needs: the budget is slots x length. The last position of a slot is scratch, where steps write for slots without a row.
+needs: the budget is slots x length. The last position of a slot is scratch: steps write there for slots without a row,
+and short prefills write their padding.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from offbook.core.routers import routers_of
-from offbook.engine.attention import NewTokens, NextTokens, Part, bucket, install, unfused
+from offbook.engine.attention import MASK_ENTRIES, NewTokens, NextTokens, Part, bucket, install, unfused
 from offbook.engine.kernels import kernel_for
 from offbook.engine.sampling import sample
 from offbook.types import Routes
@@ -39,6 +43,9 @@ FUSED_TOKENS = 4_096  # shorter prefills use plain layers: calling compiled ones
 STEPS = 8  # between two looks, where looking is expensive
 FEWEST_ROWS = 8  # of a static step: fewer cost a GPU as much, and each size is one more graph
 FEWEST_KEYS = 512  # of a static step, for the same reason
+SHORT_ROWS = (2, 8)  # sizes of a short prefill
+SHORT_TOKENS = (64, 256)  # of each row
+SHORT_WORK = 2**39  # tokens x parameters at most: some milliseconds of a GPU, where the launches take the host 30
 SHORTEST = 256
 ROUTES = -1  # and below: "layers" that hold the experts of each token, one per router; they move as keys do
 MIN_SHARED = 16  # tokens; a shorter prefix is computed sooner than copied
@@ -247,7 +254,7 @@ class Row:
 
 
 class Decoder:
-    """`static`: steps come in few sizes, with several steps between two looks at the tokens.
+    """`static`: steps and short prefills come in few sizes, with several steps between two looks at the tokens.
 
     `version` is the policy version of the weights in the model.
     """
@@ -265,6 +272,9 @@ class Decoder:
         self.slots = KvSlots(budget)
         self._routers = routers_of(model)
         self._tokens: NewTokens | NextTokens | None = None  # of the current forward
+        self._parameters = model.num_parameters()
+        short = SHORT_ROWS[-1], 2 * SHORT_TOKENS[-1] + 2
+        self._short_input = torch.zeros(short, dtype=torch.long, device=model.device)  # always in the same memory
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._note_routes, layer))
         self.reset()
@@ -344,7 +354,7 @@ class Decoder:
         length = self._rounded(max(len(row.prompt_ids) + len(row.ids) for row in running) + steps)
         self._number.zero_()
         for _ in range(steps):
-            self._run_step(rows, length)
+            self._run(self._step, rows, length)
         self._take(range(held), self._token_KS[:steps, :held].tolist(), self._logprob_KS[:steps, :rows].tolist())
 
     @torch.inference_mode()
@@ -383,8 +393,9 @@ class Decoder:
         self._logprob_KS = torch.zeros(STEPS, count, device=device)
         self._number = torch.zeros(1, dtype=torch.long, device=device)  # of the step since the last look
         self._pool = torch.cuda.graph_pool_handle() if self.use_graphs else None
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
-        self._not_capturable = set[tuple[int, int]]()
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph | None] = {}
+        self._not_capturable = set[tuple[int, ...]]()
+        self._short_logits: dict[tuple[int, ...], Tensor] = {}  # of the last short prefill of each size
 
     def _rounded(self, length: int) -> int:
         """Keys that a step looks at: all, if the kernel reads each row's own only; else, where each size is a graph,
@@ -407,6 +418,9 @@ class Decoder:
             for (source, shared), same in groupby(copies, key=lambda copy: copy[:2]):
                 self.slots.copy(source, [slot for _, _, slot in same], shared)
             self._compute([fill for fill in new if fill.shared < len(fill.ids)], logits)
+            seen = sum(layer > ROUTES for layer in self.slots.layers)
+            if seen < self.model.config.get_text_config().num_hidden_layers:
+                raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
             for fill in new:
                 self.slots.ids[fill.slot] = fill.ids
                 if fill.source is not None and fill.shared == len(fill.ids):
@@ -414,7 +428,11 @@ class Decoder:
         return torch.stack([logits[slot] for slot in sorted(wanted)])
 
     def _compute(self, fills: list[Fill], logits: dict[int, Tensor]) -> None:
-        """Prefill, in forwards of at most PREFILL_TOKENS tokens of many rows."""
+        """Prefill: at once if it is short, else in forwards of at most PREFILL_TOKENS tokens of many rows."""
+        size = self._short_size(fills)
+        if size:
+            self._prefill_short(fills, size, logits)
+            return
         ids: list[int] = []
         parts: list[Part] = []
         for fill in fills:
@@ -436,36 +454,80 @@ class Decoder:
         id_1T = torch.tensor([ids], device=device)
         with nullcontext() if len(ids) >= FUSED_TOKENS else unfused(self.model):
             logits_PV = self._forward(id_1T, tokens.position_T[None], tokens, logits_to_keep=last_P)[0]
-        if sum(layer > ROUTES for layer in self.slots.layers) < self.model.config.get_text_config().num_hidden_layers:
-            raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
         for part, logits_V in zip(parts, logits_PV, strict=True):
             logits[part.slot] = logits_V
         self.tokens_prefilled += len(ids)
 
-    def _run_step(self, rows: int, length: int) -> None:
+    def _short_size(self, fills: list[Fill]) -> tuple[int, int, int] | None:
+        """Rows, tokens of each and keys of the smallest short prefill that these fit in, if it is a cheap one."""
+        longest = max((len(fill.ids) - fill.shared for fill in fills), default=0)
+        if not self.static or not 0 < longest <= SHORT_TOKENS[-1] or len(fills) > SHORT_ROWS[-1]:
+            return None
+        rows = next(rows for rows in SHORT_ROWS if rows >= len(fills))
+        width = next(width for width in SHORT_TOKENS if width >= longest)
+        if rows * width * self._parameters > SHORT_WORK:
+            return None
+        if self.slots.own_keys:
+            return rows, width, self.slots.length
+        length = min(bucket(max(FEWEST_KEYS, *(len(fill.ids) for fill in fills))), self.slots.length)
+        config = self.model.config.get_text_config()
+        shared = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or 1)
+        return (rows, width, length) if rows * width * length * shared <= MASK_ENTRIES else None
+
+    def _prefill_short(self, fills: list[Fill], size: tuple[int, int, int], logits: dict[int, Tensor]) -> None:
+        """Padding goes to the scratch position of its row's slot, rows of padding to that of the first row's."""
+        rows, width, _ = size
+        scratch = self.slots.length - 1
+        given: list[list[int]] = []  # of each row: ids, positions, slot, index of its last token
+        for row, fill in enumerate(fills):
+            new = fill.ids[fill.shared :]
+            padding = width - len(new)
+            ids = [*new, *new[-1:] * padding]
+            positions = [*range(fill.shared, len(fill.ids)), *[scratch] * padding]
+            given.append([*ids, *positions, fill.slot, row * width + len(new) - 1])
+        first = fills[0]
+        empty = [*first.ids[-1:] * width, *[scratch] * width, first.slot, 0]
+        given += [empty] * (rows - len(fills))
+        self._short_input[:rows, : 2 * width + 2].copy_(torch.tensor(given))
+        self._run(self._short_forward, *size)
+        logits_RV = self._short_logits[size][: len(fills)].clone()
+        for fill, logits_V in zip(fills, logits_RV, strict=True):
+            logits[fill.slot] = logits_V
+        self.tokens_prefilled += sum(len(fill.ids) - fill.shared for fill in fills)
+
+    def _short_forward(self, rows: int, width: int, length: int) -> None:
+        """Captured, as `_step`. A graph writes its logits where its capture did."""
+        given = self._short_input[:rows, : 2 * width + 2]
+        id_RW, position_RW, slot_R1, last_R1 = given.split([width, width, 1, 1], dim=1)
+        position_RW = position_RW.contiguous()
+        slot_R, last_R = slot_R1[:, 0].contiguous(), last_R1[:, 0].contiguous()
+        tokens = NextTokens(self.slots, position_RW, length, self.model.dtype, slot_R)
+        logits_1RV = self._forward(id_RW.reshape(1, -1), position_RW.view(1, -1), tokens, logits_to_keep=last_R)
+        self._short_logits[rows, width, length] = logits_1RV[0]
+
+    def _run(self, work: Callable[..., None], *size: int) -> None:
         """A size that comes a second time is captured: the first time was the warm-up that a capture needs."""
-        size = rows, length
         if not self.use_graphs or size in self._not_capturable or size not in self._graphs:
             self._graphs[size] = None
-            self._step(rows, length)
+            work(*size)
             return
         graph = self._graphs[size]
         if graph is None:
             graph = self._graphs[size] = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    self._step(rows, length)
+                    work(*size)
             except RuntimeError as error:  # some models read values from the device on their way
-                log.warning("steps of the size %s run without a CUDA graph: %s", size, str(error).splitlines()[0])
+                log.warning("forwards of the size %s run without a CUDA graph: %s", size, str(error).splitlines()[0])
                 self._not_capturable.add(size)
-                self._step(rows, length)
+                work(*size)
                 return
         graph.replay()
 
     def _step(self, rows: int, length: int) -> None:
         """No control flow depends on a tensor's value, and all results are written in place: it can be captured."""
         token_R, position_R, count_R = self._token_S[:rows], self._position_S[:rows], self._count_S[:rows]
-        tokens = NextTokens(self.slots, position_R, length, self.model.dtype)
+        tokens = NextTokens(self.slots, position_R[:, None], length, self.model.dtype)
         logits_RV = self._forward(token_R[:, None], position_R[:, None], tokens)[:, -1]
         uniform_R = self._uniform_SL[:rows].gather(1, count_R[:, None])[:, 0]
         drawn_R, logprob_R = sample(logits_RV, uniform_R, self.temperature)
