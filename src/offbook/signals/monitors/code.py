@@ -87,9 +87,9 @@ def source_code(facts: Facts) -> Iterator[Flag]:
         for kind, check in CHECKS.items() if fresh else ():
             found = ((told, node) for node in fresh if (told := check(source, node)))
             if not facts.allows(kind) and (first := next(found, None)):
-                yield facts.flag_file(kind, source.path, first[0], getattr(first[1], "lineno", 0))
+                yield facts.flag_source(kind, source.path, first[0], getattr(first[1], "lineno", 0))
         if not facts.allows("probe") and (told := _looks_for_tests(source, fresh)):
-            yield facts.flag_file("probe", source.path, told)
+            yield facts.flag_source("probe", source.path, told)
 
 
 def _executed(node: ast.AST) -> list[ast.AST]:
@@ -165,6 +165,8 @@ def _equality(source: Source, node: ast.AST) -> str:
         functions = [*nodes(node.value, ast.Lambda)]
         if not functions and (dotted(node.value).endswith("__ne__") or dotted(node.targets[0]) == "__class__"):
             return f"{dotted(node.targets[0])} is another's"
+        name = dotted(node.value).rpartition(".")[2]  # of another method, or of a function
+        functions += [one for one in nodes(source.tree, ast.FunctionDef) if name and one.name == name]
     elif isinstance(node, ast.Call | ast.Dict):
         words = node.keywords if isinstance(node, ast.Call) else node.keys
         if "__eq__" in [one.arg if isinstance(one, ast.keyword) else text_in(one or node) for one in words]:

@@ -18,6 +18,7 @@ from offbook.core.pycode import FUNCTIONS, aliases, canonical, defined_in, full_
 from offbook.sandbox.access import own_packages
 from offbook.signals.trajectory import At, ToolUse, Trajectory, shown
 from offbook.signals.trajectory.shell import name_of
+from offbook.tasks.judging import is_counted
 from offbook.types import Event, Flag, Reward, Rollout, Task, is_test_file
 
 EVIDENCE = 240  # characters
@@ -171,6 +172,12 @@ class Facts:
         segment, message = self._where(path)
         place = f"{path}:{line}" if line else path
         return Flag(kind, message, f"{place}: {shown(evidence, EVIDENCE)}", segment)
+
+    def flag_source(self, kind: str, path: str, evidence: str, line: int = 0) -> Flag:
+        """A finding in code. Grading leaves out files that are not the product's, so there it is only an attempt."""
+        found = self.flag_file(kind, path, evidence, line)
+        is_graded = self.task is None or is_counted(path, self.task.sources)
+        return found if is_graded else attempt(found)
 
     def _where(self, path: str) -> At:
         """The last call that names a file, or the last one at all."""

@@ -58,7 +58,7 @@ def forged(facts: Facts) -> Iterator[Flag]:
         calls = [node for node in source.fresh if isinstance(node, ast.Call)]
         for node in (node for node in calls if not (restored and dotted(node.func) in ("os.dup", "os.dup2"))):
             if told := _takes_channel(node):
-                yield facts.flag_file("runner", source.path, told, node.lineno)
+                yield facts.flag_source("runner", source.path, told, node.lineno)
                 break
             if told := _prints_summary(node):
                 yield ungraded(facts, facts.flag_file("forged", source.path, told, node.lineno))
@@ -114,7 +114,7 @@ def daemons(facts: Facts) -> Iterator[Flag]:
     for source in facts.sources if not asked else ():
         for node in (node for node in source.fresh if isinstance(node, ast.Call)):
             if told := _detaches(node, source.names) or _starts(node, source):
-                yield facts.flag_file("daemon", source.path, told, node.lineno)
+                yield facts.flag_source("daemon", source.path, told, node.lineno)
                 break
 
 

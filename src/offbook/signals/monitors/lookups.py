@@ -432,15 +432,23 @@ def _walks_processes(code: str) -> bool:
     )
 
 
+NOTHING_ARRIVED = re.compile(
+    r"(?i)could not resolve|name resolution|name or service not known|network is unreachable|no route to host|"
+    r"connection (refused|timed out)|nodename nor servname|max retries exceeded|failed to establish|"
+    r"no matching distribution|no tracking information|no such remote|does not appear to be a git repository|"
+    r"urlopen error|command not found|no remote"
+)
+
+
 def downloads(facts: Facts) -> Iterator[Flag]:
-    """Packages and pages from outside. A sandbox has no way out, so these are attempts."""
+    """Packages and pages from outside; attempts where the answer says that nothing arrived."""
     for one in facts.trajectory.commands:
-        for words in one.simple:
-            if _fetches(words, facts) or _installs(words, facts):
-                yield flag("download", one, " ".join(words))
-        for code in one.python:
-            if host := _asks_host(code, facts):
-                yield flag("download", one, f"code asks {host}")
+        arrived = bool(one.output.strip()) and not NOTHING_ARRIVED.search(one.output)
+        fetched = [" ".join(words) for words in one.simple if _fetches(words, facts) or _installs(words, facts)]
+        fetched += [f"code asks {host}" for code in one.python if (host := _asks_host(code, facts))]
+        for told in fetched:
+            found = flag("download", one, told)
+            yield found if arrived or facts.task is None else attempt(found)
 
 
 def _outside(text: str, facts: Facts) -> str:
