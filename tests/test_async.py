@@ -374,11 +374,11 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
     drawn, taught = list[str](), list[set[float]]()
     for step in folder.steps():
         rollouts, _ = folder.rollouts(step)
-        aside = [line for line in read_journal(folder.path) if line["state"] == "refilled" and line["batch"] == step]
-        drawn += [*(line["aside"] for line in aside), rollouts[0].task]
+        filtered = [line for line in read_journal(folder.path) if line["state"] == "refilled" and line["batch"] == step]
+        drawn += [*(line["filtered"] for line in filtered), rollouts[0].task]
         taught.append({rollout.reward.total for rollout in rollouts})
-        assert len(aside) == 2 or (len(aside) < 2 and len(taught[-1]) == 2), "until one teaches something"
-        assert folder.metrics()[0][step - 1]["groups_filtered"] == len(aside)
+        assert len(filtered) == 2 or (len(filtered) < 2 and len(taught[-1]) == 2), "until one teaches something"
+        assert folder.metrics()[0][step - 1]["groups_filtered"] == len(filtered)
     assert len(drawn) == len({*drawn}) >= 4
     for settings in ({**asked, "tasks.order": "shuffle"}, {**asked, "engine.kind": "lockstep"}):
         with pytest.raises(OffbookError, match=r"loop\.refill"):

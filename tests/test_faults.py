@@ -299,7 +299,7 @@ HACKS = {
     "puts a folder where a file was": "rm pkg.py; mkdir -p pkg.py; echo 1 > pkg.py/x.py",
     "closes a folder": "mkdir shut; echo 1 > shut/x.py; chmod 0 shut",
 }
-SMALL_BOX = {"sandbox": {"disk_mb": 4, "pids": 32, "memory_mb": 256}, "harness": {"command_s": 1.0}}
+SMALL_BOX = {"sandbox": {"disk_mb": 4, "memory_mb": 256}, "harness": {"command_s": 1.0}}
 
 
 @pytest.mark.parametrize("hack", HACKS)

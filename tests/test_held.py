@@ -61,9 +61,9 @@ def given(tmp_path: Path, chat: ChatFormat) -> dict[str, str]:
 def test_a_run_after_another_is_as_if_it_were_alone(tmp_path: Path, given: dict[str, str], rank: str) -> None:
     """With all weights and with an adapter. The other run has another seed."""
 
-    def run(out: str, held: Loaded | None = None, **more: str) -> Path:
+    def run(out: str, loaded: Loaded | None = None, **more: str) -> Path:
         settings = {**given, "train.lora.rank": rank, **more, "out": str(tmp_path / out)}
-        return latest_checkpoint(train(load_config(["standard"], settings), held=held))
+        return latest_checkpoint(train(load_config(["standard"], settings), loaded=loaded))
 
     start = Path(given["model"]) if rank == "0" else run("start", **{"train.steps": "1"})
     held, from_start = Loaded(), {"model": str(start)}

@@ -253,7 +253,7 @@ def test_a_lost_server_ends_what_is_there_and_nothing_stays_counted(small: dict[
             assert engine.balance.open == [0, 0]
             dies[0] = True
             with pytest.raises(ServerLost, match=rf"^vLLM at {bad.url} answered 500: gone, after it was waited for"):
-                await collector.rollouts(jobs, places=asyncio.Semaphore(1))
+                await collector.rollouts(jobs, limit=asyncio.Semaphore(1))
             assert engine.balance.open == [0, 0]
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
@@ -118,6 +119,8 @@ def _offbook(
 
 def main() -> NoReturn:
     """Process entry point: errors that the user can fix are one sentence, an interrupt says how to resume."""
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is installed, which warns
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Threads that spin while they wait take the cores from the sandboxes and from other runs: half the speed, measured.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     debug = "--debug" in sys.argv

@@ -11,19 +11,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 import offbook
 from offbook.signals.monitors.facts import bounded
@@ -40,6 +42,9 @@ KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # exit codes that no text brings ab
 GIVE_UP_AFTER = 2  # monitors that failed twice: the rest is not tried
 START = "from offbook.signals.monitors.worker import main; main()"
 Done = tuple[str, list[Flag], str]
+JOB: TypeAdapter[tuple[Task | None, Rollout, list[str], float]] = TypeAdapter(
+    tuple[Task | None, Rollout, list[str], float]
+)
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +61,7 @@ class Worker:
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Connection | None = None
+        self._end: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
     def check(self, task: Task | None, rollout: Rollout) -> list[Flag]:
@@ -91,10 +97,12 @@ class Worker:
         while len(done) < len(names):
             process, channel = self._started()
             left = list(names[len(done) :])
-            try:
-                with tempfile.NamedTemporaryFile() as job:  # a pipe would block where the subprocess does not read
-                    job.write(pickle.dumps((task, rollout, left, timeout_s)))
-                    job.flush()
+            # A file, since a pipe would block where the subprocess does not read. That it cannot be written is a fault
+            # of the machine and not of the rollout, so it is outside of the `try`.
+            with tempfile.NamedTemporaryFile() as job:
+                job.write(JOB.dump_json((task, rollout, left, timeout_s)))
+                job.flush()
+                try:
                     channel.send_bytes(job.name.encode())
                     for _ in left:
                         if not channel.poll(STALL_FACTOR * timeout_s):
@@ -102,7 +110,10 @@ class Worker:
                             return done, f"did not end within {timeout_s:g} s of CPU"
                         name, flags, error = json.loads(channel.recv_bytes())
                         done.append((name, [Flag(*one) for one in flags], error))
-            except (EOFError, OSError):
+                    continue
+                except (EOFError, OSError):
+                    pass
+            if len(done) < len(names):
                 with suppress(subprocess.TimeoutExpired):  # its channel closes a little before
                     process.wait(EXIT_S)
                 code = process.returncode
@@ -135,6 +146,7 @@ class Worker:
                 pass_fds=[theirs.fileno()],
             )
             theirs.close()
+            self._end = weakref.finalize(self, _end, self._process, self._channel)
             self.starts += 1
             with suppress(EOFError, OSError):
                 if self._channel.poll(START_S) and self._channel.recv_bytes():
@@ -147,15 +159,15 @@ class Worker:
         )
 
     def close(self) -> None:
-        process, channel = self._process, self._channel
         self._process = self._channel = None
-        if process is not None and channel is not None:
-            process.kill()
-            process.wait()
-            channel.close()
+        self._end()
 
-    def __del__(self) -> None:
-        self.close()
+
+def _end(process: subprocess.Popen[bytes], channel: Connection) -> None:
+    """End a worker process: when it is closed, dropped, or at the exit of the interpreter."""
+    process.kill()
+    process.wait()
+    channel.close()
 
 
 def main() -> None:
@@ -171,7 +183,7 @@ def main() -> None:
         with suppress(EOFError, OSError):
             channel.send_bytes(b"ready")
             while not left:
-                task, rollout, left, timeout_s = pickle.loads(Path(channel.recv_bytes().decode()).read_bytes())
+                task, rollout, left, timeout_s = JOB.validate_json(Path(channel.recv_bytes().decode()).read_bytes())
                 signal.setitimer(signal.ITIMER_PROF, timeout_s)
                 for name, flags, error in run_monitors(task, rollout, left):
                     channel.send_bytes(json.dumps([name, [astuple(one) for one in flags], error]).encode())
