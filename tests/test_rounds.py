@@ -138,6 +138,16 @@ def test_what_is_put_back_was_not_written_to(folder: Path) -> None:
     assert told_of == [set(), set(), set(), set(), {"tests/other.txt"}, set()]
 
 
+def test_a_git_status_is_no_write_and_hands_nothing_on(folder: Path) -> None:
+    """git refreshes its index when it is only asked for the status. Each round finds the index as it was."""
+    write_files(folder, {".git/index": "as it was"})
+    tells = "import pathlib\nif pathlib.Path('.git/index').read_text() != 'as it was': raise SystemExit\n"
+    writes = replace(KEPT, changes={"product.py": tells + "open('.git/index', 'w').write('a sign')\n" + PRODUCT})
+    first, second = runs = run_in(folder, [writes, writes])
+    assert first.passed == second.passed != set()
+    assert not [path for run in runs for what, path in run.saw if what == "written"]
+
+
 def test_what_is_mounted_to_be_read_is_not_looked_through(tmp_path: Path) -> None:
     """An interpreter that lies in /tmp has tens of thousands of files, and there are several rounds to a grading."""
     write_files(tmp_path, {"tree/own.py": "", "lib/far/deep.py": ""})

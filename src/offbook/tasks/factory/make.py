@@ -28,7 +28,6 @@ from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySett
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.folder import Contents, load_task, places, rewrite_mutants, rewrite_settings, write_task
 from offbook.tasks.git import changed_lines, gold_patch, single_commit
-from offbook.tasks.mutants import Mutants
 from offbook.tasks.shared import share
 from offbook.types import Deleted, OffbookError, Task
 
@@ -42,6 +41,7 @@ EASY, HARD = 20, 60  # lines, and what further files and callers count as
 FILE_LINES, MAX_CALLERS = 10, 10
 COPIED = "its code is in another place too"
 REPEATED = "nearly the same as a task of another repository"
+UNCHECKED = "no test has a mutant or can be blanked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +238,15 @@ async def task_from(
         await asyncio.shield(writing)
         clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
-        for fewer in (replace(verdict.mutants, blanks=Blanks()), Mutants()):  # tests that do not bear to be run twice
-            if why and verdict.mutants != fewer:
-                rewrite_mutants(task, fewer)
-                verdict = replace(verdict, mutants=fewer)
-                why = await check_gold(load_task(draft), spec)
+        if why and verdict.mutants.blanks != Blanks():  # tests that cannot be run twice in a process
+            rewrite_mutants(task, replace(verdict.mutants, blanks=Blanks()))
+            verdict = replace(verdict, mutants=replace(verdict.mutants, blanks=Blanks()))
+            why = await check_gold(load_task(draft), spec)
         clock.mark("gold")
         if why:
             return ended("the finished task does not hold", why)
+        if not verdict.mutants.tests and not verdict.mutants.blank(task.fail_to_pass):
+            return ended(UNCHECKED, "every wrong answer that its tests accept would be paid")
         if settings.annotate:
             try:
                 rewrite_settings(settings.annotate(load_task(draft)))

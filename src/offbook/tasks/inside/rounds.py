@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 DUMPABLE, SUBREAPER = 4, 36  # of prctl
 PIPE_BYTES = 65536
+KEPT = (
+    ".git/index",
+)  # git writes it when it is only asked for the status; restored after each round, and not reported
 
 Found = dict[str, tuple[int, int, int]]
 
@@ -74,6 +77,7 @@ class Rounds:
         self.descriptor, self.order, self.sealed, self.prctl, self.found = descriptor, order, sealed, prctl, found
         self.compiled = Compiled()
         self.put_back: Found = {}
+        self.kept = {path: read(path) for path in KEPT if path in found}
 
     def next(self) -> dict[str, Any] | None:
         """Fork the next round. Returns its order in the child, and None in the parent, when the round is over.
@@ -110,6 +114,9 @@ class Rounds:
         for path, state in there(self.order["places"]).items():
             if path not in self.found and path not in before:
                 remove(path)
+            elif path in self.kept and state != self.found[path]:
+                write(path, self.kept[path])
+                self.found[path] = state_of(path)
             elif path not in before and state != self.found[path]:
                 os.write(self.descriptor, json.dumps(["saw", "written", path]).encode() + b"\n")
         for path, text in before.items():
