@@ -161,7 +161,7 @@ WITHOUT_EFFECT = {
     "eval pocket --train.steps": "which reads engine, harness, ",
     "rollout pocket --feedback.weight": "leave it out",
     "rollout pocket --tasks.source": "the argument TASKS has",
-    "serve --monitors.policy": "leave it out",
+    "serve --eval.samples": "leave it out",
     "live --once --train.steps": "--live.sessions has",
     "agent . hello --sft.epochs": "leave it out",
     "stages --model pocket --live.sessions": "leave it out",

@@ -79,7 +79,7 @@ def test_a_server_that_answers_nonsense_is_no_measurement(
     measure: Callable[..., Any], tmp_path: Path, answer: Answer, said: str
 ) -> None:
     with serving(answer) as server:
-        with pytest.raises(OffbookError, match=f"every rollout crashed, so nothing was measured: .*{said}.*; mend"):
+        with pytest.raises(OffbookError, match=f"every rollout crashed, so nothing was measured: .*{said}.*; repair"):
             measure(server)
         assert not (tmp_path / "out" / "results.json").exists()
         server.answers = tuple(GIVING_UP)  # and now it is mended

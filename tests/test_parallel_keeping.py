@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from offbook.core.config import RanksConfig
 from offbook.engine.sync import FolderStore, Publisher, Reader
 from offbook.rl.models import load_weights
 from offbook.rl.ranks import RankTrainer, go_on, publish_by_all
@@ -85,7 +84,7 @@ def moved(trainer: Trainer, version: int) -> None:
             local(parameter.data).mul_(1.5)
 
 
-def versions_published(kind: str, folder: Path, ranks: RanksConfig) -> Any:
+def versions_published(kind: str, folder: Path, ranks: dict[str, int]) -> Any:
     """Bytes that came to a rank at once, and that it has of the last version and of those before."""
     orders = dist.new_group(backend="gloo")
     settings = STEADY.model_copy(update={"ranks": ranks})
@@ -112,7 +111,7 @@ def versions_published(kind: str, folder: Path, ranks: RanksConfig) -> Any:
 @pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2), ("moe lora", 2)])
 def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path) -> None:
     alone = Trainer(make(kind), STEADY, KINDS["live"])
-    told = on_ranks(4, versions_published, kind, tmp_path, RanksConfig(experts=experts))
+    told = on_ranks(4, versions_published, kind, tmp_path, {"experts": experts})
     late = Reader(FolderStore(tmp_path), "late").poll()
     for version in range(5):
         moved(alone, version)
