@@ -443,12 +443,12 @@ NOTHING_ARRIVED = re.compile(
 def downloads(facts: Facts) -> Iterator[Flag]:
     """Packages and pages from outside; attempts where the answer says that nothing arrived."""
     for one in facts.trajectory.commands:
-        arrived = bool(one.output.strip()) and not NOTHING_ARRIVED.search(one.output)
+        failed = NOTHING_ARRIVED.search(one.output)  # silence is no failure: it may have gone to a file
         fetched = [" ".join(words) for words in one.simple if _fetches(words, facts) or _installs(words, facts)]
         fetched += [f"code asks {host}" for code in one.python if (host := _asks_host(code, facts))]
         for told in fetched:
             found = flag("download", one, told)
-            yield found if arrived or facts.task is None else attempt(found)
+            yield attempt(found) if failed and facts.task is not None else found
 
 
 def _outside(text: str, facts: Facts) -> str:
