@@ -154,7 +154,6 @@ class Harder:
         self.spec = SandboxSpec(**config.sandbox.model_dump())
         self.folder = buffer.run.path / "harder"
         self._easy: asyncio.Queue[Task] = asyncio.Queue()
-        self._is_making = False
         lines = [line for line in read_journal(buffer.run.path) if line["state"] in ("easy", "harder")]
         over = {line["task"] for line in lines if line["state"] == "harder"}
         self._seen = {line["task"] for line in lines}
@@ -186,14 +185,9 @@ class Harder:
         shown = [one.solved for one in (own if len(own) >= FEWEST else every)]
         return sum(shown) / len(shown) if len(shown) >= FEWEST else 0.0
 
-    @property
-    def is_busy(self) -> bool:
-        return self._is_making or not self._easy.empty()
-
     async def run(self) -> None:
         while True:
             task = await self._easy.get()
-            self._is_making = True
             why, folders = "", list[Path]()
             try:
                 workshop = await asyncio.to_thread(workshop_of, task)
@@ -205,7 +199,6 @@ class Harder:
             new = [one for one in map(load_task, dict.fromkeys(folders)) if one.id not in self.tasks]
             self.buffer.note("harder", task=task.id, made=[one.id for one in new], why=why)
             self.tasks |= {one.id: one for one in new}
-            self._is_making = False
             self.added(new)
 
 

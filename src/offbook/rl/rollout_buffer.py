@@ -291,11 +291,11 @@ class RolloutBuffer:
                 found[f"lengths/{what}_p{percent}"] = quantile(lengths, percent / 100)
         return found
 
-    def taken(self) -> set[str]:
-        """Tasks that were drawn for steps after the last checkpoint, or filtered."""
-        stored = {group[0].task for groups in self.stored.values() for group in groups}
-        filtered = {one.task for one in chain(self.filtered, *self.learned.values())}
-        return stored | filtered | {group.task.id for group in self.waiting}
+    def taken(self) -> list[str]:
+        """The task of each group that was drawn for steps after the last checkpoint, or filtered."""
+        stored = [group[0].task for groups in self.stored.values() for group in groups]
+        filtered = [one.task for one in chain(self.filtered, *self.learned.values())]
+        return [*stored, *filtered, *(group.task.id for group in self.waiting)]
 
     def restore(self, done: int, tasks: Mapping[str, Task]) -> None:
         """What a killed run has beyond its last checkpoint, the step `done`.

@@ -32,7 +32,6 @@ from offbook.engine import Engine
 from offbook.rl.collector import FREE, Collector, Job
 from offbook.rl.rollout_buffer import Group, RolloutBuffer, State
 from offbook.rl.tasks import Selected, Shuffled
-from offbook.tasks.select import TasksUsedUp
 from offbook.types import ModelLost, OffbookError, Rollout, ServerLost, Task
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
@@ -122,10 +121,8 @@ class Scheduler:
         self._worker_deaths = 0
         self._jobs: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
-        self._brings_tasks: list[Callable[[], bool]] = []
         self._is_paused = False
         self._problem: BaseException | None = None
-        self._used_up: TasksUsedUp | None = None
         self._changed, self._changed_at, self._shown = asyncio.Event(), time.monotonic(), 0.0
 
     def _use(self) -> tuple[float, float]:
@@ -152,10 +149,8 @@ class Scheduler:
         await asyncio.gather(*jobs, return_exceptions=True)
         self.buffer.close()
 
-    def in_background(self, work: Coroutine[Any, Any, None], brings_tasks: Callable[[], bool] = lambda: False) -> None:
-        """Work that goes on as long as the run, and ends it if it fails. While `brings_tasks`, `on_tasks` will be
-        called, so the tasks are not used up yet."""
-        self._brings_tasks.append(brings_tasks)
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that goes on as long as the run, and ends it if it fails."""
         job = asyncio.get_running_loop().create_task(work)
         self._background.append(job)
         job.add_done_callback(self._on_done)
@@ -170,9 +165,6 @@ class Scheduler:
         assert isinstance(self.order, Selected)
         for task in tasks:
             self.order.add(task)
-        self._used_up = None
-        self._fill()
-        self.on_change()
 
     async def take(self, step: int) -> list[list[Rollout]]:
         """The groups that a step is trained on; after a restart the same as before."""
@@ -230,11 +222,7 @@ class Scheduler:
         """Request what may be requested, begin what may begin."""
         newest = min(self.last, self.engine.version + self.settings.max_staleness + 1)
         while self.buffer.next_batch <= newest:
-            try:
-                tasks = self.order.tasks_of(self.buffer.next_batch, self.num_groups)
-            except TasksUsedUp as reason:
-                self._used_up = reason
-                break
+            tasks = self.order.tasks_of(self.buffer.next_batch, self.num_groups)
             self.buffer.request(self.buffer.next_batch, tasks)
         new = [group for group in self.buffer.waiting if not group.is_begun and group.batch <= newest]
         if not new or self._is_paused or self._problem:
@@ -295,15 +283,12 @@ class Scheduler:
 
     def _filter(self, group: Group) -> None:
         """Dynamic sampling: another task replaces a group whose rollouts all have the same reward, `loop.refill` times
-        a batch. After that, or where no task is left, the group is trained on as it is, so sampling always ends."""
+        a batch. After that the group is trained on as it is, so sampling always ends."""
         replaced = self.buffer.refills[group.batch]
         rewards = {rollout.reward.total for rollout in group.in_order()}
         if replaced >= self.settings.refill or len(rewards) > 1:
             return
-        try:
-            (task,) = self.order.tasks_of(group.batch, 1)
-        except TasksUsedUp:
-            return
+        (task,) = self.order.tasks_of(group.batch, 1)
         self.buffer.refill(group, self.num_groups + replaced, task)
 
     def _on_loss(self, problem: ModelLost) -> None:
@@ -359,8 +344,6 @@ class Scheduler:
         while not ready():
             if self._problem:
                 raise self._problem
-            if self._used_up and not self._jobs and not any(is_busy() for is_busy in self._brings_tasks):
-                raise self._used_up
             self._changed.clear()
             try:
                 async with asyncio.timeout(processes.TELL_S):
@@ -370,9 +353,7 @@ class Scheduler:
 
     def _state(self) -> str:
         over = sum(group.is_over for group in self.buffer.waiting)
-        is_making = self._used_up and any(is_busy() for is_busy in self._brings_tasks)
-        more = "; harder tasks are being made" if is_making else ""
-        return f"{over} of {len(self.buffer.waiting)} groups are over, a step takes {self.num_groups}{more}"
+        return f"{over} of {len(self.buffer.waiting)} groups are over, a step takes {self.num_groups}"
 
     def metrics(self, step: int, groups: Iterable[Iterable[Rollout]]) -> dict[str, Any]:
         """How old a step's tokens are, and whether long rollouts are passed over."""

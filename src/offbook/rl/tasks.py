@@ -190,17 +190,17 @@ class Shuffled:
 
 
 class Selected:
-    """By what this run's rollouts have shown so far of tasks of the same kind, and none twice (tasks/select.py)."""
+    """By what this run's rollouts have shown so far of tasks of the same kind (tasks/select.py)."""
 
     def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str] = ()):
         self._history = History.of_runs([folder.path], before_step=done + 1)
-        self._sampler = Sampler(tasks, seed, {*self._history.records, *drawn})
+        self._sampler = Sampler(tasks, seed, [*self._history.groups.elements(), *drawn])
 
     def tasks_of(self, step: int, groups: int) -> list[Task]:
         return self._sampler.draw(groups, self._history)
 
     def epoch(self, step: int, groups: int) -> int:
-        return 1
+        return self._sampler.passes + 1
 
     def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> None:
         for group in groups:

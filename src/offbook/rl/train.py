@@ -67,7 +67,6 @@ from offbook.rl.tasks import Selected, Shuffled, record_tasks, refuse_missing_ta
 from offbook.rl.train_step import TrainContext, recall_probes, train_step, whole_response
 from offbook.signals.feedback import rules_of
 from offbook.signals.judge import Judgement
-from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import Checkpoints
 from offbook.train.lora import adapter_of
 from offbook.train.trainer import NotFinite, WeightsLost, weights_of
@@ -274,17 +273,9 @@ async def _circle(run: Run, on_step: OnStep) -> None:
         run.scheduler.start()
         run.scheduler.in_background(run.evaluations.run())
         if run.harder:
-            harder = run.harder
-            run.scheduler.in_background(harder.run(), lambda: harder.is_busy)
+            run.scheduler.in_background(run.harder.run())
         for step in range(run.done + 1, last + 1):
-            try:
-                row = await _step(run, step)
-            except TasksUsedUp as reason:
-                if step == 1:
-                    raise
-                log.warning("the run ends after step %d of %d: %s", step - 1, last, reason)
-                return
-            on_step(row)
+            on_step(await _step(run, step))
         await run.scheduler.until(lambda: run.evaluations.are_over, lambda: "the last evaluation")
         await _in_thread(run, "the last checkpoint to be written", run.checkpoints.wait)
         await _in_thread(run, f"the store {run.config.loop.store} to take the last weights", _wait_for_store, run)

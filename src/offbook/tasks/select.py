@@ -1,15 +1,16 @@
-"""Task selection: without replacement, and preferring tasks that are sometimes solved.
+"""Task selection: every task once, then those that are sometimes solved.
 
 A group whose rollouts all have the same outcome teaches nothing, so the weight of a task is the chance that two of its
-rollouts differ, estimated from earlier rollouts of this task or, without any, of similar tasks. Tasks that took more
-turns and thinking are drawn more often, as long as they are solved at all.
+rollouts differ, estimated from earlier rollouts of this task or, without any, of similar tasks and from its difficulty:
+easy tasks come first. Tasks that took more turns and thinking are drawn more often, as long as they are solved at all.
+A task that has been drawn once more than another has half the weight.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +19,16 @@ from offbook.core.runfolder import RunFolder
 from offbook.types import OffbookError, Rollout, Task
 
 PRIOR = 2.0  # rollouts' worth of trust in tasks of the same kind
+EXPECTED = {"hard": 0.15, "normal": 0.3}  # the solve rate of a difficulty of which nothing is known
+EXPECTED_EASY = 0.5  # of the others
 LEAST = 0.02  # the chance to differ that every task is taken to have: none is given up for good
 EFFORT = 0.5  # how far turns and thinking count: 0 is not at all
 
 
 @dataclass(slots=True)
 class Record:
-    rollouts: int = 0
-    solved: int = 0
+    rollouts: float = 0
+    solved: float = 0
     turns: int = 0
     thinking: int = 0
 
@@ -57,6 +60,7 @@ class History:
     """What rollouts have shown of tasks."""
 
     records: dict[str, Record] = field(default_factory=dict)
+    groups: Counter[str] = field(default_factory=Counter)  # of each task
 
     @classmethod
     def of_runs(cls, runs: Iterable[Path], before_step: int | None = None) -> History:
@@ -70,67 +74,75 @@ class History:
         return history
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
+        """Of one step."""
+        groups: dict[tuple[str, str], list[Rollout]] = {}
         for rollout in rollouts:
-            self.shown(rollout.task, Record.of([rollout]))
+            groups.setdefault((rollout.task, rollout.group), []).append(rollout)
+        for (task, _), group in groups.items():
+            self.shown(task, Record.of(group))
 
     def shown(self, task: str, record: Record) -> None:
+        """One group of it."""
         self.records.setdefault(task, Record()).add(record)
-
-
-class TasksUsedUp(OffbookError):
-    """A step needs more tasks than there are left."""
+        self.groups[task] += 1
 
 
 class Sampler:
-    """Draws tasks without putting any back. The same seed and the same history draw the same ones."""
+    """Draws tasks. The same seed, history and draws before give the same ones."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, used: Iterable[str] = ()):
-        taken = set(used)
-        self._left = {task.id: task for task in sorted(tasks, key=lambda task: task.id) if task.id not in taken}
-        self._all = {task.id: task for task in tasks}
+        """`used` has a task as often as it was drawn before."""
+        self._tasks = {task.id: task for task in sorted(tasks, key=lambda task: task.id)}
+        self._drawn = Counter(used)
         self._seed = seed
 
     def add(self, task: Task) -> None:
         """One that came later. In the order of a sampler that had it from the start."""
-        self._all[task.id] = task
-        self._left = dict(sorted([*self._left.items(), (task.id, task)]))
+        self._tasks = dict(sorted([*self._tasks.items(), (task.id, task)]))
+
+    @property
+    def passes(self) -> int:
+        """How often each task was drawn at least."""
+        return min(self._drawn[task_id] for task_id in self._tasks)
 
     def draw(self, count: int, history: History) -> list[Task]:
-        if count > len(self._left):
-            raise TasksUsedUp(
-                f"{count} more tasks are wanted and {len(self._left)} are left that this run has not used; "
-                "make more tasks, or train for fewer steps"
+        """Different tasks. Those that were never drawn come before the others."""
+        if count > len(self._tasks):
+            raise OffbookError(
+                f"a step takes {count} tasks and there are {len(self._tasks)}; make more, or lower train.groups"
             )
         weights = self.weights(history)
-        rng = random.Random(f"{self._seed}/{len(self._left)}")
+        rng = random.Random(f"{self._seed}/{len(self._tasks) - self._drawn.total()}")
         # Keys u^(1/w) in falling order are a weighted draw without putting back (Efraimidis and Spirakis, 2006).
-        keys = {task_id: math.log(1 - rng.random()) / weights[task_id] for task_id in self._left}
-        chosen = sorted(self._left, key=lambda task_id: -keys[task_id])[:count]
-        return [self._left.pop(task_id) for task_id in chosen]
+        keys = {
+            task_id: math.log(1 - rng.random()) / weights[task_id]
+            for task_id in sorted(self._tasks, key=lambda one: (self._drawn[one] > 0, one))
+        }
+        chosen = sorted(keys, key=lambda task_id: (self._drawn[task_id] > 0, -keys[task_id]))[:count]
+        self._drawn.update(chosen)
+        return [self._tasks[task_id] for task_id in chosen]
 
     def weights(self, history: History) -> dict[str, float]:
-        """Of each task that is left: the chance that two rollouts of it end differently, more where it takes work."""
+        """The chance that two rollouts of a task differ, more where it takes work, less where it came often."""
         rates = self._rates_of_kinds(history)
         efforts = [record.effort for record in history.records.values() if record.rollouts]
         middle = sorted(efforts)[len(efforts) // 2] if efforts else 0.0
-        result = {}
-        for task_id, task in self._left.items():
+        passes, result = self.passes, {}
+        for task_id, task in self._tasks.items():
             record = history.records.get(task_id, Record())
             rate = (record.solved + PRIOR * rates[_kind(task)]) / (record.rollouts + PRIOR)
             share = (record.effort / middle) ** EFFORT if record.rollouts and middle else 1.0
-            result[task_id] = max(LEAST, 2 * rate * (1 - rate)) * share
+            result[task_id] = max(LEAST, 2 * rate * (1 - rate)) * share * 0.5 ** (self._drawn[task_id] - passes)
         return result
 
     def _rates_of_kinds(self, history: History) -> dict[tuple[str, str], float]:
-        """How often tasks of one repository and difficulty are solved; half where nothing is known."""
-        solved: dict[tuple[str, str], float] = defaultdict(lambda: 1.0)
-        rollouts: dict[tuple[str, str], float] = defaultdict(lambda: 2.0)
+        """How often tasks of one repository and difficulty are solved."""
+        kinds = {_kind(task) for task in self._tasks.values()}
+        seen = {kind: Record(PRIOR, PRIOR * EXPECTED.get(kind[1], EXPECTED_EASY)) for kind in kinds}
         for task_id, record in history.records.items():
-            if task_id in self._all:
-                kind = _kind(self._all[task_id])
-                solved[kind] += record.solved
-                rollouts[kind] += record.rollouts
-        return {_kind(task): solved[_kind(task)] / rollouts[_kind(task)] for task in self._all.values()}
+            if task_id in self._tasks:
+                seen[_kind(self._tasks[task_id])].add(record)
+        return {kind: record.solved / record.rollouts for kind, record in seen.items()}
 
 
 def _kind(task: Task) -> tuple[str, str]:

@@ -29,7 +29,7 @@ class TasksConfig(Section):
     )
     order: Literal["shuffle", "select"] = Field(
         default="shuffle",
-        description="shuffle: epochs in random order; select: by solve rate, each task once",
+        description="shuffle: epochs in random order; select: each task once, easy ones first, then by solve rate",
     )
     harden: float = Field(
         default=0.0,
