@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.agent.chat import HERMES, render_call
-from offbook.agent.chat.dialects import BASH, XML, Dialect, dialect_named
+from offbook.agent.chat.dialects import BASH, JSON, XML, Dialect, dialect_named
 from offbook.agent.chat.dialects import parse_hermes as parse_calls
 from offbook.types import OffbookError, ToolCall, ToolSpec
 
@@ -41,8 +41,9 @@ TAGS = [
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 TAGGED = TEXT | st.lists(st.sampled_from(TAGS) | TEXT, max_size=4).map("".join)
+FENCED = TAGGED | st.just("```\n")
 NAME = st.from_regex(r"\w+", fullmatch=True)
-JSON = st.recursive(
+JSON_VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TAGGED,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TAGGED, inner, max_size=3),
     max_leaves=6,
@@ -62,7 +63,7 @@ def parameter(key: str, value: str) -> str:
     return f"<parameter={key}>\n{value}\n</parameter>\n"
 
 
-@given(st.lists(st.tuples(NAME, st.dictionaries(TAGGED, JSON, max_size=3)), min_size=1, max_size=3))
+@given(st.lists(st.tuples(NAME, st.dictionaries(TAGGED, JSON_VALUE, max_size=3)), min_size=1, max_size=3))
 def test_hermes_calls_read_back_tags_in_strings_and_all(calls: list[tuple[str, dict[str, Any]]]) -> None:
     text = "so " + " and ".join(HERMES.render(*call) for call in calls)
     found = HERMES.parse(text, (), False)
@@ -71,14 +72,27 @@ def test_hermes_calls_read_back_tags_in_strings_and_all(calls: list[tuple[str, d
     assert sorted({call.start for call in found}) == [call.start for call in found]
 
 
+@given(st.lists(st.tuples(NAME, st.dictionaries(FENCED, JSON_VALUE, max_size=3)), min_size=1, max_size=3))
+def test_json_calls_read_back_several_in_a_message_and_one_without_a_fence(
+    calls: list[tuple[str, dict[str, Any]]],
+) -> None:
+    text = "I look:\n" + "\nand\n".join(JSON.render(*call) for call in calls) + "\n"
+    found = JSON.parse(text, (), False)
+    assert [(call.name, call.arguments, call.error) for call in found] == [(*call, None) for call in calls]
+    assert all(text.startswith("```json", call.start) for call in found)
+    bare = "\n" + JSON.render(*calls[0]).removeprefix("```json").removesuffix("```")
+    call = only(JSON, bare)
+    assert (call.name, call.arguments, bare[call.start]) == (*calls[0], "{")
+
+
 UNSPEAKABLE = ("</parameter>", "<parameter=", "</function>")
 VALUES = {
     "text": TAGGED,
     "count": st.integers(),
     "share": st.integers() | st.floats(allow_nan=False, allow_infinity=False),
     "all": st.booleans(),
-    "where": st.dictionaries(TEXT, JSON, max_size=2),
-    "lines": st.lists(JSON, max_size=2),
+    "where": st.dictionaries(TEXT, JSON_VALUE, max_size=2),
+    "lines": st.lists(JSON_VALUE, max_size=2),
     "limit": st.integers() | st.none(),
     "either": TEXT,
     "untyped": TEXT,
@@ -216,6 +230,99 @@ def test_a_broken_command_is_kept_with_its_reason(text: str, reason: str) -> Non
     assert (call.name, call.arguments) == ("bash", {})
 
 
+LOOK = '{"name": "read_file", "arguments": {"path": "a"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"```json\n{LOOK}", "not closed"),
+        (f"```json\n{LOOK} ```", "not closed"),
+        (f"```\n{LOOK}\n```", "must begin with ```json"),
+        (f"```tool_call\n{LOOK}\n```", "must begin with ```json"),
+        (f"```json\n[{LOOK}]\n```", "only the JSON object"),
+        (f"```json\n{LOOK}\n{LOOK}\n```", "only the JSON object"),
+        (f"{LOOK}\nThis reads the file.", "only the JSON object"),
+        (f"{LOOK}\n```json\n{LOOK}\n```", "only the JSON object"),
+        ('```json\n{"name": "read_file", "arguments": {"path": "a"\n```', "not valid JSON"),
+        ('```json\n{"name": "read_file", "arguments": {"path": "a\nb"}}\n```', "control character"),
+        ('```json\n{"name": "read_file", "arguments": {}, "name": "x"}\n```', "twice"),
+        ('{"name": "read_file", "arguments": {"path": "a",}}', "not valid JSON"),
+        ('```json\n{"name": "read_file", "arguments": "a"}\n```', "needs arguments"),
+        ('```json\n{"name": "read_file", "arguments": {}, "id": 1}\n```', "nothing else"),
+        ('```json\n{"name": "convert", "parameters": {}}\n```', "needs arguments"),  # the name of a tool
+    ],
+)
+def test_a_broken_json_call_is_kept_with_its_reason(text: str, reason: str) -> None:
+    call = only(JSON, text)
+    assert reason in (call.error or "")
+    assert call.arguments == {}
+    assert call.name in ("read_file", "convert")
+
+
+ANSWERS = [  # of agents that are done, with JSON and tags in them
+    'The setting is\n```json\n{"name": "toolz", "version": "1.0"}\n```\nin package.json.',
+    '```json\n[{"name": "a"}, {"arguments": []}]\n```',
+    '```json\n{"functions": [{"name": "f", "arguments": {}}]}\n```',
+    '```json\n{"name": "a" and so on\n```',
+    '```python\n{"name": "read_file", "arguments": {}}\n```\nis a dict.',
+    '{"solved": true}',
+    "{} is an empty dict.",
+    "```bash\npytest -q\n```",
+    "```\n1 passed\n```\nand so `read_file` works.",
+    'Calls are JSON with "name": "x" and "arguments".',
+]
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_an_answer_that_shows_json_stays_an_answer(text: str) -> None:
+    for dialect in (HERMES, XML, JSON):
+        assert dialect.read(text, (CONVERT,), False) == ()
+    if "```bash" not in text:
+        assert BASH.read(text, (), False) == ()
+
+
+def test_a_block_of_other_json_does_not_hide_the_call_behind_it() -> None:
+    text = f'```json\n{{"version": "1"}}\n```\n```\nold\n```\n```json\n{LOOK}\n```'
+    assert only(JSON, text).arguments == {"path": "a"}
+
+
+IN_XML = "<tool_call>\n<function=read_file>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        (f"I look.\n```json\n{LOOK}\n```", (HERMES, XML, BASH)),
+        (LOOK, (HERMES, XML, BASH)),
+        (f"```\n{LOOK}\n```", (HERMES, XML, BASH)),
+        (f"I look. {GOOD}", (JSON, BASH)),
+        (IN_XML, (JSON, BASH)),
+        (IN_XML.replace("<tool_call>\n", "").replace("\n</tool_call>", ""), (HERMES, XML, JSON, BASH)),
+    ],
+)
+def test_an_attempt_in_another_dialect_is_a_malformed_call_that_says_how(
+    text: str, others: tuple[Dialect, ...]
+) -> None:
+    for dialect in others:
+        assert dialect.parse(text, (), False) == ()
+        (call,) = dialect.read(f"<think>{text}</think>{text}", (CONVERT,), False)
+        assert (call.name, call.arguments, call.other_dialect) == ("read_file", {}, True)
+        assert call.start > len(f"<think>{text}")
+        assert dialect.how in (call.error or "")
+        assert dialect.read(f"<think>{text}", (CONVERT,), False) == ()
+    own = {HERMES: GOOD, XML: IN_XML, JSON: f"```json\n{LOOK}\n```", BASH: "```bash\nls\n```"}
+    for dialect in others:  # where a call is read, others are text
+        assert not any(call.other_dialect for call in dialect.read(f"{text}\n{own[dialect]}", (), False))
+
+
+def test_every_dialect_says_how_by_a_call_that_it_reads() -> None:
+    for dialect in (HERMES, XML, JSON, BASH):
+        (call,) = dialect.read(dialect.how.partition("\n\n")[2], (), False)
+        assert call.error is None
+        assert call.name in ("the tool's name", "NAME", "bash")
+
+
 def test_the_fence_of_mini_swe_agent_2_is_a_command_and_other_fences_are_text() -> None:
     text = "The file is\n```python\nx = 1\n```\nso\n```mswea_bash_command\nrm x\n```\n"
     assert only(BASH, text).arguments == {"command": "rm x"}
@@ -235,7 +342,7 @@ def test_a_call_without_an_end_ends_the_reading_and_a_closed_one_does_not() -> N
     assert [call.error is None for call in XML.parse(unclosed + good, (CONVERT,), False)] == [False]
 
 
-@pytest.mark.parametrize("dialect", [HERMES, XML, BASH])
+@pytest.mark.parametrize("dialect", [HERMES, XML, JSON, BASH])
 def test_thinking_is_not_searched_for_calls(dialect: Dialect) -> None:
     arguments = {"command": "ls"}
     call = "\n" + dialect.render("bash", arguments)
@@ -272,12 +379,12 @@ def test_what_a_dialect_cannot_say_is_not_written(value: str) -> None:
 
 
 def test_text_without_a_call_has_none() -> None:
-    for dialect in (HERMES, XML, BASH):
+    for dialect in (HERMES, XML, JSON, BASH):
         assert dialect.parse("I am done.", (), False) == ()
         assert dialect.parse("", (), False) == ()
 
 
 def test_dialects_have_names() -> None:
-    assert [dialect_named(name) for name in ("hermes", "xml", "bash")] == [HERMES, XML, BASH]
+    assert [dialect_named(name) for name in ("hermes", "xml", "json", "bash")] == [HERMES, XML, JSON, BASH]
     with pytest.raises(OffbookError, match="no call dialect yaml"):
         dialect_named("yaml")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toolbench import ALL, BASH_SET, one, session, small_tree
 
-from offbook.agent.chat import SUBMIT
+from offbook.agent.chat import SUBMIT, byte_chat
 from offbook.agent.chat.dialects import parse_hermes as parse_calls
 from offbook.agent.harness.tools import TOOLS
 from offbook.agent.harness.toolsets import FINDING, NEEDED, PROFILES, Toolset, make_toolset, prompt
@@ -228,7 +228,8 @@ def test_the_pocket_prompt_is_one_line() -> None:
 
 @given(varied)
 def test_the_standard_prompt_holds_every_tool_as_json(toolset: Toolset) -> None:
-    text = Toolset(toolset.tools, toolset.strict, "standard").system_prompt()
+    plain = Toolset(toolset.tools, toolset.strict, "standard")
+    text = plain.system_prompt(byte_chat().telling(plain.specs()))
     block = text.split("<tools>\n")[1].split("\n</tools>")[0]
     functions = [json.loads(line)["function"] for line in block.split("\n")]
     assert [(tool["name"], tool["description"], tool["parameters"]) for tool in functions] == [
@@ -237,7 +238,7 @@ def test_the_standard_prompt_holds_every_tool_as_json(toolset: Toolset) -> None:
     (call,) = parse_calls(text.split("two tags:\n\n")[1])
     assert (call.name, call.error) == ("the tool's name", None)
     assert ("anything else is an error" in text) is toolset.strict
-    told = Toolset(toolset.tools, toolset.strict, "standard").system_prompt(told=True)
+    told = plain.system_prompt()
     assert text.startswith(told)
     assert "<tool" not in told
 

@@ -157,6 +157,7 @@ class ToolCall:
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     start: int = 0  # where in the message's text the attempt begins
+    other_dialect: bool = False  # it is written as the calls of other models are, and was not read
 
 
 CallStatus = Literal["ok", "failed", "unknown_tool", "malformed"]

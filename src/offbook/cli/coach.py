@@ -151,11 +151,10 @@ def _measure(result: Result, model: str, limit: int, tasks: str, samples: int, p
             result.notes.append(f"no model to measure the hints of {stored.source} with; --model gives one")
     if not plans:
         return
-    from offbook.agent.chat import chat_for
     from offbook.core.config import load_config
     from offbook.rl.collector import Collector
     from offbook.rl.hint_probe import HintProbe, effects_of, measure, with_donor_hints
-    from offbook.rl.models import chat_folder, load_model, model_folder
+    from offbook.rl.models import load_model, model_chat, model_folder
     from offbook.train.forward import Decoder
 
     others: list[Feedback] = []
@@ -167,7 +166,7 @@ def _measure(result: Result, model: str, limit: int, tasks: str, samples: int, p
         counts = measure(
             [*pairs, *donors],
             decoder,
-            chat_for(chat_folder(folder), "bash" if stored.setting("harness", "profile", "") == "bash" else "auto"),
+            model_chat(folder, stored.setting("harness", "profile", ""), stored.setting("harness", "dialect", "auto")),
             float(stored.setting("engine", "temperature", 1.0)),
             partial(progress, f"measuring {stored.source}"),
         )

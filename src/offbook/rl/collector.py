@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from offbook.agent.chat import Chat, byte_chat, chat_for, render_call
+from offbook.agent.chat import Chat, byte_chat, render_call
 from offbook.agent.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.agent.harness.pages import NAME as SEARCH
 from offbook.agent.harness.pages import Pages
@@ -30,7 +30,7 @@ from offbook.engine.vllm import SeveralEngines, VllmEngine, servers_of
 from offbook.engine.vllm.server import DRAFTS
 from offbook.pocket.tasks import level_named
 from offbook.rl.checks import Judges, judges_of
-from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, pocket_cache, positions, quiet
+from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, model_chat, pocket_cache, positions, quiet
 from offbook.rl.rollout_buffer import RolloutRecord
 from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec
 from offbook.signals.monitors.policy import PENALTY, withhold
@@ -76,14 +76,13 @@ def rollout_ids(name: str, task: Task, size: int) -> list[str]:
 
 
 def chat_of(model: Path | None, config: Config) -> Chat:
-    """The chat format of a model's folder; the profile `bash` has calls of its own, whatever the model's are.
+    """The chat that a configuration has with a model.
 
     The ids of a model behind a URL stay there: its record, in bytes, is for reading and not for training.
     """
-    is_bash = config.harness.profile == "bash"
     if model is None:
-        return byte_chat("bash" if is_bash else "hermes")
-    return chat_for(chat_folder(model), "bash" if is_bash else "auto")
+        return byte_chat("bash" if config.harness.profile == "bash" else "hermes")
+    return model_chat(model, config.harness.profile, config.harness.dialect)
 
 
 class Job(NamedTuple):

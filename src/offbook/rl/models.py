@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import subprocess
 import sys
 import zipfile
@@ -27,6 +28,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from offbook.agent.chat import Chat, chat_for
 from offbook.core.config import Config, Precision, TrainConfig, cache_folder, is_url, shipped_models
 from offbook.core.routers import Mixture, mixture_of
 from offbook.core.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
@@ -34,7 +36,16 @@ from offbook.core.weights import Weights
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
 from offbook.rl.checks import SMOLLM2, Progress, pocket_cache, quiet, refuse_missing_model
 from offbook.train.checkpoint import copy_tokenizer
-from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
+from offbook.train.lora import (
+    DIALECT,
+    DIALECT_FILE,
+    adapter_of,
+    load_adapter,
+    make_trainable,
+    merged,
+    refuse_unusable,
+    stored_adapter,
+)
 from offbook.train.parallel.dense import put
 from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError
@@ -136,11 +147,31 @@ def chat_folder(model: Path) -> Path:
     return base_folder(model) if is_adapter(model) else model
 
 
+def trained_dialect(model: Path) -> str:
+    """The call dialect that a checkpoint was trained with; auto if it does not say."""
+    for path in (model / DIALECT_FILE, chat_folder(model) / "config.json"):
+        if path.is_file() and (found := json.loads(path.read_text()).get(DIALECT)):
+            return str(found)
+    return "auto"
+
+
+def model_chat(model: Path, profile: str, dialect: str) -> Chat:
+    """The chat of a model's folder. The profile `bash` has calls of its own, whatever the model's are."""
+    if profile == "bash":
+        dialect = "bash"
+    elif dialect == "auto":
+        dialect = trained_dialect(model)
+    return chat_for(chat_folder(model), dialect)
+
+
 def model_to_train(config: Config, start: Path, device: str = "") -> PreTrainedModel:
     """With the adapter that is trained, if one is."""
     model = load_model(start, config.train.precision, device)
     is_hub_id = not Path(config.model).exists() and config.model.count("/") == 1
     make_trainable(model, config.train.lora, config.model if is_hub_id else str(start.resolve()), config.seed)
+    dialect = config.harness.dialect if config.harness.dialect != "auto" else trained_dialect(start)
+    if dialect != "auto":  # checkpoints inherit it
+        setattr(model.config, DIALECT, dialect)
     return model
 
 
@@ -190,6 +221,8 @@ def write_merged(checkpoint: Path, out: Path) -> None:
     if out.exists():
         raise OffbookError(f"{out} is there already; give another --out")
     model = merged(load_model(base_folder(checkpoint), "auto", "cpu"), checkpoint)
+    if (dialect := trained_dialect(checkpoint)) != "auto":
+        setattr(model.config, DIALECT, dialect)
     with whole_folder(out) as part:
         model.save_pretrained(part)
         copy_tokenizer(chat_folder(checkpoint), part)

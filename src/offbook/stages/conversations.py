@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from offbook.agent.chat import Chat, has_no_thoughts, is_in, telling, written_again
+from offbook.agent.chat import Chat, has_no_thoughts, is_in, written_again
 from offbook.core.config import Config, StageConfig
 from offbook.core.thoughts import answer_start
 from offbook.rl.collector import chat_of
@@ -97,8 +97,8 @@ class Renderer:
             segment.is_own(one) and answer_start(one.text) for one in segment.messages
         ):
             counts["without their thoughts, which this chat has switched off"] += 1
-        if tools and not self.chat.tells_tools:
-            segment = _with_words(segment, telling(tools))
+        if words := self.chat.telling(tools):
+            segment = _with_words(segment, words)
         return written_again(segment, self.chat, tools)
 
     def _fit(self, conversation: Conversation, config: Config, counts: Counter[str]) -> bool:

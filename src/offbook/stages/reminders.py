@@ -28,7 +28,10 @@ from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
 OWN_WORDS = 0.3  # share of reminders in the hint's own wording; the others are rephrased
 CODE = (".py", ".pyi", ".js", ".ts", ".go", ".rs", ".java", ".c", ".h", ".cpp", ".rb", ".sh")
 # Faults without effect: the next message could have come in their place.
-WITHOUT_EFFECT = ("unknown_tool", "malformed_arguments", "repeated_call", "edit_not_applied", "whole_suite_again")
+WITHOUT_EFFECT = (
+    *("unknown_tool", "call_not_readable", "malformed_arguments"),
+    *("repeated_call", "edit_not_applied", "whole_suite_again"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def _breakable(trajectory: Trajectory, tools: Collection[ToolSpec]) -> Iterator[
 def _of_call(trajectory: Trajectory, use: ToolUse, tools: Collection[ToolSpec]) -> Iterator[str]:
     """Calls of other agents have no status: they count as valid if they match the tool's schema."""
     if not trajectory.rollout.foreign or any(_takes(tool, use) for tool in tools):
-        yield from ("unknown_tool", "malformed_arguments")
+        yield from ("unknown_tool", "call_not_readable", "malformed_arguments")
     if use.order:
         yield "repeated_call"
     if use.tests:

@@ -15,6 +15,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "Do not make up tools; the list is {tools}.",
         "Check the name of the tool before you call it. Valid names: {tools}.",
     ),
+    "call_not_readable": (
+        "Calls are only run in the format that was described.",
+        "Use the given way to write a call, not another one.",
+        "Note: a call in any other format is not run.",
+        "Look at how calls are to be written, and write this one so.",
+        "Copy the format of the example call.",
+        "Write the call in the format that the tools came with.",
+    ),
     "malformed_arguments": (
         "A call is valid JSON and has the parameters of its tool, no others.",
         "Check the arguments: every name has to be a parameter of the tool.",

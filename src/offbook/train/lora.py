@@ -33,6 +33,8 @@ WEIGHTS = "adapter_model.safetensors"
 # Beside the tensors: the fingerprint of their base and, where adapters are on experts, how many a layer has. One entry:
 # the order of several is another in every file.
 BASE = "offbook_base"
+DIALECT = "offbook_dialect"  # in a model's config.json: the call dialect that it was trained with
+DIALECT_FILE = "offbook.json"  # the same of an adapter, which has no config.json
 ON_LINEAR = "adapters on embeddings are not supported, only those on linear layers and experts"
 SAMPLED = 64  # entries of each parameter that make the fingerprint
 
@@ -91,6 +93,8 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     assert settings is not None
     folder.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(folder)
+    if dialect := model.config.to_dict().get(DIALECT):
+        (folder / DIALECT_FILE).write_text(json.dumps({DIALECT: dialect}) + "\n")
     save_file(
         {name: to_file(name, tensor).contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,

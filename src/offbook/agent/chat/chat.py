@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbook.agent.chat.dialects import Tools
+from offbook.agent.chat.dialects import HERMES, Dialect, Tools
 from offbook.core.thoughts import THINK_END, THINK_START, answer_start
 from offbook.types import CallStatus, Completion, Message, Role, Segment, ToolCall, Usage
 
@@ -33,6 +33,7 @@ class Chat(Protocol):
     end_id: int  # ends a message where the model did not
     stop_ids: frozenset[int]  # what a model may end its message with
     assistant_header: list[int]  # what a prompt ends with: the model continues here
+    dialect: Dialect | None  # None: the family's own
     tells_tools: bool  # the format itself tells the model of its tools, so that no prompt has to
     call_marks: tuple[str, ...]  # what an attempted call begins with in a message's text; empty: that is not known
 
@@ -53,6 +54,10 @@ class Chat(Protocol):
     def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
         """A message of the model that it did not sample, as it would have: words, then calls; without its end."""
         ...
+
+    def telling(self, tools: Tools) -> str:
+        """The description of the tools for a system prompt; empty where the format itself describes them."""
+        return (self.dialect or HERMES).telling(tools) if tools and not self.tells_tools else ""
 
     def block(self, role: Role, text: str) -> list[int]:
         """A closed message, complete in itself: it can be spliced in between any two others."""

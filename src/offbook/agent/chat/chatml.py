@@ -117,7 +117,7 @@ class ChatFormat(Chat):
         tail = ""
         if RESPONSE_START in template and results != "user":
             results, tail = "response", results_tail(template)
-        template = "" if dialect == "bash" else template
+        template = template if dialect == own_dialect(template) else ""  # it would describe another one
         return cls(tokenizer, dialect, results, opening, template, tail, _generation_ends(Path(folder), tokenizer))
 
     def _id(self, mark: str) -> int:
@@ -210,7 +210,7 @@ class ChatFormat(Chat):
         return self.newline_ids if ended else [self.end_id, *self.newline_ids]
 
     def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]:
-        return self.dialect.parse(self.decode(sampled), tools, self.thinking)
+        return self.dialect.read(self.decode(sampled), tools, self.thinking)
 
     def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
         """Calls as the model's own template writes them, if it knows of any."""
@@ -261,6 +261,11 @@ def read_template(folder: Path) -> str:
         named = {entry["name"]: entry["template"] for entry in found}
         found = named.get("tool_use", named.get("default"))
     return found or ""
+
+
+def own_dialect(template: str) -> str:
+    """The dialect of the calls that a template writes."""
+    return "xml" if "<function=" in template else "hermes"
 
 
 def first_token(folder: Path) -> str:

@@ -22,6 +22,14 @@ may be a string is the text; any other is JSON of the declared kind, without con
 own tags, so a value with one is refused; <tool_call> and its end are plain text inside a value. Left out: anyOf and the
 like are read as strings. Qwen3-Coder's own template writes True where this writes true.
 
+json (Qwen2.5-Coder) is the same JSON object in a fenced block, or alone as the whole message:
+
+    ```json
+    {"name": .., "arguments": {..}}
+    ```
+
+Other JSON is text: a call has both keys, or the name of a tool.
+
 bash is the bash-only profile, compatible with mini-swe-agent's text mode: a message's one fenced command is a call.
 
     ```bash
@@ -33,6 +41,9 @@ version 2 makes of a native call. Every call read here is the same command there
 reader is stricter where one must guess: a fence in the middle of a line, after the command, or inside the command. One
 difference: a message without a block is an answer here and a mistake there. The agent submits by a command that
 succeeds and whose first line of output is SUBMIT; the harness looks for that.
+
+A message whose only call is in another dialect is no answer: `Dialect.read` makes a malformed call of it, whose error
+says how this dialect writes calls.
 
 Nothing is repaired. What Python's JSON reader accepts and JSON does not (a duplicate key, NaN, numbers beyond a float,
 half surrogate pairs) is named and refused, because two readers would disagree about it.
@@ -60,21 +71,13 @@ These are all the tools that you have, with their parameters as JSON schemas:
 {tools}
 </tools>
 
-To call a tool, write a JSON object between two tags:
-
-<tool_call>
-{{"name": "the tool's name", "arguments": {{"parameter": "value"}}}}
-</tool_call>"""
+{how}"""
+OBJECT = """{"name": "the tool's name", "arguments": {"parameter": "value"}}"""
 
 
 def as_json(tools: Tools) -> list[dict[str, Any]]:
     """Tools in the envelope that chat templates are written for."""
     return [{"type": "function", "function": asdict(tool)} for tool in tools]
-
-
-def telling(tools: Tools) -> str:
-    """The description of the tools for a system prompt, if the chat format has none of its own."""
-    return TELLING.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(tools)))
 
 
 # What the dialects share
@@ -189,15 +192,21 @@ def _read_hermes(text: str, start: int) -> tuple[ToolCall, int | None]:
         follows = f"only {CALL_END} may follow the call's JSON object"
         return malformed(name, follows if closed else f"the call is not closed by {CALL_END}", start), None
     end += len(CALL_END)
+    return _call_of(value, problem, name, start), end
+
+
+def _call_of(value: Any, problem: str | None, name: str, start: int) -> ToolCall:
+    """What was read as a call's JSON object, if it is one."""
+    reason = ""
     if problem:
-        return malformed(name, f"the call is not valid JSON ({problem})", start), end
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return malformed(name, "the call needs a name", start), end
-    if not isinstance(value.get("arguments"), dict):
-        return malformed(name, "the call needs arguments, a JSON object", start), end
-    if set(value) != {"name", "arguments"}:
-        return malformed(name, "the call takes a name and arguments and nothing else", start), end
-    return ToolCall(value["name"], value["arguments"], start=start), end
+        reason = f"the call is not valid JSON ({problem})"
+    elif not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        reason = "the call needs a name"
+    elif not isinstance(value.get("arguments"), dict):
+        reason = "the call needs arguments, a JSON object"
+    elif set(value) != {"name", "arguments"}:
+        reason = "the call takes a name and arguments and nothing else"
+    return malformed(name, reason, start) if reason else ToolCall(value["name"], value["arguments"], start=start)
 
 
 # xml
@@ -287,9 +296,61 @@ def _typed(key: str, text: str, schema: dict[str, Any]) -> Any:
     return value
 
 
-# bash
+# json
 
 FENCE = "```"
+BLOCK = re.compile(r"```([^\n`]*)\n")
+CALL_BLOCKS = ("json", "tool_call", "")  # what models name the blocks of their calls; only json is right
+
+
+def render_json(name: str, arguments: dict[str, Any]) -> str:
+    return f"{FENCE}json\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{FENCE}"
+
+
+def parse_json(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
+    """Every attempted call in order: of blocks, or of a message that begins with the object."""
+    begin = after_space(text, answer_start(text, thinking))
+    if text.startswith("{", begin) and (call := _json_attempt(text[begin:], begin, tools)):
+        return (call,)
+    calls = []
+    while block := BLOCK.search(text, begin):
+        start, body = block.span()
+        end = text.find(f"\n{FENCE}", body - 1)
+        begin = len(text) if end < 0 else end + len(FENCE) + 1
+        label = block.group(1).strip()
+        call = _json_attempt(text[body : max(body, end)] if end >= 0 else text[body:], start, tools)
+        if call is None or label not in CALL_BLOCKS:
+            continue
+        if end < 0:
+            call = malformed(call.name, f"the block is not closed: end it with a line {FENCE}", start)
+        elif label != "json":
+            call = malformed(call.name, f"the block must begin with {FENCE}json", start)
+        calls.append(call)
+    return tuple(calls)
+
+
+def _json_attempt(text: str, start: int, tools: Tools) -> ToolCall | None:
+    """The call that all of `text` is, malformed if more than that is wrong; None where it is none."""
+    seen = NAME.search(text)
+    name = seen.group(1) if seen else ""
+    begin = after_space(text, 0)
+    try:
+        value, end, problem = read_json(text, begin)
+    except ValueError as error:
+        is_meant = text.startswith(("{", "["), begin) and name and '"arguments"' in text
+        return malformed(name, f"the call is not valid JSON ({error})", start) if is_meant else None
+    first = value[0] if isinstance(value, list) and value else value
+    if not isinstance(first, dict):
+        return None
+    if not {"name", "arguments"} <= set(first) and not any(tool.name == first.get("name") for tool in tools):
+        return None
+    if first is not value or after_space(text, end) < len(text):
+        return malformed(name, "only the JSON object of one call may stand there", start)
+    return _call_of(value, problem, name, start)
+
+
+# bash
+
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 OPENING = re.compile(r"```(?:bash|mswea_bash_command)(?![\w-])([^\n]*)")
 
@@ -329,6 +390,21 @@ def parse_bash(text: str, tools: Tools = (), thinking: bool = False) -> tuple[To
     return (malformed("bash", problem, first.start()) if problem else call,)
 
 
+TAGS = re.compile(rf"{CALL_START}\s*(?:\{{|<function=)|{FUNCTION.pattern}\s*(?:{PARAMETER_START}|{FUNCTION_END})")
+
+
+def other_attempt(text: str, tools: Tools, thinking: bool, how: str) -> tuple[ToolCall, ...]:
+    """The first call in tags or in JSON, for a message in which the chat's own dialect finds none."""
+    calls = parse_json(text, tools, thinking)
+    tags = TAGS.search(text, answer_start(text, thinking))
+    if not calls and not tags:
+        return ()
+    start = calls[0].start if calls else tags.start()  # type: ignore[union-attr]
+    named = NAME.search(text, start) or FUNCTION.search(text, start)
+    error = f"this call is in another format, so it was not run. {how}"
+    return (ToolCall(named.group(1) if named else "", error=error, start=start, other_dialect=True),)
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """`parse` takes a message's text, the tools with their schemas, and whether the header opened the thinking."""
@@ -336,7 +412,18 @@ class Dialect:
     name: str
     parse: Callable[[str, Tools, bool], tuple[ToolCall, ...]]
     render: Callable[[str, dict[str, Any]], str]
+    how: str  # to write a call, in words for the model
     marks: tuple[str, ...] = (CALL_START, CALL_END)  # what an attempt begins with
+
+    def read(self, text: str, tools: Tools, thinking: bool) -> tuple[ToolCall, ...]:
+        """The calls of a message or, where it has none, the attempt at one in another dialect."""
+        return self.parse(text, tools, thinking) or other_attempt(text, tools, thinking, self.how)
+
+    def telling(self, tools: Tools) -> str:
+        """The description of the tools for a system prompt, if the chat format has none of its own."""
+        return TELLING.format(
+            tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(tools)), how=self.how
+        )
 
     def answer(self, text: str, calls: Sequence[ToolCall]) -> str:
         """A message's text: its words, then its calls, each on a line of its own."""
@@ -350,13 +437,32 @@ class Dialect:
             return render_hermes(call.name, call.arguments)
 
 
-HERMES = Dialect("hermes", parse_hermes, render_hermes)
-XML = Dialect("xml", parse_xml, render_xml)
-BASH = Dialect("bash", parse_bash, render_bash, (FENCE,))
+HERMES = Dialect(
+    "hermes",
+    parse_hermes,
+    render_hermes,
+    f"To call a tool, write a JSON object between two tags:\n\n{CALL_START}\n{OBJECT}\n{CALL_END}",
+)
+XML = Dialect(
+    "xml",
+    parse_xml,
+    render_xml,
+    "To call a tool, write its name and its parameters between tags:\n\n" + render_xml("NAME", {"PARAMETER": "value"}),
+)
+JSON = Dialect(
+    "json",
+    parse_json,
+    render_json,
+    f"To call a tool, write a JSON object in a fenced block:\n\n{FENCE}json\n{OBJECT}\n{FENCE}",
+    (f"{FENCE}json", "{"),
+)
+BASH = Dialect(
+    "bash", parse_bash, render_bash, f"Write one fenced block:\n\n{FENCE}bash\nyour command\n{FENCE}", (FENCE,)
+)
 
 
 def dialect_named(name: str) -> Dialect:
-    for dialect in (HERMES, XML, BASH):
+    for dialect in (HERMES, XML, JSON, BASH):
         if dialect.name == name:
             return dialect
-    raise OffbookError(f"there is no call dialect {name}; the dialects are hermes, xml and bash")
+    raise OffbookError(f"there is no call dialect {name}; the dialects are hermes, xml, json and bash")

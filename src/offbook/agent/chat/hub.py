@@ -24,7 +24,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from offbook.agent.chat.chat import Chat, Encoded, Line, Span
-from offbook.agent.chat.chatml import ChatFormat, marks_of, read_template
+from offbook.agent.chat.chatml import ChatFormat, marks_of, own_dialect, read_template
 from offbook.agent.chat.dialects import (
     HERMES,
     Dialect,
@@ -33,6 +33,7 @@ from offbook.agent.chat.dialects import (
     can_be_written,
     dialect_named,
     malformed,
+    other_attempt,
     read_json,
 )
 from offbook.types import OffbookError, Role, ToolCall
@@ -50,6 +51,7 @@ TRIED: list[dict[str, Any]] = [
 ASKED: list[dict[str, str]] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 ANSWER = "t</think>\n\nw"  # ends a thought that the header may have begun; to other families it is a word
 BARE_JSON = {"llama-3"}  # no mark says where a call begins: a message that begins like an object is an attempt
+AS_TOLD = "Write calls in the format that the description of the tools gives."
 
 REASONS = {
     "invalid_json": "the call is not valid JSON",
@@ -69,7 +71,7 @@ def chat_for(folder: Path | str, dialect: str = "auto", family: str = "") -> Cha
     if family or not _has_marks(folder):
         return rendered_chat(folder, dialect, family)
     if dialect == "auto":
-        dialect = "xml" if "<function=" in read_template(folder) else "hermes"
+        dialect = own_dialect(read_template(folder))
     return ChatFormat.from_folder(folder, dialect)
 
 
@@ -205,12 +207,14 @@ class RenderedChat(Chat):
 
     def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]:
         text = self.decode(sampled)
+        thinking = self.decode(self.assistant_header).rstrip().endswith("<think>")
         if self.dialect:
-            return self.dialect.parse(text, tools, self.decode(self.assistant_header).rstrip().endswith("<think>"))
+            return self.dialect.read(text, tools, thinking)
         parsed = self.renderer.parse_response(sampled, tools=as_json(tools) or None, prompt_ids=self._prompt)
         if not parsed.tool_calls and self.family in BARE_JSON and text.lstrip().startswith("{"):
             return (malformed("", "the call is not one JSON object with name and parameters", 0),)
-        return tuple(self._call(attempt, sampled) for attempt in parsed.tool_calls)
+        calls = tuple(self._call(attempt, sampled) for attempt in parsed.tool_calls)
+        return calls or other_attempt(text, tools, thinking, AS_TOLD)
 
     def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
         """As the family writes it, where what comes out is read back as the same calls."""

@@ -345,9 +345,9 @@ class _Episode:
         self.transcript = Transcript(self.chat, self.toolset.specs())
         self.fed = []
         self.rollout.segments.append(self.transcript.segment)
-        has_tools = self.harness.tools_in_api or self.chat.tells_tools
-        self.transcript.add("system", self.toolset.system_prompt(has_tools))
-        for role, text in self.toolset.worked_turns():
+        telling = "" if self.harness.tools_in_api else self.chat.telling(self.toolset.specs())
+        self.transcript.add("system", self.toolset.system_prompt(telling))
+        for role, text in self.toolset.worked_turns(self.chat):
             self.transcript.add(role, text)
         self.transcript.add("user", first)
 

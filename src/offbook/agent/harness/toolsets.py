@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from offbook.agent.chat import render_call, telling
+from offbook.agent.chat import Chat
 from offbook.agent.harness.tool import Tool, ToolFailed, Workbench
 from offbook.agent.harness.tools import BASH, TOOLS, submitted
 from offbook.agent.harness.wordings import WORDINGS
@@ -83,7 +83,7 @@ class Toolset:
         tool = self.tools[call.name]
         return tool.own_name == "finish" or (tool is BASH and submitted(answer))
 
-    def worked_turns(self) -> Iterator[tuple[Role, str]]:
+    def worked_turns(self, chat: Chat) -> Iterator[tuple[Role, str]]:
         """Worked examples to put before the task: very small models copy examples and cannot follow descriptions."""
         if self.prompt != "worked":
             return
@@ -94,17 +94,15 @@ class Toolset:
                 names = {parameter.own_name: name for name, parameter in tool.parameters.items()}
                 yield "user", turn["user"]
                 arguments = {names[own]: value for own, value in turn["arguments"].items()}
-                yield "assistant", render_call(tool.name, arguments)
+                yield "assistant", chat.decode(chat.answer("", [ToolCall(tool.name, arguments)]))
                 yield "tool", turn["answer"]
 
-    def system_prompt(self, told: bool = False) -> str:
-        """`told`: the chat format or the API describes the tools itself, so the prompt does not."""
+    def system_prompt(self, telling: str = "") -> str:
+        """`telling` describes the tools where neither the chat format nor the API does."""
         if self.prompt != "standard":
             return prompt(self.prompt).format(signatures=", ".join(tool.signature for tool in self.tools.values()))
         words = prompt("standard").format(strictness=STRICTNESS[self.strict])
-        if told:
-            return words
-        return f"{words}\n\n{telling(self.specs())}"
+        return "\n\n".join(filter(None, (words, telling)))
 
 
 def make_toolset(

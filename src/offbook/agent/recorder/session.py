@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from offbook.agent.chat import Chat, Transcript, count_tokens, telling
+from offbook.agent.chat import Chat, Transcript, count_tokens
 from offbook.agent.chat.dialects import Tools
 from offbook.agent.recorder.said import Answer, Asked, Reading, Refused, Said, Shown, in_order, num_shared, status_of
 from offbook.types import (
@@ -285,8 +285,8 @@ class Session:
             transcript.segment.sampled[message.body : message.end] = [False] * (message.end - message.body)
             return
         text, tools = said.text, request.tools
-        if index == 0 and tools and not self.chat.tells_tools:
-            text = "\n\n".join(filter(None, (text, telling(tools))))
+        if index == 0:
+            text = "\n\n".join(filter(None, (text, self.chat.telling(tools))))
         transcript.add(said.role, text, answer_status(request, index) if said.role == "tool" else None)
 
     def _sampled_before(self, request: Request, index: int) -> list[int]:

@@ -85,6 +85,9 @@ class Config(Section):
                 raise ValueError("harness.command does not work in containers: leave sandbox.backend bwrap")
         if self.tools.add and self.harness.profile == "bash":
             raise ValueError("the profile bash has one tool, so tools.add is never used; take another harness.profile")
+        if self.harness.dialect != "auto" and (self.harness.profile == "bash" or is_url(self.model)):
+            what = "the model is behind a URL" if is_url(self.model) else "the profile bash has one of its own"
+            raise ValueError(f"harness.dialect has no effect where {what}; leave it out")
         if self.loop.ray.samplers and (problem := self._unfit_elsewhere()):
             raise ValueError(f"loop.ray.samplers is {self.loop.ray.samplers}, and {problem}")
         if self.live.populations and not self.train.lora.rank:

@@ -69,6 +69,11 @@ class HarnessConfig(Section):
         default="standard",
         description="how tools are shown: described, by worked examples, as one shell, or in pocket's own way",
     )
+    dialect: Literal["auto", "hermes", "xml", "json"] = Field(
+        default="auto",
+        description="how the model writes calls (docs/models.md); auto: as it was trained here, or as its chat "
+        "template has them",
+    )
     variation: float = Field(default=0.0, ge=0, le=1, description="how much tools differ between tasks")
 
     def limits(self) -> Limits:

@@ -10,6 +10,7 @@ from pathlib import Path
 from offbook.core.plugins import functions_in, said
 from offbook.signals.feedback.hints import MISTAKES
 from offbook.signals.feedback.rules.calls import (
+    call_not_readable,
     claimed_success,
     malformed_arguments,
     more_than_needed,
@@ -67,12 +68,13 @@ class Rule:
         return found
 
 
-BY_CALL = (unknown_tool, malformed_arguments, more_than_needed)
+BY_CALL = (unknown_tool, call_not_readable, malformed_arguments, more_than_needed)
 # The more specific come first: a message that breaks several rules is a target for the first of them.
 RULES: dict[str, Rule] = {
     find.__name__: Rule(find.__name__, find, f"Reminder: {text}", by_call=find in BY_CALL)
     for find, text in (
         (unknown_tool, "available tools are {tools}."),
+        (call_not_readable, "write a call exactly in the format that the description of the tools shows."),
         (malformed_arguments, "give a tool one JSON object with exactly its parameters."),
         (whole_suite_again, "run all tests once after a change, and only the failing ones in between."),
         (repeated_call, "do not repeat a call, its answer is above."),

@@ -29,10 +29,18 @@ def unknown_tool(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
             yield use.at, use.call.name
 
 
+def call_not_readable(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+    """A call that is written as other models write theirs, and was not read."""
+    for use in trajectory.uses:
+        if use.call.other_dialect:
+            yield use.at, use.call.error or ""
+
+
 def malformed_arguments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A call that is not valid JSON or whose arguments are not the tool's."""
     for use in trajectory.uses:
-        if use.call.error or (use.answer and use.answer.status == "malformed"):
+        is_wrong = use.call.error or (use.answer and use.answer.status == "malformed")
+        if is_wrong and not use.call.other_dialect:
             yield use.at, use.output or use.call.error or ""
 
 
