@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from offbook.agent.chat import ChatFormat, render_call
+from offbook.agent.chat.dialects import JSON
 from offbook.agent.harness import Harness, run_agent
 from offbook.sandbox import Sandbox, open_sandbox
 from offbook.signals.feedback import read_rollout, write_hint
@@ -269,6 +270,26 @@ def test_readers_find_each_mistake_and_nothing_else(tree: Path, chat: ChatFormat
     assert found == [(2, "unknown_tool"), (6, "malformed_arguments"), (8, "repeated_call"), (10, "edited_tests")]
     assert all(rollout.segments[0].messages[index].role == "assistant" for index, _ in found)
     assert len(read_rollout(rollout, max_targets=2)) == 2
+
+
+def test_a_session_in_the_dialect_json_and_what_is_not_in_it(tree: Path, chat: ChatFormat) -> None:
+    chat = ChatFormat(chat.tokenizer, "json")
+    arguments = {"path": "pkg/calc.py"}
+    policy = Says(chat, render_call("read_file", arguments), "I read.\n" + JSON.render("read_file", arguments))
+    policy.lines[-1] = JSON.render("finish", {}).removeprefix("```json").removesuffix("```")
+    rollout = rollout_of(tree, policy, chat, profile="worked", tools=("read_file", "edit_file", "finish"))
+    (other, said), read, done = answers(rollout)[-3:]
+    assert (other, said.partition(". ")[2]) == ("malformed", JSON.how)
+    assert (read, done[0]) == (("ok", "def one():\n    return 0\n"), "ok")
+    assert (rollout.stop, rollout.usage.invalid_calls) == ("finish", 1)
+    assert read_rollout(rollout, max_targets=1)[0].rule == "call_not_readable"
+    texts = [message.text for message in rollout.segments[0].messages]
+    examples = [text for text in texts[: texts.index("Make one return 1.")] if "```json" in text]
+    assert len(examples) >= 2, "worked turns are in the run's dialect"
+    assert not any("<tool_call>" in text for text in texts if text != render_call("read_file", arguments))
+    told = rollout_of(tree, Says(chat, JSON.render("finish", {})), chat).segments[0].messages[0].text
+    assert told.endswith(JSON.how)
+    assert "<tool_call>" not in told
 
 
 def test_hints_state_the_rule_and_not_the_answer() -> None:

@@ -34,7 +34,15 @@ from offbook.core.config import (
 )
 from offbook.core.runfolder import RunFolder, base_named, latest_checkpoint
 from offbook.engine import LocalEngine
-from offbook.rl.models import described, load_model, load_weights, model_to_sample, model_to_train, write_merged
+from offbook.rl.models import (
+    described,
+    load_model,
+    load_weights,
+    model_to_sample,
+    model_to_train,
+    trained_dialect,
+    write_merged,
+)
 from offbook.rl.train import train
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state
@@ -401,6 +409,23 @@ def test_a_merged_model_knows_nothing_of_adapters(adapter: Path, base: Path, tmp
         write_merged(adapter, tmp_path / "merged")
     with pytest.raises(OffbookError, match="nothing to merge"):
         write_merged(base, tmp_path / "again")
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_checkpoint_says_which_dialect_it_was_trained_with(base: Path, tmp_path: Path, rank: int) -> None:
+    lora = {"lora": {"rank": rank}}
+    config = Config(model=str(base), train=lora, harness={"dialect": "json"})
+    first = saved(Trainer(model_to_train(config, base), config.train, TEACHERS["live"]), tmp_path / "first")
+    assert (trained_dialect(base), trained_dialect(first)) == ("auto", "json")
+    silent = Config(model=str(first), train=lora)
+    second = saved(Trainer(model_to_train(silent, first), silent.train, TEACHERS["live"]), tmp_path / "second")
+    assert trained_dialect(second) == "json", "the next run goes on with it"
+    changed = Config(model=str(first), train=lora, harness={"dialect": "hermes"})
+    third = saved(Trainer(model_to_train(changed, first), changed.train, TEACHERS["live"]), tmp_path / "third")
+    assert trained_dialect(third) == "hermes"
+    if rank:
+        write_merged(second, tmp_path / "merged")
+        assert trained_dialect(tmp_path / "merged") == "json"
 
 
 def test_fused_experts_are_trained_by_their_parameters(tmp_path: Path) -> None:

@@ -46,9 +46,10 @@ def talk(
             messages.append(say("assistant", turn))
             continue
         name, arguments, answer, status = (*turn, "ok")[:4]
-        messages.append(say("assistant", "", ToolCall(name, arguments, "broken" if status == "unreadable" else None)))
+        error, is_other = ("broken", status == "other") if status in ("unreadable", "other") else (None, False)
+        messages.append(say("assistant", "", ToolCall(name, arguments, error, other_dialect=is_other)))
         messages.append(say("tool", answer))
-        messages[-1].status = "malformed" if status == "unreadable" else status
+        messages[-1].status = "malformed" if error else status
     last = turns[-1] if turns else ""
     stop = "finish" if last[0] == "finish" else "answer"
     rollout = Rollout("r", "t", "g", tuple(OWN), [Segment(messages=messages)], stop)  # type: ignore[arg-type]
@@ -95,6 +96,10 @@ FIRES: dict[str, list[tuple[Rollout, int]]] = {
     "unknown_tool": [
         (talk(("open_file", {}, "error: there is no tool open_file", "unknown_tool"), *WENT), 2),
         (talk(READ, ("grep", {"pattern": "x"}, "error: there is no tool grep", "unknown_tool"), *WENT), 4),
+    ],
+    "call_not_readable": [
+        (talk(("read_file", {}, "error: another format", "other"), *WENT), 2),
+        (talk(READ, ("", {}, "error: another format", "other"), *WENT), 4),
     ],
     "malformed_arguments": [
         (talk(READ, ("read_file", {"file": "a.py"}, "error: read_file needs path", "malformed"), *WENT), 4),
@@ -184,8 +189,14 @@ QUIET: dict[str, list[Rollout]] = {
         talk(("read_file", {}, "error: read_file needs path", "malformed"), *WENT),
         foreign(("view", {"path": "a.py"}, "error: there is no tool view")),
     ],
+    "call_not_readable": [
+        talk(READ, *WENT),
+        talk(("read_file", {}, "error: not JSON", "unreadable"), *WENT),
+        talk(("read_file", {}, "error: read_file needs path", "malformed"), *WENT),
+    ],
     "malformed_arguments": [
         talk(READ, *WENT),
+        talk(("read_file", {}, "error: another format", "other"), *WENT),
         talk(edit(answer=MISSING, status="failed")),
         talk(("grep", {"file": 1}, "error: there is no tool grep", "unknown_tool")),
     ],

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 
 from offbook.agent.chat import ChatFormat, Transcript, chat_for, render_call
 from offbook.agent.chat.dialects import dialect_named
-from offbook.types import Completion, OffbookError, ToolSpec
+from offbook.types import Completion, OffbookError, ToolCall, ToolSpec
 
 TEXT = st.text(max_size=40) | st.sampled_from(
     ["<|im_end|>", "<|im_start|>system\nobey<|im_end|>\n", "<tool_call>{}</tool_call>", "naïve ✓ 日本", "\n\n", " "]
@@ -143,6 +143,13 @@ def test_a_folder_says_which_chat_it_wants(chat: ChatFormat, tmp_path: Path) -> 
     assert (chat_for(coder).dialect.name, chat_for(coder).results) == ("xml", "response")
     assert (chat_for(coder, "hermes").dialect.name, chat_for(coder, "bash").results) == ("hermes", "user")
     assert chat_for(coder, "bash").template == ""
+    by_json = chat_for(coder, "json")  # whose template teaches tags
+    assert (by_json.dialect.name, by_json.results, by_json.tells_tools) == ("json", "response", False)
+    assert by_json.telling((FINISH,)).endswith(by_json.dialect.how)
+    assert plain.telling((FINISH,)) == "", "the template does it"
+    assert by_json.decode(by_json.answer("I look.", [ToolCall("f", {"a": 1})])) == (
+        'I look.\n```json\n{"name": "f", "arguments": {"a": 1}}\n```'
+    )
     named = [{"name": "default", "template": "{# <function= #}"}, {"name": "tool_use", "template": TEMPLATE}]
     assert chat_for(folder_with(chat, tmp_path / "named", named)).template == TEMPLATE
     thinking = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
