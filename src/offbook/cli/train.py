@@ -55,10 +55,19 @@ def train(
 
         def on_step(row: dict[str, Any]) -> None:
             progress(f"train {config.out}", row["step"] / config.train.steps)
-            numbers = ["solved", "invalid_per_100", "turns", "hinted_targets", *SPREAD & row.keys()]
+            numbers = [
+                "solved",
+                "invalid_per_100",
+                "turns",
+                "hinted_targets",
+                "groups_with_gradient",
+                *SPREAD & row.keys(),
+            ]
             if tracker:
                 tracker.follow()
             console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
+            if "no_signal" in row:
+                say(f"step {row['step']} had no signal: {row['no_signal']}", to=console)
 
         folder = run(config, on_step, progress, partial(say, to=console))
     if int(os.environ.get("RANK", "0")):  # another rank is the run

@@ -17,6 +17,7 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.rl.collector import Collector, OnRollout, rollout_ids, unwatched
 from offbook.rl.models import local_or_remote
+from offbook.rl.no_signal import shares_without
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import record_tasks
 from offbook.types import OffbookError, Rollout, Task
@@ -117,6 +118,7 @@ def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
         "reward": sum(rollout.reward.total for rollout in rollouts) / count,
         **reward_parts(rollouts),
         "invalid_per_100": invalid_per_100(rollouts),
+        **shares_without(rollouts),
         "turns": sum(rollout.usage.turns for rollout in rollouts) / count,
         "tokens": sum(rollout.usage.sampled_tokens for rollout in rollouts) / count,
         "summaries": sum(rollout.usage.summaries for rollout in rollouts) / count,

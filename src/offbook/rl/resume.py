@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 DECIDING = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "judge", "eval")
 COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is computed, not what it is
 # Where a run is, when it ends, when it is kept. What imitation reads is known by its content.
-PLACED = ("out", "train.steps", "train.on_nonfinite", "checkpoint.every",
+PLACED = ("out", "train.steps", "train.on_nonfinite", "train.no_signal_steps", "checkpoint.every",
           "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
 RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.__dataclass_fields__)
 SERVERS = ("engine.vllm.url", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens")

@@ -32,6 +32,7 @@ from offbook.engine import Engine
 from offbook.rl.collector import FREE, Collector, Job
 from offbook.rl.rollout_buffer import Group, RolloutBuffer, State
 from offbook.rl.tasks import Selected, Shuffled
+from offbook.train.algorithms import has_gradient
 from offbook.types import ModelLost, OffbookError, Rollout, ServerLost, Task
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
@@ -285,8 +286,7 @@ class Scheduler:
         """Dynamic sampling: another task replaces a group whose rollouts all have the same reward, `loop.refill` times
         a batch. After that the group is trained on as it is, so sampling always ends."""
         replaced = self.buffer.refills[group.batch]
-        rewards = {rollout.reward.total for rollout in group.in_order()}
-        if replaced >= self.settings.refill or len(rewards) > 1:
+        if replaced >= self.settings.refill or has_gradient(group.in_order()):
             return
         (task,) = self.order.tasks_of(group.batch, 1)
         self.buffer.refill(group, self.num_groups + replaced, task)

@@ -47,6 +47,7 @@ from offbook.rl.models import (
     quiet,
     weights_in,
 )
+from offbook.rl.no_signal import why_no_signal
 from offbook.rl.plan import planned
 from offbook.rl.ranks import (
     HOST,
@@ -266,7 +267,7 @@ def _keeps_turns(config: Config, folder: RunFolder) -> bool:
 
 
 async def _circle(run: Run, on_step: OnStep) -> None:
-    last = run.config.train.steps
+    last, silent = run.config.train.steps, 0
     async with aclosing(run.collector), aclosing(run.scheduler):
         await run.scheduler.apply(_first_weights(run))
         _publish(run, run.done)
@@ -275,7 +276,13 @@ async def _circle(run: Run, on_step: OnStep) -> None:
         if run.harder:
             run.scheduler.in_background(run.harder.run())
         for step in range(run.done + 1, last + 1):
-            on_step(await _step(run, step))
+            row = await _step(run, step)
+            on_step(row)
+            silent = silent + 1 if "no_signal" in row else 0
+            if silent and step < last and silent == run.config.train.no_signal_steps:
+                _keep_all_steps(run, step)
+                problem = OffbookError(f"{silent} steps in a row had no signal: {row['no_signal']}")
+                raise _stopped(run, step, problem, "--train.no_signal_steps 0 goes on anyway")
         await run.scheduler.until(lambda: run.evaluations.are_over, lambda: "the last evaluation")
         await _in_thread(run, "the last checkpoint to be written", run.checkpoints.wait)
         await _in_thread(run, f"the store {run.config.loop.store} to take the last weights", _wait_for_store, run)
@@ -330,6 +337,8 @@ async def _step(run: Run, step: int) -> dict[str, Any]:
         _keep_all_steps(run, step - 1)
         raise
     row, stopped = await _train(run, step, groups, judgement=judgement, corrected=corrected)
+    if not ((row["groups_with_gradient"] and run.config.train.rl_weight) or row["taught"]):
+        row["no_signal"] = why_no_signal(groups, run.config)
     usage = max((one.usage for group in groups for one in group), key=lambda each: each.seconds + each.scoring_seconds)
     row |= {
         "epoch": run.order.epoch(step, run.config.train.groups),

@@ -21,6 +21,7 @@ from offbook.signals.trajectory import with_siblings
 from offbook.tasks.check import gold_changes
 from offbook.train.algorithms import (
     OTHER,
+    has_gradient,
     hint_branch,
     opd_branches,
     opsd_branches,
@@ -335,6 +336,9 @@ def train_step(
             record(item, measured, chat)
     folder.write_feedback(step, feedback)
     by_rule = Counter(item.target.rule for item in feedback)
+    whole = sum(not branch.key for sample in samples for branch in sample.branches)  # by teachers of whole responses
+    taught = sum(not item.skipped for item in feedback) + whole + len(corrected)
+    with_gradient = [has_gradient(group, context.baselines.get(group[0].group)) for group in groups]
     judged: dict[str, float] = {}
     if judgement.rollouts:
         judged = {"judge/rollouts": judgement.rollouts, "judge/found": len(judgement.found)}
@@ -349,7 +353,8 @@ def train_step(
         **{f"targets/{rule}": count for rule, count in sorted(by_rule.items())},
         **dict(sorted(counts.items())),
         **judged,
-        "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
+        "taught": taught,
+        "groups_with_gradient": sum(with_gradient) / len(groups),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from offbook.view.index import RunIndex, said_in
@@ -29,6 +30,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
     over = last >= wanted if wanted is not None else bool(run.evals)
     age = time.time() - run.changed_at
     step_s = sum(rows[-1][key] for key in ("rollout_s", "train_s") if is_number(rows[-1].get(key))) if rows else 0.0
+    silent = list(takewhile(lambda said: isinstance(said, str), (row.get("no_signal") for row in reversed(rows))))
     return {
         "name": run.name,
         "version": run.version,
@@ -36,6 +38,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
         "trains": run.trains,
         "verb": run.verb,
         "steps": last,
+        "no_signal": {"steps": len(silent), "why": next(iter(silent), "")},  # of the last steps
         "wanted": wanted,
         "live": bool(rows or run.rollouts or run.now) and not over and age < max(RECENT_S, 3 * step_s),
         "changed_at": run.changed_at,

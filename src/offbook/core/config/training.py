@@ -79,6 +79,12 @@ class TrainConfig(Section):
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="when a gradient is NaN or infinite: end the run, or skip the step"
     )
+    no_signal_steps: int = Field(
+        default=3,
+        ge=0,
+        description="end the run after so many steps in a row in which all groups were alike and no hint taught; "
+        "0: never",
+    )
     micro_tokens: int = Field(default=0, ge=0, description="tokens per forward; 0: by memory, 8192 on a CPU")
     recompute: Literal["auto", "none", "layers", "all"] = Field(
         default="auto",

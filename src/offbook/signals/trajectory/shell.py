@@ -195,6 +195,10 @@ class Command:
         return None if late_write or len(runs) != 1 else runs[0][1]
 
     @cached_property
+    def runs_tests(self) -> bool:
+        return any(_selection(words) is not None for words in self.own)
+
+    @cached_property
     def watches(self) -> bool:
         """Something that changes by itself."""
         return not WATCHING.isdisjoint(map(name_of, self.own))

@@ -155,6 +155,10 @@ class ToolUse:
             return self.answer is None or self.answer.status in ("ok", None)
         return self.command is not None and self.ran and self.command.may_write
 
+    @property
+    def runs_tests(self) -> bool:
+        return self.ran and (self.kind == "tests" or (self.command is not None and self.command.runs_tests))
+
     @cached_property
     def tests(self) -> TestRun | None:
         selection = self.command.tests if self.command else None

@@ -2,7 +2,7 @@
 
 from offbook.train.algorithms.baseline import Carried, baselines
 from offbook.train.algorithms.corrections import correction_sample
-from offbook.train.algorithms.group_advantage import group_advantage, rl_samples
+from offbook.train.algorithms.group_advantage import group_advantage, has_gradient, rl_samples
 from offbook.train.algorithms.opd import OTHER, opd_branches
 from offbook.train.algorithms.opsd import opsd_branches, reference_block
 from offbook.train.algorithms.response import first_sampled

@@ -18,6 +18,12 @@ def group_advantage(rewards_G: list[float], baseline: float | None = None) -> li
     return [reward - mean for reward in rewards_G]
 
 
+def has_gradient(group: list[Rollout], baseline: float | None = None) -> bool:
+    """Whether any of its advantages is not 0, without those of rollouts that the machine ended."""
+    rewards = {rollout.reward.total for rollout in group if not rollout.fault}
+    return len(rewards | ({baseline} if baseline is not None else set())) > 1
+
+
 def rl_samples(
     group: list[Rollout], temperature: float = 1.0, weight: float = 1.0, baseline: float | None = None
 ) -> list[list[Sample]]:

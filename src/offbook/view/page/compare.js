@@ -83,7 +83,7 @@ async function comparePage(page) {
   function draw() {
     const chosen = all().filter((run) => !left.has(run.name)), made = comparison(chosen, curves);
     put(head, several && state.outcome && h("p", { class: "outcome" }, state.outcome),
-      several && h("p", { class: "lead" }, state.sentence, onlyDifference(chosen.filter(isConfigured))), unreadableNote(chosen));
+      several && h("p", { class: "lead" }, state.sentence, onlyDifference(chosen.filter(isConfigured))), silentNotes(chosen), unreadableNote(chosen));
     put(measured, made.measured);
     put(more, made.more);
   }

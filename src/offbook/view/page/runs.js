@@ -15,6 +15,7 @@ const PANELS = [
   { key: "staleness/too_old", label: "Rollouts too stale to train on", aside: "per step", fromZero: true },
   { key: "tokens", label: "Effort: tokens", aside: "sampled, per rollout", fromZero: true },
   { key: "turns", label: "Effort: turns", aside: "per rollout" },
+  { key: "groups_with_gradient", label: "Groups with a gradient", aside: "share of all", percent: true, fromZero: true },
   { key: "hinted_targets", label: "Messages hinted", aside: "per step", fromZero: true },
   { key: "flagged", label: "Flagged rollouts", aside: "share of all", percent: true, fromZero: true },
 ];
@@ -25,9 +26,9 @@ const EXPLAINED = {
   "reward/outcome_withheld": { label: "Outcome withheld", aside: "per rollout", fromZero: true,
     note: "What rollouts that a monitor found to be cheating would have earned by solving the task. It was not paid." },
 };
-const FRACTIONS = /^(solved|flagged|padding_share|hint\/capped|stop\/.*|mtp\/kept_.*)$/;
+const FRACTIONS = /^(solved|flagged|padding_share|groups_with_gradient|no_call|no_edit|no_test_run|hint\/capped|stop\/.*|mtp\/kept_.*)$/;
 const SAID_ELSEWHERE = /^(reward\/outcome|targets\/.*|flags\/.*)$/; // by `solved` and by the stacked bars
-const OF_ROLLOUTS = /^(solved|invalid_per_100|reward.*|staleness.*|tokens|turns|flagged|stop\/.*|events\/.*)$/;
+const OF_ROLLOUTS = /^(solved|invalid_per_100|reward.*|staleness.*|tokens|turns|flagged|groups_with_gradient|no_.*|stop\/.*|events\/.*)$/;
 const samples = (run) => ["train", "live"].includes(run.verb); // of the others these numbers are the data's, not the model's
 const ROOMS = {
   rl: "RL", hint: "Hints", ce: "Imitation", mtp: "Draft head", stop: "Ended", events: "Events", left_out: "Hints left out", slots: "Rollouts under way",
@@ -215,6 +216,10 @@ function unreadableNote(runs) {
   return h("p", { class: "unreadable" }, "Left out, because unreadable: ", h("strong", null, found.join(", ")), why);
 }
 
+// Of runs whose last steps had nothing to learn from.
+const silentNotes = (runs) => runs.filter((run) => run.no_signal.steps).map((run) => h("p", { class: "unreadable" },
+  h("strong", null, `${runs.length > 1 ? `${run.name}: no` : "No"} signal in the last ${plural(run.no_signal.steps, "step")}: `), visible(run.no_signal.why)));
+
 function configSection(run) {
   const text = (value) => (typeof value === "string" ? value || "\u2014" : JSON.stringify(value));
   const rows = Object.entries(run.config).map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, text(value))));
@@ -235,7 +240,7 @@ async function runPage(page, run) {
   function draw() {
     const about = state.runs[run];
     const rows = Object.entries(about.evals).map(([name, result]) => ({ name, kind: kindOf(about, run), result }));
-    put(head, h("h1", null, about.name), h("p", { class: "lead" }, about.sentence), unreadableNote([about]),
+    put(head, h("h1", null, about.name), h("p", { class: "lead" }, about.sentence), silentNotes([about]), unreadableNote([about]),
       h("p", { class: "doors" }, doorsOf(about, run)));
     const open = [...body.querySelectorAll("details")].map((one) => one.open);
     const focused = [...body.querySelectorAll("svg")].indexOf(document.activeElement);

@@ -1,0 +1,68 @@
+"""What rollouts did not do, and why a step had nothing to learn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from shlex import quote
+
+from offbook.core.config import Config
+from offbook.signals.monitors.policy import WITHHELD
+from offbook.signals.trajectory import Trajectory
+from offbook.types import Rollout
+
+LIMITS = {"turns": "turns", "tokens": "tokens", "context": "context", "wall": "wall_s"}  # keys of harness, by the end
+
+
+def shares_without(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Shares of rollouts that made no call that could be read and run, changed no file, and ran no tests."""
+    each = [Trajectory(rollout) for rollout in rollouts]
+    counts = {
+        "no_call": sum(not any(use.ran for use in one.uses) for one in each),
+        "no_edit": sum(one.changed_nothing for one in each),
+        "no_test_run": sum(not any(use.runs_tests for use in one.uses) for one in each),
+    }
+    return {name: count / max(1, len(each)) for name, count in counts.items()}
+
+
+def why_no_signal(groups: Sequence[Sequence[Rollout]], config: Config) -> str:
+    """The likely cause of a step whose groups are all alike, and what would help."""
+    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
+    model, source = quote(config.model), quote(config.tasks.source)
+    if not rollouts:
+        return "the machine or the model's server ended every rollout; offbook doctor looks at this machine"
+    solved = sum(rollout.solved for rollout in rollouts)
+    if solved == len(rollouts):
+        return (
+            f"all {solved} rollouts solved their task; take harder tasks: offbook tasks make REPOSITORY --level gone, "
+            "or --tasks.order select --tasks.harden 0.8"
+        )
+    if solved:
+        return (
+            f"each task was solved by all of its rollouts or by none ({solved} of {len(rollouts)} rollouts); more "
+            f"rollouts a task show a difference: --train.group_size {2 * config.train.group_size}"
+        )
+    data = source if source.startswith("pocket") else f"demos:{source}"
+    sft = f"offbook sft --model {model} --data {data} shows the model how"
+    fit = f"offbook fit {model} --tasks.source {source} finds out how this model calls tools"
+    without = {name: round(share * len(rollouts)) for name, share in shares_without(rollouts).items()}
+    ends = Counter(rollout.stop for rollout in rollouts)
+    stop, cut_off = max(((stop, ends[stop]) for stop in LIMITS), key=lambda pair: pair[1])  # type: ignore[index]
+    limit = f"harness.{LIMITS[stop]}"
+    raised = 2 * getattr(config.harness, LIMITS[stop])
+    withheld = sum(WITHHELD in rollout.reward.parts for rollout in rollouts)
+    crash = next((rollout.cause for rollout in rollouts if rollout.stop == "crash"), "")
+    causes = (
+        (ends["crash"], f"crashed ({crash})", "offbook view shows them"),
+        (without["no_call"], "made no call that can be read", f"{fit}, or {sft}"),
+        (withheld, "lost their reward to a monitor's finding", "offbook view shows what was found"),
+        (cut_off, f"were cut off by {limit}", f"--{limit} {raised:.0f}, or {sft}"),
+        (without["no_edit"], "made calls and changed no file", sft),
+        (
+            len(rollouts),
+            "were not solved, and most of them edited files: the tests never pass",
+            f"take easier tasks: offbook tasks make REPOSITORY --level stub; or {sft}",
+        ),
+    )
+    count, cause, help = next(each for each in causes if 2 * each[0] > len(rollouts))
+    return f"{count} of {len(rollouts)} rollouts {cause}; {help}"
