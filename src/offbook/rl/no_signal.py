@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
+from typing import Any
 
 from offbook.core.config import Config
 from offbook.signals.monitors.policy import WITHHELD
@@ -23,6 +24,15 @@ def shares_without(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "no_test_run": sum(not any(use.runs_tests for use in one.uses) for one in each),
     }
     return {name: count / max(1, len(each)) for name, count in counts.items()}
+
+
+def has_signal(row: Mapping[str, Any], config: Config) -> bool:
+    """Whether rewards, hints or other teachers taught anything in a step with these metrics."""
+    if config.train.rl_weight and row["groups_with_gradient"]:
+        return True
+    others = (name for name in row if name.endswith("/signal_tokens") and not name.startswith("rl/"))
+    is_punished = config.feedback.control == "constant_negative" and row["hinted_targets"]
+    return bool("ce/loss" in row or is_punished or any(row[name] for name in others))
 
 
 def why_no_signal(groups: Sequence[Sequence[Rollout]], config: Config) -> str:

@@ -47,7 +47,7 @@ from offbook.rl.models import (
     quiet,
     weights_in,
 )
-from offbook.rl.no_signal import why_no_signal
+from offbook.rl.no_signal import has_signal, why_no_signal
 from offbook.rl.plan import planned
 from offbook.rl.ranks import (
     HOST,
@@ -337,7 +337,7 @@ async def _step(run: Run, step: int) -> dict[str, Any]:
         _keep_all_steps(run, step - 1)
         raise
     row, stopped = await _train(run, step, groups, judgement=judgement, corrected=corrected)
-    if not ((row["groups_with_gradient"] and run.config.train.rl_weight) or row["taught"]):
+    if not has_signal(row, run.config):
         row["no_signal"] = why_no_signal(groups, run.config)
     usage = max((one.usage for group in groups for one in group), key=lambda each: each.seconds + each.scoring_seconds)
     row |= {

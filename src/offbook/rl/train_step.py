@@ -336,8 +336,6 @@ def train_step(
             record(item, measured, chat)
     folder.write_feedback(step, feedback)
     by_rule = Counter(item.target.rule for item in feedback)
-    whole = sum(not branch.key for sample in samples for branch in sample.branches)  # by teachers of whole responses
-    taught = sum(not item.skipped for item in feedback) + whole + len(corrected)
     with_gradient = [has_gradient(group, context.baselines.get(group[0].group)) for group in groups]
     judged: dict[str, float] = {}
     if judgement.rollouts:
@@ -353,7 +351,6 @@ def train_step(
         **{f"targets/{rule}": count for rule, count in sorted(by_rule.items())},
         **dict(sorted(counts.items())),
         **judged,
-        "taught": taught,
         "groups_with_gradient": sum(with_gradient) / len(groups),
     }
 
