@@ -16,6 +16,7 @@ from test_loop import train
 from test_remote import reply, serving
 
 from offbook.agent.chat import ChatFormat, Transcript
+from offbook.core.asking import loaded
 from offbook.core.client import Client
 from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
 from offbook.core.runfolder import RunFolder
@@ -60,7 +61,8 @@ def judge_at(server: Any, **options: Any) -> Judge:
 
 
 def read_reply(reply: str, rollout: Rollout, task: Task | None = None) -> Judgement:
-    return Judgement(*MISTAKES.read_reply(reply, "unverified", rollout, task))
+    found, refused = MISTAKES.read(loaded(reply), "unverified", rollout, task)
+    return Judgement(found, refused=refused)
 
 
 def messages(judgement: Judgement) -> list[int]:

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -44,6 +45,11 @@ class NoAnswer(OffbookError):
     def __init__(self, sentence: str, reason: str):
         super().__init__(sentence)
         self.reason = reason
+
+    @property
+    def is_refusal(self) -> bool:
+        """The server answers, and does not want this request; perhaps one of its parameters."""
+        return type(self) is NoAnswer and self.reason.startswith("status")
 
 
 class NoServer(NoAnswer, ServerLost):
@@ -92,13 +98,32 @@ class Client:
         self._key = _key()
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._patience_s = SILENCE_S
+        self._takes_schemas = True
 
-    async def ask(self, question: str, max_tokens: int = 2048) -> str:
-        """One question and its answer, the likeliest one. It has a connection of its own, so any event loop will do."""
-        said = [{"role": "user", "content": question}]
+    async def ask(
+        self,
+        question: str | Sequence[tuple[str, str]],
+        *,
+        schema: dict[str, Any] | None = None,
+        max_tokens: int = 2048,
+    ) -> str:
+        """One question, or a conversation as roles and texts, and its answer, the likeliest one. `schema` goes along as
+        `response_format` until the server refuses it. It has a connection of its own, so any event loop will do."""
+        turns = [("user", question)] if isinstance(question, str) else question
+        said = [{"role": role, "content": text} for role, text in turns]
         body = {"messages": said, "temperature": 0.0, "max_tokens": max_tokens}
         async with connections() as http:
+            if schema is not None and self._takes_schemas:
+                form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}
+                try:
+                    reply = await self.post({**body, "response_format": form}, http)
+                    return reply.choices[0].message.content or ""
+                except NoAnswer as error:
+                    if not error.is_refusal:
+                        raise
             reply = await self.post(body, http)
+        if schema is not None:
+            self._takes_schemas = False  # refused with it, answered without
         return reply.choices[0].message.content or ""
 
     async def post(self, body: dict[str, Any], http: httpx2.AsyncClient) -> Reply:

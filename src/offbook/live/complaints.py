@@ -4,8 +4,8 @@ By form, clause by clause: a wish or a question is no complaint, whatever words 
 the input is too long?"), unless it wants something taken back. Other clauses are complaints if they name a fault,
 blame, or contradict; thanks in another clause change nothing. English only.
 
-The model is asked once about each follow-up of a session whose words were kept. Sessions with consent to numbers alone
-are never sent to it.
+The model is asked which of a few kinds each follow-up is, in sessions whose words were kept. Sessions with consent to
+numbers alone are never sent to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from offbook.core.asking import ask_json, object_of
 from offbook.core.client import Client, NoAnswer, NoServer
 from offbook.live.sessions import Session
 from offbook.signals.trajectory import Trajectory
@@ -56,7 +58,11 @@ FAULT = re.compile(
     |\bi\ ((\w+\ )?(said|asked|told|had\ to)|(only|just)\ (wanted|meant|needed))\b|\bagain\s*[!?]*$
     |^\W*(no|nope|nah|ugh)\b(?!\ (problem|worries|rush|hurry|idea|thanks|more|other))"""
 )
-ANSWER = re.compile(r"(?i)\W*(yes|no)\b")
+DISSATISFIED = {  # the kinds of follow-ups that a model tells apart, and whether they are complaints
+    "happy": False, "new_request": False, "question": False, "complaint": True, "correction": True, "take_back": True,
+    "missing": True, "unrelated": False,
+}  # fmt: skip
+KIND = object_of(kind={"type": "string", "enum": [*DISSATISFIED]})
 MOST_CHARS = 2000  # of each text that a model is shown
 AT_ONCE = 8
 
@@ -88,19 +94,23 @@ async def read_by(client: Client, sessions: Sequence[Session]) -> tuple[dict[str
                 unanswered["not asked, the server had failed"] += 1
                 return
             try:
-                reply = await client.ask(question(session.rollout, said))
+                value, problem = await ask_json(client, question(session.rollout, said), KIND, _no_kind)
             except NoAnswer as error:
                 is_gone = is_gone or isinstance(error, NoServer)
                 unanswered[error.reason] += 1
                 return
-        answer = ANSWER.match(reply.rpartition("</think>")[2])
-        if answer is None:
-            unanswered["neither yes nor no"] += 1
+        if problem:
+            unanswered[problem] += 1
         else:
-            found.setdefault(session.id, {})[said] = answer[1].lower() == "yes"
+            found.setdefault(session.id, {})[said] = DISSATISFIED[value["kind"]]
 
     await asyncio.gather(*(ask(session, said) for session in sessions for said in unread(session)))
     return found, unanswered
+
+
+def _no_kind(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    return "" if isinstance(kind, str) and kind in DISSATISFIED else f'"kind" is none of {", ".join(DISSATISFIED)}'
 
 
 def question(rollout: Rollout, said: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from offbook.agent.chat import Chat, Transcript, chat_for
+from offbook.core.asking import Schema, Turns
 from offbook.core.client import Client, NoAnswer
 from offbook.core.config import JUDGED, LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine
@@ -89,15 +90,17 @@ def _turned_off(settings: FeedbackConfig) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LocalAnswers:
-    """One question to an engine, and its answer as text."""
+    """One question or conversation to an engine, and its answer as text."""
 
     engine: Engine
     chat: Chat
     max_tokens: int = 2048
 
-    async def ask(self, question: str) -> str:
+    async def ask(self, question: str | Turns, *, schema: Schema | None = None) -> str:
+        """`schema` has no effect: the engine does not constrain what it samples."""
         transcript = Transcript(self.chat)
-        transcript.add("user", question)
+        for role, text in [("user", question)] if isinstance(question, str) else question:
+            transcript.add("assistant" if role == "assistant" else "user", text)
         session = self.engine.open("judge")
         try:
             await asyncio.sleep(0)  # so that all that are asked at once are decoded together
