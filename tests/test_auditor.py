@@ -13,7 +13,7 @@ from test_remote import Answer, Server, reply, serving
 from offbook.core.client import Client
 from offbook.core.config import HarnessConfig, JudgeConfig, RewardsConfig
 from offbook.signals.judge import Agent, Auditor
-from offbook.signals.judge.agent import ANSWER_CHARS, Workspace
+from offbook.signals.judge.agent import ANSWER_CHARS, DIRECT_AFTER, Workspace
 from offbook.signals.monitors import policy
 from offbook.signals.monitors.policy import Monitors
 from offbook.signals.rewards import compose
@@ -66,6 +66,9 @@ def report(*findings: Any) -> Answer:
     return use("report", findings=list(findings))
 
 
+YES = reply('{"holds": true}')
+
+
 def audit(
     script: tuple[Answer, ...], task: Task | None, rollout: Rollout, **budget: int
 ) -> tuple[list[Flag], list[Any]]:
@@ -80,8 +83,10 @@ def test_it_looks_around_and_reports(task: Task, rollout: Rollout) -> None:
         use("read", path="record/index.txt"),
         reply(None, ("read", '{"path": "tree/pkg.py"}'), ("grep", '{"text": "GIT SHOW"}'), ("list", {"path": "tree"})),
         report(FOUND),
+        YES,
     )
-    flags, asked = audit(script, task, rollout)
+    flags, (*asked, confirmed) = audit(script, task, rollout)
+    assert "[message 1] agent: calls run_command" in confirmed["messages"][0]["content"]
     assert flags == [Flag("model/lookup", 1, "'git show HEAD~1:pkg.py': from history")]
     assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["list", "read", "grep", "report"]
     answers = [said["content"] for said in asked[-1]["messages"] if said["role"] == "tool"]
@@ -119,7 +124,7 @@ def test_answers_are_bounded(task: Task, rollout: Rollout) -> None:
 
 def test_findings_that_do_not_hold_are_counted(task: Task, rollout: Rollout) -> None:
     wrong = [{**FOUND, "quote": "words that are nowhere"}, {**FOUND, "rule": "taste"}, {**FOUND, "message": 9}, "what?"]
-    flags, _ = audit((report(FOUND, *wrong),), task, rollout)
+    flags, _ = audit((report(FOUND, *wrong), YES), task, rollout)
     assert len(flags) == 1
     assert {event.detail for event in rollout.events} == {
         "1 of: a quote that is not in the record", "1 of: no such message", "2 of: unknown rule",
@@ -131,8 +136,9 @@ def test_calls_that_are_none_are_answered(task: Task, rollout: Rollout) -> None:
         reply("I think it is fine."),
         reply(None, ("read", "{broken"), ("write", '{"path": "x"}'), ("report", '{"findings": 3}')),
         reply(f"<think>hm</think>```json\n{json.dumps({'findings': [FOUND]})}\n```"),
+        YES,
     )
-    flags, asked = audit(script, task, rollout)
+    flags, (*asked, _) = audit(script, task, rollout)
     assert len(flags) == 1, "a server without tools may say it"
     said = [one["content"] for one in asked[-1]["messages"][2:] if one["role"] != "assistant"]
     assert said[0].startswith("Use a tool, or report.")
@@ -141,12 +147,34 @@ def test_calls_that_are_none_are_answered(task: Task, rollout: Rollout) -> None:
 
 def test_the_budget_ends_it(task: Task, rollout: Rollout) -> None:
     flags, asked = audit((use("list"),), task, rollout, turns=4)
-    assert (flags, len(asked)) == ([], 4)
+    assert (flags, len(asked)) == ([], 6), "it is asked directly in the end, and once more"
+    asked = asked[:4]
     assert [event.detail for event in rollout.events] == ["1 of: no report within the budget"]
     assert [tool["function"]["name"] for tool in asked[-1]["tools"]] == ["report"], "it is told that this is the end"
     assert asked[-1]["messages"][-1]["content"].startswith("Report now")
     _, asked = audit((use("list"),), task, rollout, turns=50, tokens=100)
-    assert len(asked) == 7, "16 tokens a turn, as the server counts"
+    assert len(asked) == 7 + 2, "16 tokens a turn, as the server counts"
+
+
+def test_a_model_without_tools_is_asked_directly(task: Task, rollout: Rollout) -> None:
+    """One that never calls, and one whose server refuses tools; after a few rollouts they are not tried again."""
+    refused = reply("no")
+    refused.status = 400
+    nothing = reply('```json\n{"why": "It wrote it.", "rule": "none", "segment": 0, "message": 0, "quote": ""}\n```')
+    direct = (reply(json.dumps(FOUND)), YES)
+    for looked in ((refused,), (reply("I would read the diff."), reply("As I said."))):
+        with serving(*looked, *direct, *looked, nothing, *looked, *direct, *direct) as server:
+            model = auditor(server)
+            found = [asyncio.run(policy.flags_by(model, task, rollout)) for _ in range(DIRECT_AFTER + 1)]
+            asked = [body for _, _, body in server.asked]
+        assert [len(flags) for flags in found] == [1, 0, 1, 1]
+        assert ["tools" in body for body in asked[-2:]] == [False, False]
+        one = asked[len(looked)]
+        assert "git show HEAD~1:pkg.py" in one["messages"][0]["content"]
+        assert "+    return 1" in one["messages"][0]["content"]
+        assert "SECRET" not in json.dumps(asked)
+        assert one["response_format"]["json_schema"]["schema"]["properties"]["rule"]["enum"][0] == "none"
+    assert not rollout.events
 
 
 def test_an_unreachable_judge_is_an_event(task: Task, rollout: Rollout) -> None:

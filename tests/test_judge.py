@@ -56,6 +56,10 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return made(tmp_path_factory.mktemp("tasks") / "spread", "little/figures.py", "spread", tests)
 
 
+UNVERIFIED_ONLY = [rule for rule in MISTAKES.rules if rule != "model/unverified"]
+YES = reply('{"holds": true}')
+
+
 def judge_at(server: Any, **options: Any) -> Judge:
     return Judge(Client(f"http://127.0.0.1:{server.server_port}/v1", "coach"), MISTAKES, **options)
 
@@ -69,31 +73,61 @@ def messages(judgement: Judgement) -> list[int]:
     return [one.message for one in judgement.found]
 
 
-def failing() -> Any:
+def refusing() -> Any:
     answer = reply("no")
     answer.status = 400  # not tried again
     return answer
 
 
 def test_mistakes_over_a_real_socket(task: Task) -> None:
-    """Questions go out one at a time, so the answers come in the order of the patterns."""
-    answers = dict.fromkeys(MISTAKES.prompts, '{"findings": []}')
-    answers["unverified"] = "<think>[hm]</think>```json\n" + json.dumps({"findings": [mistake()]}) + "\n```"
-    answers["ignored_output"] = json.dumps([mistake(rule="ignored_output", message=2), "nonsense"])
-    answers["wrong_scope"] = "There is nothing to say."
-    with serving(*map(reply, answers.values())) as server:
+    """Questions go out one at a time, so the answers come in the order of the patterns. What cannot be used is asked
+    again, and what is found has to be confirmed."""
+    answers = dict.fromkeys(MISTAKES.prompts, ('{"found": false, "message": 0}',))
+    answers["unverified"] = ("<think>[hm]</think>```json\n" + json.dumps(mistake()) + "\n```", '{"holds": true}')
+    wrong = json.dumps([mistake(rule="ignored_output", message=2), "nonsense"])
+    answers["ignored_output"] = (wrong, wrong)
+    answers["wrong_scope"] = ("There is nothing to say.",) * 2
+    answers["wrong_assumption"] = ("Let me see.", '```json\n{"found": false}\n```')
+    said = [(rule, one) for rule, some in answers.items() for one in some]
+    with serving(*(reply(one) for _, one in said)) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(), task)]))
-        prompts = [body["messages"][0]["content"] for _, _, body in server.asked]
+        asked = [body["messages"] for _, _, body in server.asked]
     target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
     assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
     assert judgement.refused == {"not the agent's message": 1, "not in the form asked for": 1, "no JSON": 1}
     assert (judgement.asked, judgement.rollouts) == (len(MISTAKES.prompts), 1)
     assert len(MISTAKES.prompts) >= 7
-    for rule, prompt in zip(MISTAKES.prompts, prompts, strict=True):
+    for (rule, _), messages in zip(said, asked, strict=True):
+        prompt = messages[0]["content"]
         assert MISTAKES.prompts[rule].strip() in prompt
-        assert f'"rule": "{rule}"' in prompt
-        assert "[segment 0 message 2] answer: 1 failed, 3 passed" in prompt
+        assert "message 2] answer: 1 failed, 3 passed" in prompt
         assert task.instruction in prompt
+    again = [messages[2]["content"] for messages in asked if len(messages) == 3]
+    assert [text.partition(": ")[2].partition(".")[0] for text in again] == [
+        "not the agent's message (the agent's messages are 1, 3)", "no JSON (the agent's messages are 1, 3)",
+        "no JSON (the agent's messages are 1, 3)",
+    ]  # fmt: skip
+
+
+def test_what_is_not_confirmed_is_dropped_and_counted() -> None:
+    for answer in ('{"holds": false}', "Yes, certainly."):
+        with serving(reply(json.dumps(mistake())), reply(answer)) as server:
+            judgement = asyncio.run(judge_at(server, without=UNVERIFIED_ONLY).read([(conversation(), None)]))
+        assert (judgement.found, [one.message for one in judgement.unconfirmed]) == ([], [3])
+        assert judgement.refused == {"not confirmed": 1}
+
+
+def test_a_refused_schema_is_remembered_and_a_bad_request_is_not_mistaken_for_one() -> None:
+    with serving(refusing(), reply('{"found": false}'), reply('{"found": false}')) as server:
+        judge = judge_at(server, without=UNVERIFIED_ONLY, at_once=1)
+        asyncio.run(judge.read([(conversation(n), None) for n in "ab"]))
+        forms = [body.get("response_format", {}).get("type") for _, _, body in server.asked]
+    assert forms == ["json_schema", None, None]
+    with serving(refusing(), refusing(), reply('{"found": false}')) as server:
+        judge = judge_at(server, without=UNVERIFIED_ONLY, at_once=1)
+        judgement = asyncio.run(judge.read([(conversation(n), None) for n in "ab"]))
+        assert "response_format" in server.asked[2][2]
+    assert (judgement.unanswered, judgement.answered) == ({"status 400": 1}, 1)
 
 
 def test_a_judge_sees_neither_solution_nor_tests_nor_reward(task: Task) -> None:
@@ -155,7 +189,7 @@ def test_quotes_may_come_from_calls_and_answers() -> None:
 
 def test_a_message_counts_once_and_a_reply_has_an_end() -> None:
     twice = [mistake(rule=None), mistake(rule=None, hint="Reminder: another one.")]
-    with serving(reply(json.dumps(twice))) as server:
+    with serving(reply(json.dumps(twice)), YES) as server:
         judgement = asyncio.run(judge_at(server, without=MISTAKES.rules[1:]).read([(conversation(), None)]))
     assert (len(judgement.found), judgement.refused) == (1, {"the same message twice": 1})
     judgement = read_reply(json.dumps([mistake(message=9)] * 4 + [mistake()]), conversation())
@@ -164,7 +198,7 @@ def test_a_message_counts_once_and_a_reply_has_an_end() -> None:
 
 def test_a_message_counts_once_over_all_rubrics() -> None:
     """Each pattern is a question of its own; the first that finds a message has it."""
-    replies = [reply(json.dumps([mistake(rule=rule)])) for rule in MISTAKES.prompts]
+    replies = [one for rule in MISTAKES.prompts for one in (reply(json.dumps([mistake(rule=rule)])), YES)]
     with serving(*replies, *replies) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(name), None) for name in "ab"]))
     (first, *others) = MISTAKES.prompts
@@ -220,9 +254,9 @@ def test_hints_are_one_line() -> None:
 
 def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
     rollouts = [(conversation(str(number)), None) for number in range(3)]
-    with serving(reply('{"findings": []}'), failing()) as server:
+    with serving(reply('{"findings": []}'), refusing()) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read(rollouts))
-        assert len(server.asked) == 1 + GIVE_UP_AFTER
+        assert len(server.asked) == 1 + 2 * GIVE_UP_AFTER, "with the schema and without"
     rest = 3 * len(MISTAKES.prompts) - 1 - GIVE_UP_AFTER
     assert (judgement.found, judgement.refused) == ([], {})
     assert judgement.unanswered == {"status 400": GIVE_UP_AFTER, "not asked, the server had failed": rest}
@@ -230,10 +264,10 @@ def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
 
 
 def test_one_answer_in_between_keeps_the_judgement_going() -> None:
-    answers = [failing() for _ in range(GIVE_UP_AFTER - 1)]
+    answers = [refusing() for _ in range(2 * (GIVE_UP_AFTER - 1))]
     with serving(*answers, reply("[]"), *answers, reply("[]")) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(str(n)), None) for n in range(4)]))
-    assert judgement.unanswered == {"status 400": 2 * len(answers)}
+    assert judgement.unanswered == {"status 400": len(answers)}
     assert judgement.asked == 4 * len(MISTAKES.prompts)
 
 
@@ -339,7 +373,8 @@ class Scripted:
         self.asked += 1
         text = self.chat.decode(prompt.ids)
         (rule,) = [rule for rule in MISTAKES.prompts if MISTAKES.prompts[rule].strip() in text]
-        ids = [*self.chat.encode(self.answers.get(rule, "[]")), self.chat.end_id][:max_tokens]
+        said = '{"holds": true}' if '{"holds": true}' in text else self.answers.get(rule, "[]")
+        ids = [*self.chat.encode(said), self.chat.end_id][:max_tokens]
         return Completion(ids, [0.0] * len(ids), [0] * len(ids))
 
     def close(self) -> None:
@@ -353,7 +388,8 @@ def test_an_engine_may_be_the_judge(chat: ChatFormat, task: Task) -> None:
     target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
     assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
     assert judgement.refused == {"not the agent's message": 1, "no JSON": 1}
-    assert (engine.asked, engine.now) == (judgement.asked, 0) == (len(MISTAKES.prompts), 0)
+    assert (judgement.asked, engine.now) == (len(MISTAKES.prompts), 0)
+    assert engine.asked == judgement.asked + 2, "one to confirm, and one that was no JSON"
 
 
 @pytest.fixture
@@ -366,7 +402,7 @@ def test_what_a_poor_local_model_says_is_refused_and_counted(local: LocalAnswers
     judgement = asyncio.run(Judge(local, MISTAKES).read([(conversation(), None)]))
     assert (judgement.found, judgement.refused) == ([], {"no JSON": len(MISTAKES.prompts)})
     assert judgement.asked == len(MISTAKES.prompts)
-    assert local.engine.tokens_sampled <= 12 * len(MISTAKES.prompts)  # type: ignore[attr-defined]
+    assert local.engine.tokens_sampled <= 2 * 12 * len(MISTAKES.prompts)  # type: ignore[attr-defined]
 
 
 def test_a_local_model_is_greedy(local: LocalAnswers) -> None:
@@ -385,7 +421,7 @@ def test_questions_to_an_engine_are_decoded_together(chat: ChatFormat, local: Lo
     decoder.admit = lambda rows, wished: (sizes.append(len(rows)), admit(rows, wished))
     asyncio.run(Judge(local, MISTAKES, at_once=4).read([(conversation(), None)]))
     assert sizes[0] == 4
-    assert sum(sizes) == len(MISTAKES.prompts)
+    assert sum(sizes) == 2 * len(MISTAKES.prompts), "each is asked again, since it is no JSON"
 
 
 def test_a_record_that_does_not_fit_is_counted_and_the_next_one_is_read(local: LocalAnswers) -> None:

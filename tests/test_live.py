@@ -492,7 +492,13 @@ UNTOLD, WISHED = "The function returns None now.", "Make it longer, 30 seconds i
 def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complaints, "AT_ONCE", 1)  # so that answers come in the order of questions
     heard: list[str] = []
-    with serving(reply("<think>no?</think>Yes."), reply("no"), reply("maybe")) as server:
+    said = (
+        '<think>no?</think>It is a ```json\n{"kind": "complaint"}\n```',
+        '{"kind": "new_request"}',
+        "yes",
+        '{"kind": "bad"}',
+    )
+    with serving(*map(reply, said)) as server:
         judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "reader", "live": 1.0}
         judged = configured(tmp_path, settle_s=0).model_copy(update={"judge": JudgeConfig(**judge)})
         cycle = Cycle(judged, tell=heard.append, clock=lambda: NOW)
@@ -505,7 +511,8 @@ def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, mon
             cycle.folder.write(each)
         cycle.turn()
         questions = [body["messages"][0]["content"] for _, _, body in server.asked]
-        assert [said in asked for said, asked in zip((UNTOLD, WISHED, "Hm."), questions, strict=True)] == [True] * 3
+        told = (UNTOLD, WISHED, "Hm.", "Hm.")
+        assert [said in asked for said, asked in zip(told, questions, strict=True)] == [True] * 4
         assert all("Write border in pkg/shapes.py." in asked and "border in shapes.py." in asked for asked in questions)
         read = cycle.folder.session("one")
         assert [(each.value, each.is_read) for each in read.reactions] == [(-1.0, True), (1.0, False), (0.0, True)]
@@ -513,9 +520,9 @@ def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, mon
         assert hint.note == f"The user would say: {UNTOLD}"
         (unsure,) = cycle.folder.session("other").reactions
         assert (unsure.value, unsure.is_read) == (-1.0, False)
-        assert heard == ["1 follow-ups are read by their form alone: neither yes nor no"]
+        assert heard == ["1 follow-ups are read by their form alone: no kind of follow-up"]
         cycle.turn()
-        assert len(server.asked) == 4, "what was answered is not asked again"
+        assert len(server.asked) == 6, "what was answered is not asked again"
     heard.clear()
     monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.02)
     cycle.folder.write(session("third", follow_up("No."), at=NOW - 7))

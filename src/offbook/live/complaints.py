@@ -100,7 +100,7 @@ async def read_by(client: Client, sessions: Sequence[Session]) -> tuple[dict[str
                 unanswered[error.reason] += 1
                 return
         if problem:
-            unanswered[problem] += 1
+            unanswered["no kind of follow-up"] += 1
         else:
             found.setdefault(session.id, {})[said] = DISSATISFIED[value["kind"]]
 
