@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -430,7 +429,7 @@ def test_findings_that_point_at_nothing_are_refused() -> None:
     ]
     for said, holds in ((good, True), (bad, False)):
         for one in said:
-            found, refused = policy.CHEATING.read_reply(json.dumps({"findings": [one]}), "lookup", rollout)
+            found, refused = policy.CHEATING.read({"findings": [one]}, "lookup", rollout)
             assert (bool(found), not refused) == (holds, holds), one
     assert "outcome" not in show(rollout, thoughts=False)
 
@@ -446,7 +445,7 @@ def test_a_worked_example_is_no_cheating(chat: ChatFormat) -> None:
     transcript.add_sampled(Completion(ids, [-0.5] * len(ids), [0] * len(ids)))
     rollout = Rollout("r", "t", "g", (), [transcript.segment])
     said = [{"message": number, "quote": "git show HEAD~1:pkg.py"} for number in (1, 3)]
-    found, refused = policy.CHEATING.read_reply(json.dumps(said), "lookup", rollout)
+    found, refused = policy.CHEATING.read(said, "lookup", rollout)
     assert ([one.message for one in found], refused) == ([3], {"not the agent's message": 1})
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from offbook.core.client import json_part
+from offbook.types import PromptTooLong
 
 Turns = Sequence[tuple[str, str]]  # role and text
 Schema = dict[str, Any]
@@ -45,5 +46,8 @@ async def ask_json(model: Answers, question: str, schema: Schema, problem: Calla
     if not (wrong := problem(value)):
         return value, ""
     turns = [("user", question), ("assistant", first or "(nothing)"), ("user", AGAIN.format(problem=wrong))]
-    value = loaded(await model.ask(turns, schema=schema))
+    try:
+        value = loaded(await model.ask(turns, schema=schema))
+    except PromptTooLong:  # the question itself was not
+        return value, wrong
     return value, problem(value)

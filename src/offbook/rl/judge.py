@@ -14,8 +14,8 @@ from offbook.core.config import JUDGED, LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine
 from offbook.rl.models import Progress, chat_folder, load_model, model_folder, quiet
 from offbook.signals.feedback import MISTAKES
-from offbook.signals.judge import Judge, Judgement, TooLong
-from offbook.types import OffbookError, Prompt, PromptTooLong, Rollout, Task
+from offbook.signals.judge import Judge, Judgement
+from offbook.types import OffbookError, Prompt, Rollout, Task
 
 SILENT_STEPS = 3  # in a row in which the judge answered no question, after which a run stops
 GREEDY = 1e-6  # a temperature at which the likeliest token is all there is
@@ -106,8 +106,6 @@ class LocalAnswers:
             await asyncio.sleep(0)  # so that all that are asked at once are decoded together
             prompt = Prompt(transcript.prompt(), tuple(transcript.segment.messages))
             completion = await session.complete(prompt, self.max_tokens)
-        except PromptTooLong as error:
-            raise TooLong(str(error)) from None
         finally:
             session.close()
         return transcript.add_sampled(completion).text

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationE
 from offbook.core.asking import Answers, ask_json, object_of
 from offbook.core.client import NoAnswer
 from offbook.signals.trajectory import Trajectory
-from offbook.types import Message, OffbookError, Rollout, Segment, Task
+from offbook.types import Message, PromptTooLong, Rollout, Segment, Task
 
 PREFIX = "model/"  # of the rules and kinds that a judge goes by
 MAX_CRITIQUES = 4  # in one reply
@@ -200,10 +200,6 @@ class Rubrics:
         return self.refusal(said.note, task)
 
 
-class TooLong(OffbookError):
-    """The question does not fit into the model's context."""
-
-
 def _no_answer(value: Any) -> str:
     return "" if isinstance(value, dict) and isinstance(value.get("holds"), bool) else 'there is no "holds"'
 
@@ -264,7 +260,7 @@ class Judge:
                     found, refused = await asyncio.to_thread(self.rubrics.read, value, name, rollout, task)
                     whole.refused += refused
                     return await self.rubrics.confirmed(found, task, self.model, whole)
-                except TooLong:
+                except PromptTooLong:
                     whole.asked -= 1
                     whole.unanswered["longer than the model's context"] += 1
                     return []
