@@ -449,7 +449,8 @@ def test_a_rollout_that_dies_at_every_turn_is_the_one_that_never_did(tmp_path: P
         slots.close()
     straight, dying = found
     for one in found:
-        one.usage.seconds = one.usage.model_seconds = 0.0
+        one.usage.seconds = one.usage.model_seconds = one.usage.summary_seconds = 0.0
+        one.usage.longest_call, one.usage.longest_call_seconds = "", 0.0
     assert straight.usage.summaries > 0
     assert (dying.segments, dying.usage, dying.changed) == (straight.segments, straight.usage, straight.changed)
     assert (dying.stop, dying.usage.drift, dying.changed["count"]) == ("answer", 0, "x\nx\nx\n")

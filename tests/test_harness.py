@@ -134,6 +134,8 @@ def test_wall_time_ends_a_rollout(tree: Path, chat: ChatFormat) -> None:
     rollout = rollout_of(tree, policy, chat, limits=limits)
     assert rollout.stop == "wall"
     assert rollout.usage.model_seconds < 0.2 < rollout.usage.seconds
+    assert rollout.usage.longest_call == "run_command sleep 5", "also a call that did not end"
+    assert 0.2 < rollout.usage.longest_call_seconds < rollout.usage.seconds
 
 
 def test_time_that_runs_out_while_the_model_writes_is_the_models(tree: Path, chat: ChatFormat) -> None:
@@ -152,6 +154,7 @@ def test_a_slow_command_is_stopped_and_said_so(tree: Path, chat: ChatFormat) -> 
     rollout = rollout_of(tree, Says(chat, render_call("run_command", {"command": "sleep 9"})), chat, limits=limits)
     assert answers(rollout)[0][0] == "failed"
     assert "stopped after 0.2 s" in answers(rollout)[0][1]
+    assert rollout.usage.timeouts == 1
 
 
 def test_text_without_a_call_is_the_answer(tree: Path, chat: ChatFormat) -> None:

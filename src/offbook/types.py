@@ -261,7 +261,12 @@ class Usage:
     cost: float = 0.0
     seconds: float = 0.0  # until the agent was done
     model_seconds: float = 0.0  # of these, waiting for messages; the others went to tools
+    summary_seconds: float = 0.0  # of the model's, for self-summaries
     scoring_seconds: float = 0.0  # after these: grading, rewards, monitors
+    slot_seconds: float = 0.0  # before these: waiting until fewer rollouts ran
+    timeouts: int = 0  # commands that their timeout ended
+    longest_call: str = ""
+    longest_call_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

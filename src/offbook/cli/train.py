@@ -66,6 +66,8 @@ def train(
             if tracker:
                 tracker.follow()
             console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
+            if "waited_for" in row:
+                say(f"step {row['step']} {row['waited_for']}", to=console)
             if "no_signal" in row:
                 say(f"step {row['step']} had no signal: {row['no_signal']}", to=console)
 

@@ -262,9 +262,12 @@ class Collector:
         unbegun: dict[int, Session] = {}
 
         async def one(number: int, job: Job) -> Rollout:
+            asked = time.monotonic()
             async with limit:
+                entered = time.monotonic()
                 session = unbegun.pop(number)  # closed by its work
                 rollout = await self._rollout(job, session, on_rollout)
+                rollout.usage.slot_seconds = entered - asked
             on_rollout(rollout, True)
             return rollout
 

@@ -66,6 +66,7 @@ from offbook.rl.samplers import RayCollector
 from offbook.rl.scheduler import Scheduler
 from offbook.rl.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.rl.train_step import TrainContext, recall_probes, train_step, whole_response
+from offbook.rl.waits import waits
 from offbook.signals.feedback import rules_of
 from offbook.signals.judge import Judgement
 from offbook.train.checkpoint import Checkpoints
@@ -339,16 +340,12 @@ async def _step(run: Run, step: int) -> dict[str, Any]:
     row, stopped = await _train(run, step, groups, judgement=judgement, corrected=corrected)
     if not has_signal(row, run.config):
         row["no_signal"] = why_no_signal(groups, run.config)
-    usage = max((one.usage for group in groups for one in group), key=lambda each: each.seconds + each.scoring_seconds)
     row |= {
         "epoch": run.order.epoch(step, run.config.train.groups),
         "skipped_steps": step - trainer.steps,
         **run.scheduler.metrics(step, groups),
         **run.collector.metrics(),
-        # The rollout that the step waited for.
-        "slowest/model_s": usage.model_seconds,
-        "slowest/tools_s": usage.seconds - usage.model_seconds,
-        "slowest/scoring_s": usage.scoring_seconds,
+        **waits(groups, collected - started, run.scheduler.in_lockstep),
         "rollout_s": collected - started,
         "train_s": time.monotonic() - collected - probe_s,
         "groups_filtered": len(filtered),

@@ -41,6 +41,7 @@ from offbook.types import (
 
 OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
 ENDED_FROM_OUTSIDE = {None, errno.EPIPE, errno.ECONNRESET, *HOST_ERRORS}  # what no command can cause by itself
+LONGEST_CHARS = 120  # kept of the call that took longest
 CALLS_AT_ONCE = 8  # of one message: hundreds of commands would starve one another
 OnTurn = Callable[[Rollout], None]
 
@@ -304,10 +305,19 @@ class _Episode:
 
         async def answered(call: ToolCall) -> tuple[CallStatus, str]:
             async with slots:
-                return await run_call(call, self.toolset, self.bench, self.record)
+                began = time.monotonic()
+                try:
+                    return await run_call(call, self.toolset, self.bench, self.record)
+                finally:  # also on a timeout of the rollout
+                    took, usage = time.monotonic() - began, self.rollout.usage
+                    if took > usage.longest_call_seconds:
+                        said = " ".join([call.name, *map(str, call.arguments.values())])
+                        usage.longest_call, usage.longest_call_seconds = " ".join(said.split())[:LONGEST_CHARS], took
 
         answers = await asyncio.gather(*map(answered, message.calls))
         opened, self.bench.opened = self.bench.opened, []
+        self.rollout.usage.timeouts += self.bench.timeouts
+        self.bench.timeouts = 0
         record_opened(self.rollout, opened, self.packages)
         finished = False
         for call, (status, text) in zip(message.calls, answers, strict=True):
@@ -325,7 +335,11 @@ class _Episode:
         usage.summaries += 1
         self.transcript.add("user", prompt("summarize"))
         room = max(1, min(limits.summary_tokens, limits.context - len(self.transcript.prompt())))
-        message = await self._sample(room)
+        before = usage.model_seconds
+        try:
+            message = await self._sample(room)
+        finally:
+            usage.summary_seconds += usage.model_seconds - before
         self.transcript.segment.summary = len(self.transcript.segment.messages) - 1
         self.on_turn(self.rollout)
         name = f"segment_{usage.summaries}.md"

@@ -42,6 +42,7 @@ class Workbench:
     todos: list[TodoItem] = field(default_factory=list)
     test_command: str = ""  # what run_tests runs; empty where the task offers none
     opened: list[Opened] = field(default_factory=list)  # by commands of this turn, where the sandbox watches
+    timeouts: int = 0  # commands that their timeout ended
     _calls: list[tuple[asyncio.Event, bool]] = field(default_factory=list)  # those not over: when one is, and if alone
 
     @asynccontextmanager

@@ -142,6 +142,7 @@ async def _execute(bench: Workbench, command: str, timeout: int | None) -> tuple
     if result.opened is not None:
         bench.opened.append(result.opened)
     if result.timed_out:
+        bench.timeouts += 1
         return result, f"stopped after {limit_s:g} s"
     return result, f"ended by the limit on {result.exhausted}" if result.exhausted else ""
 
