@@ -25,6 +25,7 @@ from offbook.pocket.demonstrations import harness_of, write_demonstrations
 from offbook.pocket.tasks import level_named
 from offbook.rl.models import Progress, chat_folder, pocket_cache, positions
 from offbook.signals.trajectory.formats import from_value, load_trajectories, lost_of
+from offbook.stages.demos import Demos, demonstrated
 from offbook.train.checkpoint import TOKENIZER_FILES
 from offbook.types import Event, Message, OffbookError, Rollout, ToolSpec
 
@@ -33,7 +34,8 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 DATASET_FILES = ("dataset_info.json", "dataset_dict.json", "*.arrow", "*.parquet", "*/*.arrow", "*/*.parquet")
 SHOWN = 3  # of the lines that could not be read
 WAYS = (
-    "a run folder, a file of trajectories or chat, a dataset's folder or hub name, or `pocket:6000`, `pocket-long:6000`"
+    "a run folder, a file of trajectories or chat, a dataset's folder or hub name, `demos:DIR`, or `pocket:6000`, "
+    "`pocket-long:6000`"
 )
 
 Tools = tuple[ToolSpec, ...]
@@ -83,7 +85,9 @@ def refuse_missing_data(config: Config) -> None:
     if not config.sft.data:
         raise ConfigError(f"there is no data to imitate; give --data: {WAYS}")
     for name in config.sft.data:
-        if made := POCKET.fullmatch(name):
+        if demos := Demos.named(name, config):
+            demos.refuse(config)
+        elif made := POCKET.fullmatch(name):
             if config.harness.profile == "bash" or not int(made[2]) or level_named(made[1]) is None:
                 why = "nothing" if config.harness.profile != "bash" else "no calls of the profile bash"
                 raise ConfigError(f"{name} demonstrates {why}; give a count, and another --harness.profile")
@@ -104,7 +108,11 @@ def read_sources(config: Config, model: Path, progress: Progress) -> Iterator[So
 
 def _read(name: str, config: Config, model: Path, progress: Progress) -> Source:
     source, path = Source(name), Path(name)
-    if made := POCKET.fullmatch(name):
+    if demos := Demos.named(name, config):
+        rollouts, source.left_out = demonstrated(demos, config, chat_folder(model), progress)
+        for rollout in rollouts:
+            source.add(rollout, _own_tools(rollout))
+    elif made := POCKET.fullmatch(name):
         _read_rollouts(source, _demonstrated(made[1], int(made[2]), config, chat_folder(model), progress), "any")
     elif path.is_file():
         _read_file(source, path, config.sft.min_reward)

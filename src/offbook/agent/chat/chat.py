@@ -206,7 +206,7 @@ def _words(message: Message, chat: Chat, is_whole: bool) -> list[int]:
             return ids
         text = text[: calls[0].start].rstrip() if calls else text
         return chat.answer(text, calls)
-    return chat.answer(_behind_header(text, chat), calls)
+    return chat.answer(behind_header(text, chat), calls)
 
 
 def has_no_thoughts(chat: Chat) -> bool:
@@ -214,7 +214,7 @@ def has_no_thoughts(chat: Chat) -> bool:
     return chat.decode(chat.assistant_header).rstrip().endswith(THINK_END)
 
 
-def _behind_header(text: str, chat: Chat) -> str:
+def behind_header(text: str, chat: Chat) -> str:
     """The text without what the header has already: the begin of a thought, which is ended if the message has none, or
     the whole thought if the chat has no thoughts."""
     begin = answer_start(text)

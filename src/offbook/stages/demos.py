@@ -1,0 +1,147 @@
+"""Demonstrations on factory tasks: episodes of the scripted expert that the grader pays and no monitor flags.
+
+They teach the format and the way of working. The answers are to be found by RL on the same tasks, so the code that an
+edit inserts is no part of the loss (`UNLEARNED_CODE`), unless asked for. Neither is what the expert got wrong on
+purpose. Held-out repositories give no demonstrations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbook.core.config import Config, ConfigError, MonitorsConfig, RewardsConfig
+from offbook.core.runfolder import dump_lines, read_lines, write_atomic
+from offbook.pocket.tasks import level_named
+from offbook.rl.collector import Collector, Job, chat_of
+from offbook.rl.models import Progress, pocket_cache, positions
+from offbook.rl.tasks import refuse_missing_tasks, task_sets, with_source
+from offbook.signals.trajectory.formats import UNLEARNED, UNLEARNED_CODE
+from offbook.stages import expert
+from offbook.stages.expert import Experts
+from offbook.train.checkpoint import TOKENIZER_FILES
+from offbook.types import Event, Rollout, Task
+
+NAME = re.compile(r"demos(?P<code>\+code)?(?::(?P<source>(?!\d+$).+?))?(?::(?P<count>\d+))?")
+PER_TASK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Demos:
+    """`demos`, `demos:DIR`, `demos:DIR:N`; `demos+code` for those whose code is learned, too."""
+
+    source: str
+    count: int  # per task
+    with_code: bool
+
+    @classmethod
+    def named(cls, name: str, config: Config) -> Demos | None:
+        found = NAME.fullmatch(name)
+        if found is None or Path(name).exists():
+            return None
+        return cls(found["source"] or config.tasks.source, int(found["count"] or PER_TASK), bool(found["code"]))
+
+    def refuse(self, config: Config) -> None:
+        if level_named(self.source):
+            raise ConfigError(f"demos are of a folder of tasks and not of {self.source}; give demos:DIR")
+        if not self.count:
+            raise ConfigError("demos:DIR:0 demonstrates nothing; give a count")
+        refuse_missing_tasks(with_source(config, self.source), "" if _has_tasks(Path(self.source)) else "train")
+
+
+def _has_tasks(folder: Path) -> bool:
+    return any(folder.glob("*/task.toml"))
+
+
+def demonstrated(demos: Demos, config: Config, model: Path, progress: Progress) -> tuple[list[Rollout], Counter[str]]:
+    """The episodes to learn from, and how many were left out by the reason. Made on first use, then cached."""
+    sets = task_sets(with_source(config, demos.source))
+    left_out = Counter({"held-out tasks": len(sets.heldout)})
+    tasks = []
+    for task in sets.train:
+        if task.leave or task.script or not (task.folder / "solution" / "gold.patch").is_file():
+            left_out["tasks without a gold patch"] += 1
+        else:
+            tasks.append(task)
+    config = _settings(config, model)
+    path = _cached(tasks, demos.count, config, model)
+    if not path.is_file():
+        write_atomic(path, dump_lines(asyncio.run(_make(tasks, demos.count, config, model, progress))))
+    rollouts, _ = read_lines(path, Rollout)
+    kept = []
+    for rollout in rollouts:
+        if why := _why_not(rollout):
+            left_out[why] += 1
+            continue
+        if demos.with_code:
+            rollout.events = [event for event in rollout.events if event.kind != UNLEARNED_CODE]
+        kept.append(rollout)
+    without = len({rollout.task for rollout in rollouts} - {rollout.task for rollout in kept})
+    left_out["tasks without any demonstration"] = without
+    return kept, +left_out
+
+
+def _settings(config: Config, model: Path) -> Config:
+    """A rollout of the run's harness, with the plain rewards, and in one context window."""
+    harness = config.harness
+    context = min(harness.context, positions(model), harness.summarize_at or harness.context)
+    alone: dict[str, object] = {"context": context, "summarize_at": 0, "command": "", "mounts": {}}
+    update = {"harness": harness.model_copy(update=alone), "rewards": RewardsConfig(), "monitors": MonitorsConfig()}
+    return config.model_copy(update=update)
+
+
+def _cached(tasks: Sequence[Task], count: int, config: Config, model: Path) -> Path:
+    settings = [config.harness.model_dump(), config.tools.model_dump(), config.sandbox.model_dump()]
+    digest = hashlib.sha256(json.dumps([settings, config.seed, count]).encode())
+    files = [task.folder / name for task in tasks for name in ("task.toml", "instruction.md", "solution/gold.patch")]
+    files += [*(model / name for name in TOKENIZER_FILES), Path(__file__), Path(expert.__file__)]
+    for file in files:
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    return pocket_cache() / f"demos-{digest.hexdigest()[:16]}.jsonl"
+
+
+async def _make(tasks: Sequence[Task], count: int, config: Config, model: Path, progress: Progress) -> list[Rollout]:
+    jobs = [Job(task, f"demos/{task.id}/{number}", f"demos/{task.id}") for task in tasks for number in range(count)]
+    experts = Experts({job.id: job.task for job in jobs}, chat_of(model, config))
+    collector = Collector(config, model, lent=experts)
+    experts.harness = collector.harness
+    done = 0
+
+    def watch(rollout: Rollout, over: bool) -> None:
+        nonlocal done
+        done += over
+        progress("demonstrations", done / len(jobs))
+
+    rollouts = await collector.rollouts(jobs, watch, asyncio.Semaphore((os.cpu_count() or 1) + 1))
+    for start in range(0, len(rollouts), count):
+        collector.settle(rollouts[start : start + count])
+    for rollout in rollouts:
+        _mark(rollout, experts.sessions[rollout.id].slips)
+    return rollouts
+
+
+def _mark(rollout: Rollout, slips: Sequence[int]) -> None:
+    """Say which messages are not learned, and of which the code is not."""
+    for segment in rollout.segments:
+        own = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]
+        for turn, number in enumerate(own):
+            kind = UNLEARNED if turn in slips else UNLEARNED_CODE
+            rollout.events.append(Event(number, kind, ""))
+
+
+def _why_not(rollout: Rollout) -> str:
+    events = {event.kind: event.detail for event in rollout.events}
+    if rollout.fault:
+        return "ended by the machine"
+    if rollout.stop != "finish":
+        return events.get("outgrown") or f"ended by {rollout.stop}"
+    if rollout.flags:
+        return f"flagged as {rollout.flags[0].kind}"
+    return "" if rollout.solved else "not solved"
