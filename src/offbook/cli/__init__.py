@@ -35,7 +35,7 @@ from offbook.cli import (
     train,
     view,
 )
-from offbook.cli.options import most_used
+from offbook.cli.options import CONFIGURED, most_used
 from offbook.types import Hung, OffbookError
 
 app = typer.Typer(
@@ -52,7 +52,6 @@ STOPPED = "stopped; everything so far is kept, and the same command goes on from
 # The verbs for which that is true.
 RESUMED = ("quickstart", "tasks", "rollout", "pretrain", "sft", "distill", "train", "stages", "eval", "live")
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
-CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 # The base of all usage errors. For some versions of typer it is click's, for others that of their own copy of click.
 UsageError: Any = typer.BadParameter.__base__
 

@@ -32,6 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
 Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}  # context settings of a verb that takes keys
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B`"
 WIDE = 1000  # columns of a file or a pipe: tables keep their lines whole there
 # What most people set; `docs/config.md` has every key.

@@ -17,7 +17,7 @@ def sft(
     ctx: typer.Context,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="A run folder, a file of trajectories or chat, a dataset, `pocket:6000`; repeatable."),
+        typer.Option(help="A run folder, a file of trajectories or chat, a dataset, `demos:TASKS`; repeatable."),
     ] = None,
     out: Annotated[str, typer.Option(help="The run folder; runs/sft if not given.")] = "",
     log: Log = None,

@@ -20,7 +20,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from offbook.cli.options import Json, Plain, console, progress_display, say
+from offbook.cli.options import CONFIGURED, Json, Plain, config_from, console, progress_display, say
 from offbook.core.config import load_config
 from offbook.types import OffbookError, Rollout, Task
 
@@ -555,6 +555,49 @@ def harden(
         size = f"{one.lines} lines in {one.files} files, {one.num_tests} tests"
         made = f"{(out or task.parent) / one.id}: {size}"
         print(f"{name:8}{f'none: {one.refused} ({one.evidence})' if one.refused else made}")
+
+
+@app.command(
+    "demos", epilog="For example: offbook tasks demos tasks --model Qwen/Qwen3-0.6B", context_settings=CONFIGURED
+)
+def demos(
+    ctx: typer.Context,
+    tasks: Annotated[str, typer.Argument(help="A folder of tasks; held-out ones are left out.")],
+    model: Annotated[str, typer.Option(help="Whose chat they are written in: a folder, run or hub id.")] = "",
+    out: Annotated[Path, typer.Option(help="The file to write, a demonstration a line.")] = Path("demos.jsonl"),
+    samples: Annotated[int, typer.Option("-n", min=1, help="Demonstrations a task.")] = 4,
+    to: Annotated[str, typer.Option(help="rollouts, for `offbook sft`; atif or openai, with all code.")] = "rollouts",
+    plain: Plain = False,
+) -> None:
+    """Solve training tasks by their gold patches with a script, through the real tools, and keep what it did.
+
+    Takes configuration of the harness, as in --harness.profile bash. `offbook sft --data demos:DIR` does the same.
+    """
+    if to not in ("rollouts", "atif", "openai"):
+        raise OffbookError(f"there is no form {to}; it is one of rollouts, atif and openai")
+    if not model:
+        raise OffbookError("give the model that is to learn from them: --model, as in --model Qwen/Qwen3-0.6B")
+    config = config_from(ctx, {"model": model, "tasks.source": tasks})
+    from offbook.core.runfolder import dump_lines, write_atomic
+    from offbook.evals.export import to_atif, to_messages
+    from offbook.rl.models import chat_folder, model_folder
+    from offbook.stages.demos import Demos, demonstrated
+
+    wanted = Demos(tasks, samples, with_code=False)
+    wanted.refuse(config)
+    with progress_display(plain) as progress:
+        folder = chat_folder(model_folder(config.model, config.seed, progress))
+        rollouts, left_out = demonstrated(wanted, config, folder, progress)
+    if to == "rollouts":
+        write_atomic(out, dump_lines(rollouts))
+    else:
+        write = to_atif if to == "atif" else to_messages
+        write_atomic(out, "".join(json.dumps(one) + "\n" for rollout in rollouts for one in write(rollout)))
+    for why, count in left_out.items():
+        say(f"left out: {count} {why}", to=console)
+    print(f"{out}: {len(rollouts)} demonstrations of {len({rollout.task for rollout in rollouts})} tasks")
+    if not rollouts:
+        raise typer.Exit(1)
 
 
 @app.command("export", epilog="For example: offbook tasks export tasks --out tasks.jsonl")

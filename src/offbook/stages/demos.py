@@ -141,7 +141,8 @@ def _why_not(rollout: Rollout) -> str:
     if rollout.fault:
         return "ended by the machine"
     if rollout.stop != "finish":
-        return events.get("outgrown") or f"ended by {rollout.stop}"
+        limit = f"ended by harness.{rollout.stop}" if rollout.stop in ("turns", "context", "tokens") else ""
+        return events.get("outgrown") or limit or f"ended by {rollout.stop}"
     if rollout.flags:
         return f"flagged as {rollout.flags[0].kind}"
     return "" if rollout.solved else "not solved"

@@ -105,7 +105,9 @@ class Expert(Session):
         self.own = {tool.own_name: tool for tool in toolset.tools.values()}
         self.shell = "bash" if "bash" in self.own else "run_command"
         self.talks = 1.0 if "bash" in self.own else rng.choice((0.0, 0.5, 0.5, 1.0))
-        self.slip = rng.choice(("old", "syntax", "early", "tool", "argument")) if rng.random() < SLIPS else ""
+        self.around = rng.choice((0, 0, 1, 3))  # lines of context in an edit that it could do without
+        kinds = ("old", "syntax", "early") if "bash" in self.own else ("old", "syntax", "early", "tool", "argument")
+        self.slip = rng.choice(kinds) if rng.random() < SLIPS else ""
         self.gold: dict[str, list[str] | None] = {}
         self.files: dict[str, list[str] | None] = {}  # as they are now
         self.seen: dict[str, list[bool]] = {}  # of each line, whether it was read or written
@@ -141,11 +143,11 @@ class Expert(Session):
             self.files[path] = file.read_bytes().decode().split("\n") if file.is_file() else None
         if self.rng.random() < 0.3:
             yield self._say("look", self._list(self.rng.choice((".", posixpath.dirname(min(self.gold)) or "."))))
-        if self.slip == "tool" and self.toolset.prompt != "bash":
+        if self.slip == "tool":
             wrong = self.rng.choice([name for name in INVENTED if name not in self.toolset.names])
             yield self._say("look", ToolCall(wrong, {"path": min(self.gold)}), is_slip=True)
         begun: set[str] = set()
-        limit, by_lines = self.rng.randint(*EDIT_LINES), self.rng.random() < 0.5
+        limit, by_lines = self.rng.randint(*EDIT_LINES), self.rng.random() < 0.5 and self.slip != "old"
         for path in self.rng.sample(sorted(self.gold), len(self.gold)):
             if self.gold[path] is None and self.files[path] is not None:
                 yield self._say("edit", self._run(f"rm {shlex.quote(path)}"), path)
@@ -156,6 +158,8 @@ class Expert(Session):
                     yield from self._slip_before(self._next_edit(path, limit, by_lines))
                 edit = self._next_edit(path, limit, by_lines)  # again, because there may be less room by now
                 is_last = self._after(edit) == self.gold[path]
+                if self.slip == "early" and path not in begun:
+                    self.slip = "syntax"
                 if self.slip == "syntax" and is_last and (broken := self._broken(edit)):
                     yield from self._break(broken)
                     continue
@@ -189,7 +193,7 @@ class Expert(Session):
     def _slip_before(self, edit: Edit) -> Work:
         """A call that fails: a text to replace that is not there, or a parameter that there is not."""
         call = self._edit_call(edit)
-        if self.slip == "argument" and self.toolset.prompt != "bash" and self.toolset.strict:
+        if self.slip == "argument" and self.toolset.strict:
             first, *rest = call.arguments
             wrong = {f"{first}_name": call.arguments[first], **{key: call.arguments[key] for key in rest}}
             yield self._say("edit", ToolCall(call.name, wrong), edit.path, edit.first, is_slip=True)
@@ -242,7 +246,7 @@ class Expert(Session):
         words = answer.text
         went_well = "<returncode>0<" in words if self.shell == "bash" else not words.startswith(("exit ", "error"))
         if kind == "test" and went_well and answer.status == "ok":
-            self.passed = tests or "the tests"
+            self.passed = tests or "the whole test suite"
 
     def _finish(self) -> Move:
         names = [f"`{name}`" for name in self._deleted()] or ["the change"]
@@ -250,7 +254,9 @@ class Expert(Session):
         shown = ", ".join(names[:4]) + (" and others" if len(names) > 4 else "")
         done = self.rng.choice(WORDS["done"]).format(names=shown, paths=paths)
         if self.passed:
-            done += self.rng.choice((" {tests} passes.", " I ran {tests}, which passes.", "")).format(tests=self.passed)
+            done += self.rng.choice((" {tests} passes.", " I ran {tests}, and it passes.", "")).format(
+                tests=self.passed
+            )
         if "bash" in self.own:
             words = self.rng.choice(WORDS["submit"]).format(done=done)
             return Move(words, self._run(f"echo {SUBMIT}"))
@@ -321,7 +327,8 @@ class Expert(Session):
             return self._run(f"{begin}cat > {quoted} <<'EOF'\n{new.removesuffix(chr(10))}\nEOF")
         if edit.by_lines:
             insert = [f"{edit.last or edit.first}r /dev/stdin"] if edit.lines else []
-            delete = [f"{edit.first + 1},{edit.last}d"] if edit.last > edit.first else []
+            span = f"{edit.first + 1},{edit.last}" if edit.last > edit.first + 1 else f"{edit.last}"
+            delete = [f"{span}d"] if edit.last > edit.first else []
             scripts = " ".join(f"-e '{one}'" for one in (*insert, *delete))
             body = f" <<'EOF'\n{new}\nEOF" if edit.lines else ""
             return self._run(f"sed -i {scripts} {quoted}{body}")
@@ -368,14 +375,14 @@ class Expert(Session):
             if self._fits(self._edit_call(edit)):
                 return edit
             limit //= 2
-        raise PromptTooLong("an edit of the gold patch does not fit")
+        raise PromptTooLong("an edit of the gold patch does not fit into harness.message_tokens")
 
     def _in_context(self, path: str, first: int, last: int, lines: Sequence[str], by_lines: bool) -> Edit:
         """With as many lines around it as make the text to replace unique; by its line numbers in a shell, if it is to
         be or if quotes leave no other way."""
         now = self.files[path] or []
         in_shell = "edit_file" not in self.own
-        for more in range(CONTEXT_LINES):
+        for more in range(self.around, CONTEXT_LINES):
             for below in range(more // 3, -1, -1):
                 start, end = first - more + below, last + below
                 if start < 0 or end > len(now) - in_shell:

@@ -57,7 +57,8 @@ class SftConfig(StageConfig):
 
     data: list[str] = Field(
         default=[],
-        description="run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `pocket:6000`",
+        description="run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `demos:DIR`, "
+        "`pocket:6000`",
     )
     min_reward: Literal["any"] | float = Field(default="any", description="leave out rollouts that earned less")
     loss: Literal["nll", "dft"] = Field(

@@ -9,6 +9,7 @@ from offbook.core.config.files import ConfigError
 RUN = ("out", "model", "seed", "threads")
 ENGINE = ("engine", "harness", "tools", "train.precision", "train.linear", "loop.deadline_s")
 ROLLOUTS = (*ENGINE, "tasks", "sandbox", "rewards", "monitors", "judge.url", "judge.name", "judge.monitors")
+DEMOS = ("harness", "tools", "sandbox", "tasks.source", "tasks.heldout_share")
 TRAINING = ("train", "checkpoint", "loop.deadline_s")
 LIVE = (*ROLLOUTS, *TRAINING, "feedback", "judge", "eval", "live")
 RL = (*ROLLOUTS, *TRAINING, "feedback", "judge.feedback", "teachers", "loop", "eval")
@@ -22,7 +23,8 @@ READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section ou
     "agent": LIVE,
     "live": LIVE,
     "pretrain": (*TRAINING, *NO_RL, *OWN_SCHEDULE, "pretrain", "harness", "tasks"),
-    "sft": (*TRAINING, *NO_RL, *OWN_SCHEDULE, "sft", "harness", "feedback.rules", "feedback.files"),
+    "sft": (*TRAINING, *NO_RL, *OWN_SCHEDULE, "sft", *DEMOS, "feedback.rules", "feedback.files"),
+    "demos": DEMOS,
     "mtp": ("mtp", "sft.data", "sft.min_reward", "harness", "engine", "train.precision", "train.micro_tokens"),
     "distill": (*TRAINING, *NO_SAMPLES, "feedback", "harness", "engine.temperature", "sft.min_reward"),
     "stages": (*RL, "pretrain", "sft", "stages"),

@@ -1,0 +1,201 @@
+"""Demonstrations on factory tasks: what the scripted expert does through the real tools, and what of it is learned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import tiny_model
+from little_repo import deps, little, with_deps
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from offbook.agent.chat import ChatFormat
+from offbook.api import configure
+from offbook.cli import app
+from offbook.core.config import Config, ConfigError
+from offbook.pocket.model import CHAT_TEMPLATE
+from offbook.rl.models import quiet
+from offbook.sandbox import SandboxSpec
+from offbook.signals.trajectory.formats import UNLEARNED, read_trajectories
+from offbook.stages import demos as demos_of
+from offbook.stages.demos import Demos
+from offbook.stages.reminders import Conversation
+from offbook.stages.sft import make_lessons
+from offbook.stages.sources import read_sources, refuse_missing_data
+from offbook.tasks import load_tasks
+from offbook.tasks.check import gold_changes
+from offbook.tasks.factory.make import MakeSettings
+from offbook.tasks.factory.pipeline import make_tasks
+from offbook.types import OffbookError, Rollout
+
+__all__ = ["deps"]
+
+
+@pytest.fixture(scope="module")
+def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("demos")
+    source, out = little(place / "little"), place / "out"
+    with_deps(out, source, deps)
+    settings = MakeSettings(level="stub", wording="detailed", max_tasks=2, heldout=0.0)
+    asyncio.run(make_tasks([str(source)], out, SandboxSpec(), settings))
+    assert len(load_tasks(out / "train")) == 2
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(chat: ChatFormat, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It reads and writes bytes, and many of them."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    network = tiny_model("llama")
+    network.config.max_position_embeddings = 100_000
+    network.save_pretrained(folder)
+    marks = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
+    PreTrainedTokenizerFast(tokenizer_object=chat.tokenizer, **marks).save_pretrained(folder)
+    return folder
+
+
+def settings(model: Path, data: str, seed: int = 0, **harness: object) -> Config:
+    limits = {"context": 60_000, "summarize_at": 0, "message_tokens": 6000, **harness}
+    return configure(model=str(model), out="runs/none", seed=seed, sft={"data": [data]}, harness=limits)
+
+
+def rollouts_of(config: Config) -> list[Rollout]:
+    (source,) = read_sources(config, Path(config.model), quiet)
+    return source.rollouts
+
+
+def conversations_of(config: Config) -> list[Conversation]:
+    lessons = make_lessons(config, Path(config.model), quiet, lambda line: None)
+    return [*lessons.learned, *lessons.held_out]
+
+
+def learned_text(conversation: Conversation, chat: ChatFormat) -> str:
+    segment = conversation.segment
+    return chat.decode([one for one, sampled in zip(segment.ids, segment.sampled, strict=True) if sampled])
+
+
+def code_lines(made: Path) -> set[str]:
+    """Lines that the gold patches add and that are not in the trees already."""
+    found = set[str]()
+    for task in load_tasks(made / "train"):
+        for path, text in gold_changes(task).items():
+            there = (task.tree / path).read_text()
+            found |= {line.strip() for line in (text or "").splitlines() if len(line.strip()) > 20} - {
+                line.strip() for line in there.splitlines()
+            }
+    return found
+
+
+@pytest.mark.parametrize("profile", ["standard", "worked", "bash"])
+def test_every_task_is_shown_and_no_code_is_learned(
+    profile: str, made: Path, model: Path, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(model, f"demos:{made}:3", profile=profile)
+    rollouts = rollouts_of(config)
+    assert {rollout.task for rollout in rollouts} == {task.id for task in load_tasks(made / "train")}
+    assert all(rollout.solved and rollout.stop == "finish" and not rollout.flags for rollout in rollouts)
+    spoken = {tuple(m.text for m in one.segments[0].messages if m.role == "assistant") for one in rollouts}
+    assert len(spoken) == len(rollouts), "no two are the same"
+    lines = code_lines(made)
+    assert len(lines) > 3
+    conversations = conversations_of(config)
+    for conversation in conversations:
+        whole, learned = chat.decode(conversation.segment.ids), learned_text(conversation, chat)
+        written = {line for line in lines if line in whole or json.dumps(line)[1:-1] in whole}
+        assert written, "the edits are there to be read"
+        assert not [line for line in written if line in learned or json.dumps(line)[1:-1] in learned]
+        edits = (
+            r"sed -i|new = r'''"
+            if profile == "bash"
+            else r'"edit_file", "arguments": \{"path": "little/\w+.py", "old": "'
+        )
+        assert re.search(edits, learned), "how an edit is called is learned"
+    sampled = [list(conversation.segment.sampled) for conversation in conversations]
+    assert [conversation.segment.sampled for conversation in conversations_of(config)] == sampled
+    with_code = conversations_of(settings(model, f"demos+code:{made}:3", profile=profile))
+    assert any(line in learned_text(one, chat) or json.dumps(line)[1:-1] in learned_text(one, chat)
+               for one in with_code for line in lines)  # fmt: skip
+    monkeypatch.setattr(demos_of.asyncio, "run", None)  # what is cached is not made again
+    assert [rollout.id for rollout in rollouts_of(config)] == [rollout.id for rollout in rollouts]
+
+
+@pytest.mark.parametrize("profile", ["standard", "bash"])
+def test_what_goes_wrong_on_purpose_is_mended_and_not_learned(profile: str, made: Path, model: Path) -> None:
+    config = settings(model, f"demos:{made}:6", seed=3, profile=profile)
+    slips = [
+        (rollout, rollout.segments[0].messages, event.message)
+        for rollout in rollouts_of(config)
+        for event in rollout.events
+        if event.kind == UNLEARNED
+    ]
+    assert len(slips) >= 2
+    for rollout, messages, number in slips:
+        assert messages[number].calls
+        assert rollout.solved
+        rest = messages[number + 1 :]
+        shown = [message for message in rest if message.role == "tool" and (
+            message.status != "ok" or re.search(r"Error|failed|exit |returncode>1", message.text))]  # fmt: skip
+        assert shown, "a tool says so"
+    not_learned = {messages[number].text for _, messages, number in slips}
+    for conversation in conversations_of(config):
+        own = [one.text for one in conversation.segment.messages if conversation.segment.is_own(one)]
+        assert not_learned.isdisjoint(own)
+
+
+def test_small_messages_make_small_edits(made: Path, model: Path) -> None:
+    """And what does not fit at all is left out, with the reason."""
+    (whole, *_), limit = rollouts_of(settings(model, f"demos:{made}:1")), 420
+    assert max(m.body_end - m.body for m in whole.segments[0].messages if m.role == "assistant") > limit
+    for rollout in rollouts_of(settings(model, f"demos:{made}:1", message_tokens=limit)):
+        own = [message for message in rollout.segments[0].messages if message.role == "assistant"]
+        assert max(message.end - message.body for message in own) <= limit + 2
+        assert rollout.solved
+    with pytest.raises(OffbookError, match=r"nothing to learn from: ended by harness.turns; tasks without"):
+        rollouts_of(settings(model, f"demos:{made}:1", turns=3))
+    with pytest.raises(OffbookError, match="an edit of the gold patch does not fit"):
+        rollouts_of(settings(model, f"demos:{made}:1", message_tokens=150))
+
+
+def test_held_out_tasks_are_not_shown(made: Path, model: Path) -> None:
+    config = settings(model, "demos")
+    config = config.model_copy(update={"tasks": replace_tasks(config, str(made), 0.4)})
+    (source,) = read_sources(config, model, quiet)
+    assert source.left_out["held-out tasks"] == 1
+    assert len({rollout.task for rollout in source.rollouts}) == 1
+    assert len(source.rollouts) == demos_of.PER_TASK
+
+
+def replace_tasks(config: Config, source: str, share: float) -> object:
+    return config.tasks.model_copy(update={"source": source, "heldout_share": share})
+
+
+def test_the_source_is_read_from_its_name(made: Path, model: Path, tmp_path: Path) -> None:
+    config = settings(model, "demos")
+    assert Demos.named("demos:a/b:7", config) == Demos("a/b", 7, with_code=False)
+    assert Demos.named("demos+code:7", config) == Demos(config.tasks.source, 7, with_code=True)
+    assert Demos.named("demonstrations", config) is None
+    for name, why in {
+        "demos": "demos are of a folder of tasks and not of pocket",
+        "demos:none": "there is no task folder none",
+        f"demos:{made}:0": "demonstrates nothing",
+    }.items():
+        with pytest.raises((ConfigError, OffbookError), match=why):
+            refuse_missing_data(settings(model, name))
+
+
+def test_they_are_written_as_trajectories(made: Path, model: Path, tmp_path: Path) -> None:
+    command = ["tasks", "demos", str(made), "--model", str(model), "-n", "1", "--harness.message_tokens", "6000"]
+    command += ["--harness.context", "60000", "--harness.summarize_at", "0", "--plain"]
+    for form in ("rollouts", "atif", "openai"):
+        out = tmp_path / f"{form}.jsonl"
+        done = CliRunner().invoke(app, [*command, "--out", str(out), "--to", form])
+        assert done.exit_code == 0, done.output
+        assert f"{out}: 2 demonstrations of 2 tasks" in done.output.replace("\n", "")
+        loaded = read_trajectories(out)
+        assert (len(loaded.rollouts), loaded.problems) == (2, [])
+    (source,) = read_sources(settings(model, str(tmp_path / "rollouts.jsonl")), model, quiet)
+    assert {event.kind for rollout in source.rollouts for event in rollout.events} >= {"unlearned_code"}
