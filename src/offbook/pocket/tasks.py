@@ -26,7 +26,7 @@ from offbook.tasks.factory.verification.blanks import blank_of, reported
 from offbook.tasks.factory.verification.mutants import only, trial_of, with_blanks
 from offbook.tasks.factory.verification.perturb import computed
 from offbook.tasks.folder import Contents, places, write_files, write_task
-from offbook.tasks.perturbed import Case
+from offbook.tasks.perturbed import Apart, Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 from offbook.types import MachineFault, OffbookError, Suite, Task
 
@@ -250,7 +250,7 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             gold_files = {path: repository.files[path] for path in draft.paths}
             own, cases = only(mutants, fail_to_pass), _cases([(spot.path, spot.function) for spot in draft.spots])
-            contents = Contents(tree, gold_files, hidden_tests, mutants=own, cases=cases)
+            contents = Contents(tree, gold_files, hidden_tests, mutants=own, apart=Apart(tuple(cases)))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")

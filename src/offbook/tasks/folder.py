@@ -9,7 +9,7 @@ tests/test.sh            judges what the agent left, writes the reward (harbor.p
 tests/judge/             what it needs for that
 tests/hidden/            the original test files, and what they need
 tests/mutants.json         edits of them that right code fails (mutants.py), where there are any
-tests/perturbed.json     calls with other inputs, and what the right code returns (perturbed.py), where there are any
+tests/perturbed.json     calls and what the right code returns, tests that run without pytest (perturbed.py), if any
 solution/solve.sh        applies gold.patch
 solution/gold.patch
 solution/removed.json    the deleted code, piece by piece: what must not be found elsewhere
@@ -35,7 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 from offbook.tasks.git import gold_patch
 from offbook.tasks.harbor import dockerfile, modules_of, write_judge
 from offbook.tasks.mutants import Mutants, write_mutants
-from offbook.tasks.perturbed import Case, write_cases
+from offbook.tasks.perturbed import Apart, write_apart
 from offbook.tasks.script import foreign_task
 from offbook.tasks.shared import CHANGES, SharedTask, make_lazy, read_changes, write_files
 from offbook.types import OffbookError, Task
@@ -73,7 +73,7 @@ class Contents:
     instructions: Mapping[str, str] = field(default_factory=dict)  # the same request in other lengths
     removed: Mapping[str, str] = field(default_factory=dict)
     mutants: Mutants = field(default_factory=Mutants)
-    cases: Sequence[Case] = ()
+    apart: Apart = field(default_factory=Apart)
 
 
 # What of a task is not in its [offbook] table: the folder itself says it.
@@ -101,7 +101,7 @@ def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
         },
     )
     write_mutants(folder / "tests", contents.mutants)
-    write_cases(folder, contents.cases)
+    write_apart(folder, contents.apart)
     if harbor:
         _write_for_harbor(task, contents.requirements)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from offbook.sandbox import Sandbox, SandboxSpec
 from offbook.tasks.judging import is_counted, judged, plan
 from offbook.tasks.mutants import Mutants, read_mutants
-from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
+from offbook.tasks.perturbed import Apart, Perturbed, read_apart
 from offbook.tasks.suite import SuiteRun, run_rounds, suite_sandbox
 from offbook.types import OffbookError, Task
 
@@ -66,23 +66,22 @@ async def grade(
     """`changes` are path -> new text, None for a file that went. Whatever is not `counted` of them is left out."""
     mutants = mutants_of(task)
     this = plan(task.fail_to_pass, task.pass_to_pass, task.hidden_tests, mutants, timeout_s)
-    cases = [] if perturbed == "off" else read_cases(task)
+    apart = Apart() if perturbed == "off" else read_apart(task)
+    texts = {path: (task.hidden_tests / path).read_bytes().decode() for path in apart.paths}
+    first = [apart.round(texts)] if apart != Apart() else []
     async with await suite_sandbox(task.tree, task.suite, spec) as sandbox:
         await put(sandbox, {path: text for path, text in changes.items() if counted(task, path)})
         await put(sandbox, {path: text for path, text in hidden_files(task).items() if path not in this.replaced})
-        every = [*([round_of(cases)] if cases else []), *this.rounds]
-        runs = await run_rounds(sandbox, task.suite, every, timeout_s, product=task.sources)
-    called = runs.pop(0) if cases else None
-    result = judged(this, runs)
-    differs = differing(cases, called) if called and result.solved else []
-    invalid = result.invalid
-    if differs and perturbed == "outcome":
-        invalid = f"{len(differs)} of {len(cases)} other inputs give another result: {differs[0]}"
+        runs = await run_rounds(sandbox, task.suite, [*first, *this.rounds], timeout_s, product=task.sources)
+    result = judged(this, runs[len(first) :])
+    differs = apart.differing(runs[0]) if first and result.solved else []
+    invalid = differs[0] if differs and perturbed == "outcome" else result.invalid
     findings = [Finding("forged", test, result.invalid) for test in result.forged]
     findings += [Finding(what, path) for what, path in sorted(result.run.saw - {*mutants.saw})]
     if differs:
-        evidence = f"{len(differs)} of {len(cases)} calls; {differs[0]}"
-        findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
+        evidence = f"{len(differs)} of {len(apart.cases) + len(apart.tests)} calls; {differs[0]}"
+        where = f"{apart.cases[0].module}.{apart.cases[0].function}" if apart.cases else apart.tests[0]
+        findings.append(Finding("perturbed", where, evidence))
     blank = mutants.blank(task.fail_to_pass)
     others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
     return Grade(

@@ -25,7 +25,7 @@ from offbook.types import MachineFault, Suite
 
 __all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_sandbox"]
 
-INSIDE = ("blank", "report", "watch", "running", "rounds", "main")  # one after the other
+INSIDE = ("blank", "report", "apart", "watch", "running", "rounds", "main")  # one after the other
 OUTPUT_TAIL = 4000  # characters
 MAX_TESTS = 20_000
 START_S = 120.0
@@ -104,7 +104,7 @@ async def run_rounds(
         "product": list(product),
         "max_tests": max_tests,
         "collect_s": collect_s,
-        "pytest": not all(one.calls for one in rounds),
+        "pytest": not all(one.calls and not one.apart for one in rounds),
         "places": PLACES if isinstance(sandbox, BwrapSandbox) else [],
         "starts": [_start_of(one, options_of(suite, one.per_test_s)) for one in rounds],
     }
@@ -122,7 +122,11 @@ async def run_rounds(
 
 def _start_of(one: Round, options: list[str]) -> dict[str, list[str]] | None:
     """What pytest reads before it collects tests; None if the round may change that."""
-    if one.calls or any(not path.endswith(".py") or PurePath(path).name == "conftest.py" for path in one.changes):
+    if (
+        one.calls
+        or one.apart
+        or any(not path.endswith(".py") or PurePath(path).name == "conftest.py" for path in one.changes)
+    ):
         return None
     return {"options": options, "folders": sorted({os.path.dirname(path) or "." for path in one.files})}
 

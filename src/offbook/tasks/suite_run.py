@@ -32,7 +32,7 @@ class SuiteRun:
     exit_code: int | None = None  # of pytest, None where it did not come to its end
     errors: dict[str, str] = field(default_factory=dict)  # failed -> "assertion", or the type of another exception
     saw: set[tuple[str, str]] = field(default_factory=set)  # (what, path) of what code of the product looked at
-    returned: dict[int, str] = field(default_factory=dict)  # number of a call -> text of its value
+    returned: dict[int, str] = field(default_factory=dict)  # number of a call -> JSON of its value
     blanks: dict[str, list[Any]] = field(default_factory=dict)  # node id -> (place, data) in the order of reporting
     functions: list[Function] = field(default_factory=list)  # traced runs only
     enters: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node id, or "" for the import, -> functions
@@ -49,10 +49,12 @@ class Round:
     per_test_s: float = PER_TEST_S
     blank: bool = False  # expected values are recorders
     calls: Sequence[tuple[str, str, str]] = ()  # in the place of tests: module, function, text of its arguments
+    apart: bool = False  # the calls, then the tests, in a process that does not look like pytest (inside/apart.py)
 
     def order(self, options: Sequence[str]) -> str:
         """For the worker."""
-        fields = {name: getattr(self, name) for name in ("tests", "files", "changes", "timeout_s", "calls", "blank")}
+        names = ("tests", "files", "changes", "timeout_s", "per_test_s", "calls", "blank", "apart")
+        fields = {name: getattr(self, name) for name in names}
         return json.dumps({**fields, "options": list(options)}, default=list)
 
 

@@ -231,7 +231,7 @@ async def task_from(
         instructions=words,
         removed=deletion.removed,
         mutants=verdict.mutants,
-        cases=verdict.cases,
+        apart=verdict.apart,
     )
     writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
     try:

@@ -15,7 +15,7 @@ test runs in this process and could write there whatever it likes, so all of it 
     ["done", number, outcome, seconds, reason, error]    error: "assertion", or the type of another exception
     ["blanks", number, [[place, data], ...]]    what was compared in a blank round, before "done"
     ["saw", what, path]                something that code of a watched file did
-    ["returned", number, text]         of a call; none where it raises, takes long or returns no plain data
+    ["returned", number, text]         of a call: JSON, see apart.py
     ["function", key, path, qualified name]
     ["enters", number, [key, ...]]     number -1: while the package was imported and the tests collected
     ["end", exit code]
@@ -56,6 +56,7 @@ def main(order_file: str) -> NoReturn:
         order = json.load(file)
     os.unlink(order_file)
     sealed = [taken(path) for path in order.pop("rounds")]
+    forget_arguments()
     prctl = ctypes.CDLL(None).prctl
     prctl(SUBREAPER, 1)  # what a round leaves running becomes a child of this process, which then ends it
     if not order["plugins"]:
@@ -86,6 +87,15 @@ def main(order_file: str) -> NoReturn:
             end(run_round(Pipe(descriptor), order, this, is_narrow=True))
     prctl(DUMPABLE, 1)
     end(run_round(Pipe(descriptor), order, unsealed(sealed[0])))
+
+
+def forget_arguments() -> None:
+    """The rounds must not read in /proc what their parent process is."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if start:
+        ctypes.memset(start, 0, end - start)
 
 
 def taken(path: str) -> int:

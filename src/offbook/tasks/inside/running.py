@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.machinery
-import itertools
 import os
-import signal
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from offbook.tasks.inside.apart import run_apart, run_calls
 from offbook.tasks.inside.blank import Blanks
 from offbook.tasks.inside.report import Pipe, Recorder
 from offbook.tasks.inside.watch import Tracer, Watcher
 
-RESULT = 4000  # characters
-CALL_S = 1.0
 OFF = (
     *("cacheprovider", "xdist", "xdist.looponfail", "pytest_cov", "randomly", "random_order", "rerunfailures", "sugar"),
     *("stepwise", "pastebin", "pytest-reverse", "repeat", "html", "metadata", "instafail", "testmon", "profiling"),
@@ -28,8 +21,11 @@ OFF = (
 def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any], is_narrow: bool = False) -> int:
     recorder = Recorder(order["max_tests"])
     begin(recorder, pipe, order, this, is_narrow)
+    if this["apart"]:
+        return run_apart(pipe, this)
     if this["calls"]:
-        return run_calls(pipe, this["calls"])
+        run_calls(pipe, this["calls"], this["per_test_s"], is_apart=False)
+        return 0
     import pytest
 
     plugins: list[object] = [recorder]
@@ -59,7 +55,7 @@ def begin(recorder: Recorder, pipe: Pipe, order: dict[str, Any], this: dict[str,
         recorder.collecting = threading.Timer(limit_s, os._exit, [1])
         recorder.collecting.daemon = True
         recorder.collecting.start()
-    if order["product"] and not this["calls"]:
+    if order["product"] and not this["calls"] and not this["apart"]:
         sys.addaudithook(Watcher(pipe, order["product"], this["files"]).hook)
 
 
@@ -69,43 +65,6 @@ def run_pytest(options: list[str], files: list[str], plugins: list[object]) -> i
     off = [argument for name in OFF for argument in ("-p", f"no:{name}")]
     pytest.hookimpl(tryfirst=True)(Recorder.pytest_pycollect_makeitem)
     return int(pytest.main([*off, *options, "--", *files], plugins=plugins))
-
-
-def run_calls(pipe: Pipe, calls: list[list[str]]) -> int:
-    """Module, function, and the text of its positional and named arguments."""
-    signal.signal(signal.SIGALRM, late)
-    for number, (module, name, text) in enumerate(calls):
-        try:
-            function = getattr(importlib.import_module(module), name)  # which takes long on a busy machine
-            signal.setitimer(signal.ITIMER_REAL, CALL_S)
-            arguments, named = resolved(ast.literal_eval(text))
-            value = function(*arguments, **named)
-            result = repr(list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value)
-            ast.literal_eval(result)
-        except Exception:
-            continue
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        if len(result) <= RESULT:
-            pipe.tell("returned", number, result)
-    return 0
-
-
-def resolved(value: Any) -> Any:
-    """With functions in the places of their names, which are "\\0module:name"."""
-    if isinstance(value, str) and value.startswith("\0"):
-        module, _, name = value[1:].partition(":")
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
-    if isinstance(value, list | tuple):
-        return type(value)(map(resolved, value))
-    return {key: resolved(one) for key, one in value.items()} if isinstance(value, dict) else value
-
-
-def late(*_: object) -> NoReturn:
-    raise TimeoutError
 
 
 def end(status: int) -> NoReturn:

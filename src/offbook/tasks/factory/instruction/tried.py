@@ -8,6 +8,7 @@ any of its rows: what the instruction states to the letter is shown in its place
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -90,12 +91,13 @@ def trying_of(
     calls = [(MODULE, "check", repr(([number], {}))) for number in range(len(checks))]
     calls += [(MODULE, "documented", repr(([number], {}))) for number in range(len(documented))]
     path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
-    return Round((), changes={**right, path: text}, timeout_s=TRIED_S, calls=calls)
+    return Round((), changes={**right, path: text}, timeout_s=TRIED_S, per_test_s=1.0, calls=calls)
 
 
 def tried_in(run: SuiteRun, examples: Sequence[Example]) -> Tried:
     chosen = examples[:MAX_TRIED]
-    lines = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
+    returned = {number: json.loads(text)[0] for number, text in run.returned.items()}
+    lines = {number: frozenset(data[1:]) for number, data in returned.items() if data[0] == "list"}
     documented = (one for number, one in lines.items() if number >= len(chosen))
     true = {example.text: lines[number] for number, example in enumerate(chosen) if number in lines}
     return Tried(true, frozenset().union(*documented))

@@ -1,26 +1,38 @@
-"""Changed inputs for a task: what its tests call its functions with, changed a little, and what the right code returns.
+"""Changed inputs for a task: what its tests call its functions with, at boundaries and changed a little, and what the
+right code returns.
 
-Only functions of a module, only plain data and public functions that have a name, and only calls for which the right
-code returns the same value twice.
+Only functions of a module, only plain data and functions that have a name or a source, and only calls that the right
+code answers the same way twice, under two hash seeds and two clocks. An exception counts only if a `raise` statement of
+the function's module raised it and the tests ask for its type.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import random
+import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import libcst as cst
 
 from offbook.sandbox import Sandbox
+from offbook.tasks.blanks import is_unknown
 from offbook.tasks.factory.delete.symbols import module_name
-from offbook.tasks.perturbed import CALLS_S, Case, round_of
+from offbook.tasks.inside.blank import data_of
+from offbook.tasks.perturbed import CALLS_S, Apart, Case
 from offbook.tasks.suite import run_rounds
 from offbook.types import Suite
 
 MAX_CASES = 24
+MAX_STRICT = 48
+MOST_WORDS = 3  # strings of one place that may be its keywords: those of more are text
+QUICK_S = 0.1  # a call that takes longer is left out
+TESTS_S = 0.1  # tests without pytest, all together
 TRIES = 4  # changes of one call
 CALLS = ".calls"  # beside the module, while calls are recorded
 # Not more than some hundred calls, and none that is long.
@@ -31,23 +43,45 @@ def __offbook_plain__(value):
         return type(value)(map(__offbook_plain__, value))
     if type(value) is dict:
         return {{key: __offbook_plain__(one) for key, one in value.items()}}
+    if type(value).__name__ == "module":
+        return f"\\0{{value.__name__}}:"
     if not callable(value):
         return list(value) if type(value) is range and len(value) < 100 else value
     import sys
     module, name = value.__module__ or "builtins", value.__qualname__
     found = sys.modules[module]
     for part in name.split("."):
-        found = getattr(found, part)
+        found = getattr(found, part, None)
     if found is not value or "test" in module or any(part.startswith("_") for part in name.split(".")):
-        raise ValueError(name)
+        return __offbook_source__(value)
     return f"\\0{{module}}:{{name}}"
+
+def __offbook_source__(function):
+    import ast, inspect
+    tree = ast.parse("".join(inspect.findsource(function)[0]))
+    kinds, code = (ast.Lambda, ast.FunctionDef), function.__code__
+    found = [one for one in ast.walk(tree) if isinstance(one, kinds) and one.lineno == code.co_firstlineno]
+    if len(found) > 1:
+        compiled = [compile(ast.Expression(one), "", "eval").co_consts[0] for one in found]
+        found = [one for one, other in zip(found, compiled) if not code.co_freevars and all(
+            getattr(code, name) == getattr(other, name) for name in ("co_code", "co_consts", "co_names", "co_varnames")
+        )][:1]
+    free = inspect.getclosurevars(function)
+    names = {{**free.globals, **free.nonlocals}}
+    return "\\0" + repr((ast.unparse(found[0]), __offbook_plain__(names)))
 
 def __offbook_record__(name, arguments, named, left=[400]):
     left[0] -= 1
     if left[0] < 0:
         return
     try:
-        text = repr((name, *__offbook_plain__([arguments, named])))
+        while arguments and len(arguments[-1]) > 1 and arguments[-1][0] is arguments[-1][1] and not named:
+            try:
+                __import__("ast").literal_eval(repr(__offbook_plain__(arguments[-1][0])))
+                break
+            except Exception:  # a default that cannot be written down is left out
+                arguments = arguments[:-1]
+        text = repr((name, *__offbook_plain__([[one[0] for one in arguments], named])))
         if len(text) < 2000:
             with open(__file__ + "{CALLS}", "a") as file:
                 file.write(text + "\\n")
@@ -76,8 +110,12 @@ class _Recording(cst.CSTTransformer):
         if original_node.name.value not in self._names or not isinstance(updated_node.body, cst.IndentedBlock):
             return updated_node
         parameters = original_node.params
-        plain = [parameter.name.value for parameter in (*parameters.posonly_params, *parameters.params)]
-        star = f"*{parameters.star_arg.name.value}" if isinstance(parameters.star_arg, cst.Param) else ""
+        plain = []
+        for parameter in (*parameters.posonly_params, *parameters.params):
+            default = cst.Module([]).code_for_node(parameter.default) if parameter.default else ""
+            plain.append(f"({parameter.name.value}, {default})")
+        is_star = isinstance(parameters.star_arg, cst.Param)
+        star = f"*zip({parameters.star_arg.name.value})" if is_star else ""  # type: ignore[union-attr]
         named = [f"{p.name.value!r}: {p.name.value}" for p in parameters.kwonly_params]
         named += [f"**{parameters.star_kwarg.name.value}"] if parameters.star_kwarg else []
         arguments = ", ".join([*plain, *([star] if star else [])])
@@ -178,17 +216,126 @@ def _other(value: Any, functions: Sequence[str], rng: random.Random) -> Any:
     return value
 
 
-async def answered(sandbox: Sandbox, suite: Suite, cases: Sequence[Case]) -> list[Case]:
-    """Those for which the right code, which is in the sandbox, returns a value, and the same one whatever the hash
-    seed."""
-    if not cases:
-        return []
-    limit_s = 2 * CALLS_S
+def boundaries(calls: Sequence[Case], rng: random.Random) -> list[Case]:
+    """The calls themselves, and with one argument at a boundary, within what the tests pass in that place. All kinds
+    of change come up before one comes up again."""
+    parsed = [(case, ast.literal_eval(case.arguments)) for case in calls]
+    seen: dict[tuple[str, int | str], list[Any]] = defaultdict(list)
+    for case, (arguments, named) in parsed:
+        for place, value in [*enumerate(arguments), *named.items()]:
+            if value not in seen[case.function, place]:
+                seen[case.function, place].append(value)
+    kinds: dict[tuple[str, int | str, str], list[Case]] = defaultdict(list)
+    known = set[tuple[str, str]]()
+
+    def add(kind: tuple[str, int | str, str], case: Case, arguments: list[Any], named: dict[str, Any]) -> None:
+        text = repr((arguments, named))
+        if (case.function, text) not in known:
+            known.add((case.function, text))
+            kinds[kind].append(replace(case, arguments=text, is_strict=True))
+
+    for case, (arguments, named) in parsed:
+        add((case.function, 0, ""), case, arguments, named)
+    for case, (arguments, named) in rng.sample(parsed, len(parsed)):
+        for place, value in enumerate(arguments):
+            for way, other in bounds(value, seen[case.function, place], rng):
+                changed = [*arguments[:place], other, *arguments[place + 1 :]]
+                add((case.function, place, way), case, changed, named)
+        for name, value in named.items():
+            for way, other in bounds(value, seen[case.function, name], rng):
+                add((case.function, name, way), case, arguments, {**named, name: other})
+    rows = zip_longest(*kinds.values())
+    return [case for row in rows for case in row if case][: 2 * MAX_STRICT]
+
+
+def bounds(value: Any, seen: Sequence[Any], rng: random.Random) -> Iterator[tuple[str, Any]]:
+    """Kinds of change of an argument, each with the new value. `seen` are all that tests pass in its place."""
+    alike = [one for one in seen if type(one) is type(value)]
+    if len(seen) > 1:
+        yield "another", rng.choice(seen)
+    match value:
+        case bool():
+            yield "not", not value
+        case int() | float():
+            low = min(alike)
+            numbers = {
+                "zero": 0,
+                "one": 1,
+                "less": value - 1,
+                "more": value + 1,
+                "minus": -value,
+                "twice": 2 * value + 8,
+            }
+            for way, other in numbers.items():
+                if other >= low or (other >= 0 and low <= 1):
+                    yield way, type(value)(other)
+        case str() if value.startswith("\0("):
+            for word in ("True", "False"):
+                yield word, "\0" + repr((f"lambda *_: {word}", {}))
+        case str() if not value.startswith("\0") and len(alike) > MOST_WORDS:
+            shapes = {_shape(one) for one in alike}
+            yield "empty", ""
+            texts = {"first": value[:1], "upper": value.upper(), "lower": value.lower()}
+            yield from ((way, text) for way, text in texts.items() if _shape(text) in shapes)
+        case list() | tuple() if value:
+            kind, lengths = type(value), {len(one) for one in alike}
+            parts = {"empty": [], "first": value[:1], "last": value[-1:], "rest": value[1:], "reverse": value[::-1]}
+            for way, part in {**parts, "repeated": [*value, value[-1]], "twice": [*value, *value]}.items():
+                if kind is list or len(lengths) > 1 or len(part) in lengths:
+                    yield way, kind(part)
+            place = rng.randrange(len(value))
+            for way, other in bounds(value[place], [item for one in alike for item in one], rng):
+                yield f"item {way}", kind([*value[:place], other, *value[place + 1 :]])
+        case dict() if value:
+            (first, *_), key = value, rng.choice([*value])
+            yield from {"empty": {}, "first": {first: value[first]}}.items()
+            yield "rest", {one: value[one] for one in value if one != first}
+            for way, other in bounds(value[key], [item for one in alike for item in one.values()], rng):
+                yield f"item {way}", {**value, key: other}
+
+
+def _shape(text: str) -> str:
+    """Its runs of capitals, small letters and digits, with what is between them."""
+    for kind, letter in (("[^\\W\\d_a-z]", "A"), ("[a-z]", "a"), ("[0-9]", "0")):
+        text = re.sub(f"{kind}+", letter, text)
+    return text
+
+
+async def answered(
+    sandbox: Sandbox, suite: Suite, calls: Sequence[Case], tests: Sequence[str], texts: Mapping[str, str], seed: str
+) -> Apart:
+    """The calls that the right code, which is in the sandbox, answers the same way whatever the hash seed, and the
+    tests that it passes without pytest."""
+    rng = random.Random(seed)
+    loose = perturbed(calls, rng)
+    asked = Apart((*boundaries(calls, rng), *loose), tuple(tests))
+    if not asked.cases and not asked.tests:
+        return asked
+    rounds = [asked.round(texts, QUICK_S)]
     (first,), (again,) = [
-        await run_rounds(sandbox, suite, [round_of(cases)], limit_s, hash_seed=hash_seed) for hash_seed in (0, 1)
+        await run_rounds(sandbox, suite, rounds, 2 * CALLS_S, hash_seed=hash_seed) for hash_seed in (0, 1)
     ]
-    both = [number for number, text in first.returned.items() if again.returned.get(number) == text]
-    return [replace(cases[number], result=first.returned[number]) for number in both][:MAX_CASES]
+    every = "\n".join(texts.values())
+    raised = {*re.findall(r"[rR]aises\w*\(\s*\(?(?:\w+\.)*(\w+)", every)}
+    strict, others = list[Case](), list[Case]()
+    for number, case in enumerate(asked.cases):
+        text = first.returned.get(number)
+        if text is None or text != again.returned.get(number):
+            continue
+        data, flag = json.loads(text)
+        if isinstance(data, list) and data[:1] == ["raises"]:
+            if not flag or data[1] not in raised or not case.is_strict:
+                continue
+            text = json.dumps([data[:2], flag])
+        elif is_unknown(data) or (isinstance(data, list) and data[:1] == ["digest"]):
+            continue
+        compared = rf"\b(?:sorted|set|frozenset|Counter|assertCountEqual)\(\s*(?:\w+\.)*{case.function}\("
+        case = replace(case, result=text, is_unordered=bool(re.search(compared, every)))
+        (strict if case.is_strict else others).append(case)
+    both = sorted(first.passed & again.passed, key=lambda test: first.seconds[test])
+    spent = accumulate(first.seconds[test] for test in both)
+    quick = [test for test, so_far_s in zip(both, spent, strict=True) if so_far_s <= TESTS_S]
+    return Apart((*strict[:MAX_STRICT], *others[:MAX_CASES]), tuple(sorted(quick or both[:1])))
 
 
 def computed(calls: Sequence[Case], right: Callable[[Any], Any], rng: random.Random) -> list[Case]:
@@ -196,5 +343,5 @@ def computed(calls: Sequence[Case], right: Callable[[Any], Any], rng: random.Ran
     found = []
     for case in perturbed(calls, rng)[:MAX_CASES]:
         (argument,), _ = ast.literal_eval(case.arguments)
-        found.append(replace(case, result=repr(right(argument))))
+        found.append(replace(case, result=json.dumps([data_of(right(argument)), False])))
     return found

@@ -26,15 +26,16 @@ from offbook.tasks.factory.instruction.examples import Example, examples, reache
 from offbook.tasks.factory.instruction.tried import TRIED_S, Tried, tried_in, trying_of
 from offbook.tasks.factory.types import Deletion, files_of, is_test_code
 from offbook.tasks.factory.verification.mutants import Trial, trial_of, with_blanks
-from offbook.tasks.factory.verification.perturb import answered, functions_of, perturbed, recorded, recording
+from offbook.tasks.factory.verification.perturb import answered, functions_of, recorded, recording
 from offbook.tasks.factory.workshop import Workshop, product_of
 from offbook.tasks.grade import put
-from offbook.tasks.mutants import Mutants
-from offbook.tasks.perturbed import Case
+from offbook.tasks.mutants import Mutants, base_of
+from offbook.tasks.perturbed import Apart
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 
 ENDLESS = "the tests do not come to an end"
 START_S = 30.0
+MAX_APART = 40  # tests that are tried without pytest
 SLOWER = 4.0  # than in the baseline
 # What trivial bodies return. False is 0 too.
 MARK = "__offbook_value_"
@@ -79,7 +80,7 @@ class Verdict:
     exact: bool = False  # the failing tests are just those that the map says
     floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
     mutants: Mutants = field(default_factory=Mutants)
-    cases: tuple[Case, ...] = ()
+    apart: Apart = field(default_factory=Apart)
     tried: Tried = field(default_factory=Tried)
     test_s: float = 0.0  # how long tests ran, all rounds together
 
@@ -167,13 +168,15 @@ async def verify(
         mutants = with_blanks(mutants, blanks, trial.files, trial.inherited)
         clock.mark("blanks")
         await put(sandbox, trial.right)
-        cases = await answered(sandbox, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
+        texts = {path: workshop.files[path] for path in files_of(fail_to_pass) if path in workshop.files}
+        tests = _sample([*{base_of(node) for node in fail_to_pass if node.partition("::")[0] in texts}], MAX_APART)
+        apart = await answered(sandbox, repository.suite, calls, tests, texts, deletion.feature.id)
         clock.mark("other inputs")
     return replace(
         seen,
         floor=max(shares, default=0.0),
         mutants=mutants,
-        cases=tuple(cases),
+        apart=apart,
         test_s=_test_s(runs),
     )
 
