@@ -29,7 +29,7 @@ from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.judging import judged, plan
 from offbook.tasks.mutants import Draw, Mutant, Mutants, base_of, combined, draw, edited
-from offbook.tasks.perturbed import read_cases
+from offbook.tasks.perturbed import read_apart
 from offbook.tasks.suite import make_interpreter, run_rounds, suite_sandbox
 from offbook.tasks.suite_run import SuiteRun
 from offbook.types import OffbookError, Suite, Task
@@ -274,7 +274,7 @@ def test_no_round_can_read_another_one(task: Task) -> None:
 def test_written_down_answers_are_a_finding_and_the_outcome_where_asked_for(task: Task) -> None:
     """As one that knows what the tests ask, and nothing else: here by what it does not know."""
     path, gold = next(iter(gold_changes(task).items()))
-    cases = read_cases(task)
+    cases = list(read_apart(task).cases)
     name, unknown = cases[0].function, [ast.literal_eval(case.arguments)[0][0] for case in cases]
     keep = f"right = {name}\ndef {name}(given):\n    return None if given in {unknown!r} else right(given)\n"
     table: dict[str, str | None] = {path: f"{gold}\n\n{keep}"}

@@ -52,7 +52,7 @@ from offbook.tasks.factory.workshop import Workshop
 from offbook.tasks.folder import instructions_of, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.tasks.grade import grade
-from offbook.tasks.perturbed import FEWEST, read_cases
+from offbook.tasks.perturbed import FEWEST, read_apart
 from offbook.tasks.select import Record
 from offbook.types import OffbookError, Reward, Rollout, Task
 
@@ -174,7 +174,7 @@ def test_what_a_folder_does_not_show_is_found_in_it(made: tuple[Path, Path, list
 
 def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Made]]) -> None:
     task = named(made[1], "plural")
-    assert len(read_cases(task)) >= FEWEST
+    assert len(list(read_apart(task).cases)) >= FEWEST
     right = gold_changes(task)
     many = {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
     table = {(word, 2): words for word, words in many.items()} | {("cat", 1): "cat", ("time", 1): "time"}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from offbook.types import OffbookError, Task
 
 Perturbed = Literal["off", "finding", "outcome"]
 FILE = "tests/perturbed.json"
-FUNCTION = re.compile(r"'\\x00[\w.]+:([\w.]+)'|'\\x00\(\\'(.*?)\\', \{.*?\}\)'")  # a function among the arguments
 CALLS_S = 20.0
 CALL_S = 1.0
 FEWEST = 4  # calls that are not strict and say something
@@ -43,8 +41,8 @@ class Case:
 
     def __str__(self) -> str:
         positional, named = ast.literal_eval(self.arguments)
-        words = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
-        return FUNCTION.sub(lambda found: found[1] or found[2], f"{self.function}({', '.join(words)})")
+        words = [*map(_written, positional), *(f"{name}={_written(value)}" for name, value in named.items())]
+        return f"{self.function}({', '.join(words)})"
 
     def agrees(self, text: str | None) -> bool:
         if text is None:
@@ -109,6 +107,15 @@ def read_apart(task: Task) -> Apart:
         return Apart(tuple(Case(**case) for case in found["cases"]), tuple(found["tests"]))
     except (ValueError, TypeError, KeyError) as error:
         raise OffbookError(f"{file} is not in today's form; make the task again") from error
+
+
+def _written(value: Any) -> str:
+    """With names and sources of functions as they are."""
+    if isinstance(value, str) and value.startswith("\0"):
+        return str(ast.literal_eval(value[1:])[0]) if value.startswith("\0(") else value.rpartition(":")[2]
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    return repr(value)
 
 
 def _rounded(data: Any) -> Any:

@@ -16,13 +16,15 @@ import time
 import types
 import unittest
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, NoReturn
 
 from offbook.tasks.inside.blank import data_of
 from offbook.tasks.inside.report import Pipe
 
-AHEAD_S = 4e7  # of the clock: over a year
-WARM_CALLS, WARM_S = 1000, 0.05  # calls before those that are reported
+AHEAD = [4e7]  # seconds that the clock is ahead: over a year, and more with every call
+STEP_S = 3600.0
+WARM_CALLS, WARM_S = 1000, 0.02  # of each function, before those that are reported
 VARIABLES = ("PYTHON", "PYTEST", "HYPOTHESIS", "__TOX")  # how the names of the worker's own begin
 RUNNER_MODULES = ("pytest", "_pytest", "pluggy", "iniconfig")
 SKIPPING = {"skip", "skipif", "xfail", "usefixtures"}
@@ -31,19 +33,19 @@ SKIPPING = {"skip", "skipif", "xfail", "usefixtures"}
 def run_calls(pipe: Pipe, calls: list[list[str]], limit_s: float, is_apart: bool) -> None:
     """Module, function, and the text of its positional and named arguments."""
     signal.signal(signal.SIGALRM, late)
-    began = time.perf_counter()
-    warm = itertools.islice(itertools.cycle(calls), WARM_CALLS) if is_apart else ()
-    for call in itertools.takewhile(lambda _: time.perf_counter() - began < WARM_S, warm):
-        answer(call, limit_s)
+    warmed = set[tuple[str, str]]()
     for number, call in enumerate(calls):
-        if text := answer(call, limit_s):
-            pipe.tell("returned", number, text)
+        if is_apart and (call[0], call[1]) not in warmed:
+            warmed.add((call[0], call[1]))
+            answer(call, WARM_S, WARM_CALLS)
+        pipe.tell("returned", number, answer(call, limit_s))
 
 
-def answer(call: list[str], limit_s: float) -> str:
+def answer(call: list[str], limit_s: float, times: int = 1) -> str:
     """JSON of what a call returns, and whether it changed its arguments. Of an exception its types, and whether a
     `raise` statement of the function's own module raised it."""
     module, name, text = call
+    AHEAD[0] += STEP_S
     arguments: Any = None
     named: Any = {}
     path = ""
@@ -53,8 +55,10 @@ def answer(call: list[str], limit_s: float) -> str:
         arguments, named = resolved(ast.literal_eval(text))
         before = repr((arguments, named))
         signal.setitimer(signal.ITIMER_REAL, limit_s)
-        value = function(*arguments, **named)
-        data = data_of(list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value)
+        for _ in range(times):
+            value = function(*arguments, **named)
+            value = list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value
+        data = data_of(value)
         return json.dumps([data, repr((arguments, named)) != before])
     except Exception as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -102,7 +106,8 @@ def run_apart(pipe: Pipe, this: dict[str, Any]) -> int:
     for number, test in enumerate(this["tests"]):
         path, *names = test.split("::")
         pipe.tell("start", number)
-        began, reason = time.perf_counter(), ""
+        began, reason = perf_counter(), ""
+        AHEAD[0] += STEP_S
         signal.signal(signal.SIGALRM, late)
         signal.setitimer(signal.ITIMER_REAL, this["per_test_s"])
         try:
@@ -112,7 +117,7 @@ def run_apart(pipe: Pipe, this: dict[str, Any]) -> int:
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"[:300]
         signal.setitimer(signal.ITIMER_REAL, 0)
-        seconds = round(time.perf_counter() - began, 4)
+        seconds = round(perf_counter() - began, 4)
         pipe.tell("done", number, "failed" if reason else "passed", seconds, reason, "")
     return 0
 
@@ -132,7 +137,7 @@ def hide() -> dict[str, Any]:
 
 
 def ahead(clock: Callable[[], float]) -> Callable[[], float]:
-    return lambda: clock() + AHEAD_S
+    return lambda: clock() + AHEAD[0]
 
 
 def loaded(root: str, path: str, name: str, hidden: dict[str, Any]) -> types.ModuleType:
