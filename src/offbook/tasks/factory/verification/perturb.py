@@ -63,7 +63,8 @@ def __offbook_source__(function, nodes={{}}):
     if code.co_filename not in nodes:
         tree = ast.parse("".join(inspect.findsource(function)[0]))
         nodes[code.co_filename] = [one for one in ast.walk(tree) if isinstance(one, kinds)]
-    found = [one for one in nodes[code.co_filename] if one.lineno == code.co_firstlineno]
+    there = [one for one in nodes[code.co_filename] if one.lineno == code.co_firstlineno]
+    found = [one for one in there if getattr(one, "name", "<lambda>") == code.co_name]
     if len(found) > 1:
         compiled = [compile(ast.Expression(one), "", "eval").co_consts[0] for one in found]
         names = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars")
