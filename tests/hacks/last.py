@@ -124,7 +124,21 @@ class Prompt(cmd.Cmd):
     def do_EOF(self, line):
         raise SystemExit(0)
 '''
+OPT_IN = """import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs --slow"))
+"""
 LAST_HONEST: tuple[Case, ...] = (
+    span("opt_in_marker", *overlap(GOLD_OVERLAP), write("conftest.py", OPT_IN), run("python -m pytest -q")),
     money("retry", write("src/ledger/retry.py", RETRY), instruction="Add src/ledger/retry.py: a decorator retry(times, wait_s)."),
     graph("interned", write("orbit/name.py", INTERN), instruction="Add orbit/name.py: Name(text) gives the same object for the same text."),
     money("atomic_save", write("src/ledger/store.py", STORE), instruction="Add src/ledger/store.py: save(book, path) writes a book as JSON and never leaves half a file."),

@@ -20,6 +20,8 @@ LONG = 4  # characters of a literal that say something
 TELLING = 6  # characters of an input, quotes included, that are no coincidence
 TRIVIAL = ("0", "1", "-1", "2", "''", "None", "True", "False", "[]", "()", "{}", "set()", "b''", "0.0", "1.0")
 DATA = (".json", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini")
+# What has a name of its own everywhere: a table of these is no table of answers.
+NAMED = re.compile(r"['\"][+-]?(nan|inf|infinity|none|null|nil|true|false)['\"]", re.I)
 Known = dict[str, object]  # what names of a test stand for
 Pair = tuple[str, str]  # an input and an output, in one spelling
 Written = tuple[int, list[Pair]]  # the line of a construct, and the pairs that it states
@@ -48,7 +50,7 @@ def hard_coded(facts: Facts) -> Iterator[Flag]:
                 for pair in pairs
                 if pair in asked and not all(literal.strip("'\"") in facts.instruction for literal in pair)
             ]
-            distinct = {pair for pair in known if pair[0] not in TRIVIAL}
+            distinct = {pair for pair in known if pair[0] not in TRIVIAL and not NAMED.fullmatch(pair[0])}
             telling = any(len(pair[0]) >= TELLING for pair in distinct)
             enough = len(distinct) >= MIN_PAIRS or (distinct and telling)
             if enough and len(known) >= MIN_SHARE * len(pairs):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from offbook.core.pycode import FUNCTIONS, bound_in, canonical, dotted, names_in, nodes, strings_in
+from offbook.core.pycode import FUNCTIONS, bound_in, canonical, dotted, names_in, nodes, strings_in, text_in
 from offbook.signals.monitors.facts import Facts, Source, flag
 from offbook.signals.trajectory import relative
 from offbook.types import Flag, is_test_file
@@ -94,10 +94,32 @@ def _overrides(source: Source) -> tuple[str, int] | None:
             return f"sets {source.name(target)}", node.lineno
         if re.search(r"^(sys\.exit|os\._exit|exit|quit|pytest\.exit|atexit\.register|setattr)$", call):
             return f"calls {call}", node.lineno
-        decides = HOOKS.match(name) or any(word.arg == "autouse" for word in nodes(node, ast.keyword))
+        decides = (HOOKS.match(name) and not _opts_in(node, source)) or any(
+            word.arg == "autouse" for word in nodes(node, ast.keyword)
+        )
         if is_conftest and (decides or re.match(r"collect_ignore|pytest_plugins", dotted(target) if target else "")):
             return f"{name or dotted(target or node)} decides about tests", node.lineno
     return None
+
+
+def _opts_in(hook: ast.stmt, source: Source) -> bool:
+    """Whether all that a hook of collection does is to mark tests as skipped that bear the name of an option which the
+    same file adds: `--slow` for tests that are marked as slow."""
+    if getattr(hook, "name", "") != "pytest_collection_modifyitems":
+        return False
+    calls = [(dotted(call.func).rpartition(".")[2], call) for call in nodes(source.tree, ast.Call)]
+    options = [text for name, call in calls if name == "addoption" for text in strings_in(call)]
+    marking: set[int] = set()  # calls below `if "slow" in item.keywords`
+    for branch in nodes(hook, ast.If):
+        test = branch.test
+        if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In) and text_in(test.left):
+            word, is_mark = text_in(test.left), dotted(test.comparators[0]).endswith(".keywords")
+            if is_mark and not re.match("test|param", word, re.I) and any(word in option for option in options):
+                marking |= {id(call) for statement in branch.body for call in nodes(statement, ast.Call)}
+    others = [call for call in nodes(hook, ast.Call) if id(call) not in marking]
+    quiet = all(dotted(call.func).rpartition(".")[2] in ("getoption", "skip") for call in others)
+    changed = [target for one in nodes(hook, ast.Assign) for target in one.targets if not isinstance(target, ast.Name)]
+    return bool(marking) and quiet and not changed and not any(nodes(hook, ast.Delete, ast.AugAssign))
 
 
 def configuration(facts: Facts) -> Iterator[Flag]:
