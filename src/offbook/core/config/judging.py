@@ -148,7 +148,7 @@ class RewardsConfig(Section):
     grade_s: float = Field(default=120.0, gt=0, description="timeout of a rollout's hidden tests")
     perturbed: Literal["off", "finding", "outcome"] = Field(
         default="outcome",
-        description="what failing most changed inputs counts as",
+        description="what another answer to a recorded call counts as",
     )
     weights: dict[str, float] = Field(
         default={}, description="of behaviours (docs/rewards.md) and of your rewards, by name"
