@@ -22,6 +22,7 @@ from offbook.cli import (
     doctor,
     evaluate,
     export,
+    fit,
     live,
     mtp,
     plan,
@@ -89,6 +90,7 @@ _verb("pretrain", pretrain.pretrain, " --model pocket --data pocket-code:200", c
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
 _verb("mtp", mtp.mtp, " pocket --out runs/mtp", cls=Configured, context_settings=CONFIGURED)
 _verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)
+_verb("fit", fit.fit, " Qwen/Qwen3-0.6B --tasks.source my-tasks", cls=Configured, context_settings=CONFIGURED)
 _verb("stages", stages.stages, " @ full --out runs/full", context_settings=CONFIGURED)
 EXAMPLE = " --model pocket --out runs/train --train.steps 10"
 _verb("train", train.train, EXAMPLE, most_used(), context_settings=CONFIGURED)

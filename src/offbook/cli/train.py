@@ -27,6 +27,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory plan, and stop.")
     ] = False,
+    no_fit_check: Annotated[
+        bool, typer.Option("--no-fit-check", help="Train even if the model hardly writes a readable call.")
+    ] = False,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +74,7 @@ def train(
             if "no_signal" in row:
                 say(f"step {row['step']} had no signal: {row['no_signal']}", to=console)
 
-        folder = run(config, on_step, progress, partial(say, to=console))
+        folder = run(config, on_step, progress, partial(say, to=console), fit_check=not no_fit_check)
     if int(os.environ.get("RANK", "0")):  # another rank is the run
         return
     if tracker:

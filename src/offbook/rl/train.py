@@ -34,6 +34,7 @@ from offbook.engine.vllm import refuse_missing_engine
 from offbook.rl.background import Evaluations, Harder, harder_tasks
 from offbook.rl.checks import judges_of, refuse_run
 from offbook.rl.collector import Collector
+from offbook.rl.fit import is_checked, refuse_unreadable
 from offbook.rl.hint_probe import correct, probe_hints
 from offbook.rl.judge import StepJudge, refuse_silent_judge, step_judge
 from offbook.rl.models import (
@@ -134,8 +135,12 @@ def train(
     progress: Progress = quiet,
     tell: Tell = lambda line: None,
     loaded: Loaded | None = None,
+    fit_check: bool = False,
 ) -> RunFolder:
-    """Run or resume the training that `config` describes. Returns when its last step is in a checkpoint."""
+    """Run or resume the training that `config` describes. Returns when its last step is in a checkpoint.
+
+    `fit_check` refuses a model whose first messages hardly have a readable call.
+    """
     folder = RunFolder(config.out)
     folder.refuse_file()
     with joined() as orders:
@@ -151,7 +156,7 @@ def train(
             hangs = False
             try:
                 with run.checkpoints, asyncio.Runner() as runner:
-                    runner.run(_circle(run, on_step))
+                    runner.run(_circle(run, on_step, fit_check))
             except Hung:
                 hangs = True
                 raise
@@ -267,11 +272,13 @@ def _keeps_turns(config: Config, folder: RunFolder) -> bool:
     return False
 
 
-async def _circle(run: Run, on_step: OnStep) -> None:
+async def _circle(run: Run, on_step: OnStep, fit_check: bool) -> None:
     last, silent = run.config.train.steps, 0
     async with aclosing(run.collector), aclosing(run.scheduler):
         await run.scheduler.apply(_first_weights(run))
         _publish(run, run.done)
+        if fit_check and not run.done and is_checked(run.config):
+            await refuse_unreadable(run.collector, [*run.context.tasks.values()])
         run.scheduler.start()
         run.scheduler.in_background(run.evaluations.run())
         if run.harder:

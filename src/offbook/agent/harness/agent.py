@@ -356,14 +356,9 @@ class _Episode:
         )
 
     def _open_segment(self, first: str) -> None:
-        self.transcript = Transcript(self.chat, self.toolset.specs())
+        self.transcript = opening(self.toolset, self.chat, self.harness, first)
         self.fed = []
         self.rollout.segments.append(self.transcript.segment)
-        telling = "" if self.harness.tools_in_api else self.chat.telling(self.toolset.specs())
-        self.transcript.add("system", self.toolset.system_prompt(telling))
-        for role, text in self.toolset.worked_turns(self.chat):
-            self.transcript.add(role, text)
-        self.transcript.add("user", first)
 
     def _summary_room(self) -> int:
         """What must stay free at the end of a window: the query and the summary."""
@@ -383,6 +378,17 @@ class _Episode:
             return text
         self.record("output_cut", f"{len(text)} characters to {len(fitting)}")
         return fitting + OUTPUT_CUT
+
+
+def opening(toolset: Toolset, chat: Chat, harness: Harness, first: str) -> Transcript:
+    """A segment up to the agent's first message: system prompt, worked turns and what the user says."""
+    transcript = Transcript(chat, toolset.specs())
+    telling = "" if harness.tools_in_api else chat.telling(toolset.specs())
+    transcript.add("system", toolset.system_prompt(telling))
+    for role, text in toolset.worked_turns(chat):
+        transcript.add(role, text)
+    transcript.add("user", first)
+    return transcript
 
 
 def diff_of(task: Task, changed: dict[str, str | None]) -> str:
