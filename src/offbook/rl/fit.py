@@ -46,7 +46,7 @@ class FirstMessages:
 
     total: int
     readable: int  # with a call that was read, whatever its tool answered
-    others: Counter[str]  # by the dialect that would read their call
+    others: dict[str, int]  # by the dialect that would read their call
     cut: int  # at the limit of tokens, before a call
 
     @property
@@ -57,8 +57,8 @@ class FirstMessages:
     @property
     def problem(self) -> str:
         """What most of the others do."""
-        ((name, count),) = self.others.most_common(1) or [("", 0)]
-        rest = self.total - self.readable - self.cut - self.others.total()
+        name, count = max(self.others.items(), key=lambda entry: entry[1], default=("", 0))
+        rest = self.total - self.readable - self.cut - sum(self.others.values())
         if count and count >= max(rest, self.cut):
             form, change = next(words for dialect, words in FORMS.items() if dialect.name == name)
             return f"{count} of {self.total} messages write calls {form}, which --{change} reads"
@@ -87,7 +87,7 @@ class Candidate:
 
     def row(self) -> dict[str, str]:
         first, of = self.first, f" of {self.rollouts}"
-        cells = {"readable": f"{first.readable} of {first.total}", "other format": str(first.others.total())}
+        cells = {"readable": f"{first.readable} of {first.total}", "other format": str(sum(first.others.values()))}
         for name in ("read", "edited", "handed_in", "solved"):
             cells[name.replace("_", " ")] = f"{getattr(self, name)}{of}" if self.rollouts else "-"
         return {"profile": self.profile, "dialect": self.dialect, **cells, "seconds": f"{self.seconds:.0f}"}
@@ -160,11 +160,10 @@ def _pairs(config: Config) -> Iterator[tuple[str, str]]:
 
 async def _candidate(collector: Collector, tasks: Sequence[Task], samples: int, rollouts: int) -> Candidate:
     began, settings = time.monotonic(), collector.config.harness
-    name = f"fit/{settings.profile}-{settings.dialect}"
-    found = Candidate(settings.profile, settings.dialect, await first_messages(collector, tasks, samples, name))
+    found = Candidate(settings.profile, settings.dialect, await first_messages(collector, tasks, samples, "fit"))
     if found.fits and rollouts:
         size = max(1, rollouts // len(tasks))
-        groups = await collector.groups(tasks[:rollouts], size, f"{name}/whole")
+        groups = await collector.groups(tasks[:rollouts], size, "fit/whole")
         done = [(rollout, task) for group, task in zip(groups, tasks, strict=False) for rollout in group]
         found = replace(
             found,
@@ -191,16 +190,19 @@ async def first_messages(collector: Collector, tasks: Sequence[Task], samples: i
     others = Counter[str]()
     readable = cut = 0
     for message, has_ended in drawn:
-        text = message.text if message else ""
+        form = _form(message.text) if message else ""
         if message and any(not call.error for call in message.calls):
             readable += 1
-        elif form := next(
-            (one.name for one in FORMS if any(not call.error for call in one.parse(text, (), False))), ""
-        ):
+        elif form:
             others[form] += 1
         else:
             cut += not has_ended
-    return FirstMessages(len(drawn), readable, others, cut)
+    return FirstMessages(len(drawn), readable, dict(others), cut)
+
+
+def _form(text: str) -> str:
+    """The dialect that reads a call in a message, of whatever tool."""
+    return next((one.name for one in FORMS if any(not call.error for call in one.parse(text, (), False))), "")
 
 
 async def _first(collector: Collector, task: Task, session: Session) -> tuple[Message | None, bool]:
