@@ -254,7 +254,7 @@ class Assessor:
     agent: Agent
     folder: Path  # with frame.md and NAME.md
 
-    async def assess(self, name: str, rollout: Rollout, task: Task) -> float | None:
+    async def assess(self, name: str, rollout: Rollout, task: Task | None) -> float | None:
         rubric = (self.folder / f"{name}.md").read_text().strip()
         frame, ending = (self.folder / "frame.md").read_text(), END_POINTS.format(most=MOST_POINTS)
         direct = ending + DIRECT_POINTS

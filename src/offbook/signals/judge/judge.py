@@ -300,11 +300,12 @@ OPENED_CHARS, DIFF_CHARS = 2000, 8000
 
 
 def show(rollout: Rollout, thoughts: bool = True, budget: int = BUDGET, diff: bool = True) -> str:
+    """The record without system prompts, which are long and the same everywhere."""
     listed = [
         (f"[segment {number} message {index}] {_who(segment, message)}: ", message.role == "assistant", text)
         for number, segment in enumerate(rollout.segments)
         for index, message in enumerate(segment.messages)
-        if (text := text_of(segment, message, thoughts)) or thoughts
+        if message.role != "system" and ((text := text_of(segment, message, thoughts)) or thoughts)
     ]
     own = [len(text) for _, is_agents, text in listed if is_agents]
     others = [len(text) for _, is_agents, text in listed if not is_agents]
