@@ -49,7 +49,7 @@ class NoAnswer(OffbookError):
     @property
     def is_refusal(self) -> bool:
         """The server answers, and does not want this request; perhaps one of its parameters."""
-        return type(self) is NoAnswer and self.reason.startswith("status")
+        return not isinstance(self, NoServer) and self.reason.startswith("status")
 
 
 class NoServer(NoAnswer, ServerLost):

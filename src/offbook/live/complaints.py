@@ -110,7 +110,7 @@ async def read_by(client: Client, sessions: Sequence[Session]) -> tuple[dict[str
 
 def _no_kind(value: Any) -> str:
     kind = value.get("kind") if isinstance(value, dict) else None
-    return "" if isinstance(kind, str) and kind in DISSATISFIED else f'"kind" is none of {", ".join(DISSATISFIED)}'
+    return "" if kind in [*DISSATISFIED] else f'"kind" is none of {", ".join(DISSATISFIED)}'
 
 
 def question(rollout: Rollout, said: str) -> str:

@@ -173,12 +173,7 @@ def _answered(reply: Reply, workspace: Workspace, wrong: Understood) -> tuple[An
 
 
 def _arguments(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
-    try:
-        return json.loads(given or "{}")
-    except (ValueError, RecursionError):
-        return None
+    return loaded(given or "{}") if isinstance(given, str) else given
 
 
 def _used(workspace: Workspace, name: str, arguments: Any, wrong: Understood) -> str:
@@ -218,7 +213,7 @@ class Auditor:
             findings = listed_in(report) or []
             for name in self.rubrics.prompts:
                 some = [{**one, "rule": name} for one in findings if _rule(one) in (name, PREFIX + name)]
-                found, refused = self.rubrics.checked(some, name, rollout)
+                found, refused = self.rubrics.read(some, name, rollout)
                 whole.found += await self.rubrics.confirmed(found, task, self.agent.client, whole)
                 whole.refused += refused
         except NoAnswer as error:

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationE
 
 from offbook.core.asking import Answers, ask_json, object_of
 from offbook.core.client import NoAnswer
-from offbook.signals.trajectory import Trajectory
+from offbook.signals.trajectory import Trajectory, spoken
 from offbook.types import Message, PromptTooLong, Rollout, Segment, Task
 
 PREFIX = "model/"  # of the rules and kinds that a judge goes by
@@ -151,28 +151,13 @@ class Rubrics:
         self, value: Any, name: str, rollout: Rollout, task: Task | None = None
     ) -> tuple[list[Critique], Counter[str]]:
         """The critiques of a reply's JSON that hold, and the reasons why others do not."""
-        listed = listed_in(value)
-        return ([], Counter({NO_JSON: 1})) if listed is None else self.checked(listed, name, rollout, task)
-
-    def problem(self, value: Any, name: str, rollout: Rollout) -> str:
-        """Why nothing of a reply holds, in words for the model; leaks are left out."""
-        found, refused = self.read(value, name, rollout)
-        if found or not refused:
-            return ""
-        segments = enumerate(rollout.segments)
-        own = [(s, m) for s, segment in segments for m, one in enumerate(segment.messages) if segment.is_own(one)]
-        listed = ", ".join(f"{m}" if len(rollout.segments) == 1 else f"{s}/{m}" for s, m in own)
-        return f"{next(iter(refused))} (the agent's messages are {listed})"
-
-    def checked(
-        self, listed: list[Any], name: str, rollout: Rollout, task: Task | None = None
-    ) -> tuple[list[Critique], Counter[str]]:
-        """As `read`, of the entries of a list."""
+        if (listed := listed_in(value)) is None:
+            return [], Counter({NO_JSON: 1})
         found: list[Critique] = []
         refused: Counter[str] = Counter()
-        for number, value in enumerate(listed):
+        for number, entry in enumerate(listed):
             try:
-                said = _Said.model_validate(value)
+                said = _Said.model_validate(entry)
             except ValidationError:
                 refused["not in the form asked for"] += 1
                 continue
@@ -182,6 +167,14 @@ class Rubrics:
             place = rollout, said.segment, said.message
             found.append(Critique(*place, f"{PREFIX}{name}", said.quote[:EVIDENCE_CHARS], said.note))
         return found, refused
+
+    def problem(self, value: Any, name: str, rollout: Rollout) -> str:
+        """Why nothing of a reply holds, in words for the model; leaks are left out."""
+        found, refused = self.read(value, name, rollout)
+        if found or not refused:
+            return ""
+        listed = ", ".join(f"{s}/{m}" if len(rollout.segments) > 1 else f"{m}" for (s, m), _ in spoken(rollout))
+        return f"{next(iter(refused))} (the agent's messages are {listed})"
 
     def _refusal(self, said: _Said, name: str, rollout: Rollout, task: Task | None) -> str | None:
         if said.rule not in (None, name):
