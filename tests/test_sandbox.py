@@ -7,6 +7,8 @@ import asyncio
 import functools
 import os
 import random
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +135,32 @@ async def test_a_command_starts_in_the_tree_without_input(sandbox: Sandbox) -> N
     assert (await sandbox.exec("pwd; cat; ./run.sh", 20)).output == f"{root}\nran\n"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -i",
+        "python -c 'input()'",
+        "bash -i",
+        "cat > new <<EOF\nwithout an end",
+        "git init -q && git add . && git commit",
+        "cat /dev/tty",
+        "less run.sh",
+        "python -m http.server & echo started",
+        pytest.param("vim run.sh", marks=pytest.mark.skipif(not shutil.which("vim"), reason="there is no vim")),
+    ],
+)
+@in_loop
+async def test_a_command_that_would_wait_for_a_person_ends_at_once(sandbox: Sandbox, command: str) -> None:
+    assert not (await sandbox.exec(f"bash -c {shlex.quote(command)}", 10)).timed_out
+
+
+@pytest.mark.skipif(not shutil.which("vim"), reason="there is no vim")
+@in_loop
+async def test_vim_does_what_its_arguments_and_its_input_say(sandbox: Sandbox) -> None:
+    done = "vim -c 's/.*/one/' -c wq a; printf 'itwo\\033:wq\\n' | vim b; cat a b"
+    assert (await sandbox.exec(f"({done}) 2>&1 | tail -2", 20)).output == "one\ntwo\n"
+
+
 @in_loop
 async def test_nothing_of_the_hosts_environment_is_seen(sandbox: Sandbox) -> None:
     os.environ["OFFBOOK_TOKEN"] = SECRET
@@ -141,7 +169,7 @@ async def test_nothing_of_the_hosts_environment_is_seen(sandbox: Sandbox) -> Non
     finally:
         del os.environ["OFFBOOK_TOKEN"]
     names = {line.partition("=")[0] for line in lines} - {"PWD", "OLDPWD", "SHLVL", "_"}  # set by the shell itself
-    assert names == {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE"}
+    assert names == {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE", "VIMINIT"}
     assert (await sandbox.exec('touch "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0
     assert (await sandbox.exec('ls "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0  # and they stay
     assert await sandbox.changes() == {}

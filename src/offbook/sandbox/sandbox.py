@@ -17,8 +17,8 @@ HISTORY = "/history"  # where the agent finds what the harness published: it can
 HOST_ERRORS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.EROFS, errno.ENODEV}
 )
-
-
+# Vim waits for keys on stderr where stdin has none. With this it ends, unless its own arguments end it before.
+VIMINIT = "if resolve('/proc/self/fd/0') ==# '/dev/null' | autocmd VimEnter * cquit | endif"
 CHANGED_BYTES = 16 * 1024 * 1024  # of all text that a rollout changed; what comes after is only named
 
 
@@ -34,6 +34,7 @@ def environment(python: str, home: str, temporary: str) -> dict[str, str]:
         "TMPDIR": temporary,
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "VIMINIT": VIMINIT,
     }
 
 
