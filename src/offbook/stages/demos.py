@@ -23,6 +23,7 @@ from offbook.pocket.tasks import level_named
 from offbook.rl.collector import Collector, Job, chat_of
 from offbook.rl.models import Progress, pocket_cache, positions
 from offbook.rl.tasks import refuse_missing_tasks, task_sets, with_source
+from offbook.signals.monitors.policy import action_of
 from offbook.signals.trajectory.formats import UNLEARNED, UNLEARNED_CODE
 from offbook.stages import expert
 from offbook.stages.expert import Experts
@@ -143,6 +144,6 @@ def _why_not(rollout: Rollout) -> str:
     if rollout.stop != "finish":
         limit = f"ended by harness.{rollout.stop}" if rollout.stop in ("turns", "context", "tokens") else ""
         return events.get("outgrown") or limit or f"ended by {rollout.stop}"
-    if rollout.flags:
+    if action_of(rollout.flags, {}) not in (None, "count"):  # `attempt`: the repository's own tests may look at .git
         return f"flagged as {rollout.flags[0].kind}"
     return "" if rollout.solved else "not solved"

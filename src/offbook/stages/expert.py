@@ -15,10 +15,11 @@ import random
 import re
 import shlex
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from offbook.agent.chat import SUBMIT, Chat, behind_header
+from offbook.agent.chat.dialects import HERMES, JSON, XML, Dialect
 from offbook.agent.harness import Harness, ToolFailed
 from offbook.agent.harness.editing import apply_edits
 from offbook.agent.harness.toolsets import Toolset
@@ -67,6 +68,7 @@ class Move:
     words: str
     call: ToolCall
     is_slip: bool = False
+    dialect: Dialect | None = None  # another one than the chat's
 
 
 Work = Generator[Move, Message, None]  # is sent the answer to each move
@@ -106,7 +108,7 @@ class Expert(Session):
         self.shell = "bash" if "bash" in self.own else "run_command"
         self.talks = 1.0 if "bash" in self.own else rng.choice((0.0, 0.5, 0.5, 1.0))
         self.around = rng.choice((0, 0, 1, 3))  # lines of context in an edit that it could do without
-        kinds = ("old", "syntax", "early") if "bash" in self.own else ("old", "syntax", "early", "tool", "argument")
+        kinds = ["old", "syntax", "early", "dialect", *([] if "bash" in self.own else ["tool", "argument"])]
         self.slip = rng.choice(kinds) if rng.random() < SLIPS else ""
         self.gold: dict[str, list[str] | None] = {}
         self.files: dict[str, list[str] | None] = {}  # as they are now
@@ -124,7 +126,9 @@ class Expert(Session):
         if len(ids) > max_tokens:
             raise PromptTooLong("a message of the expert does not fit")
         read = self.chat.parse(ids[:-1], self.toolset.specs())
-        if [(call.name, call.arguments) for call in read] != [(move.call.name, move.call.arguments)]:
+        if not move.dialect and [(call.name, call.arguments) for call in read] != [
+            (move.call.name, move.call.arguments)
+        ]:
             raise PromptTooLong("the dialect cannot write a call of the expert")
         if move.is_slip:
             self.slips.append(self.turns)
@@ -132,7 +136,10 @@ class Expert(Session):
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
 
     def _ids(self, move: Move) -> list[int]:
-        return [*self.chat.answer(behind_header(move.words, self.chat), [move.call]), self.chat.end_id]
+        words = behind_header(move.words, self.chat)
+        if move.dialect:
+            return [*self.chat.encode(move.dialect.answer(words, [move.call])), self.chat.end_id]
+        return [*self.chat.answer(words, [move.call]), self.chat.end_id]
 
     # What it does.
 
@@ -141,8 +148,15 @@ class Expert(Session):
             file = self.task.tree / path
             self.gold[path] = None if text is None else text.split("\n")
             self.files[path] = file.read_bytes().decode().split("\n") if file.is_file() else None
-        if self.rng.random() < 0.3:
-            yield self._say("look", self._list(self.rng.choice((".", posixpath.dirname(min(self.gold)) or "."))))
+        looks = self.rng.random() < 0.3 or self.slip == "dialect"
+        if looks and not {"list_dir", self.shell}.isdisjoint(self.own):
+            move = self._say("look", self._list(self.rng.choice((".", posixpath.dirname(min(self.gold)) or "."))))
+            if self.slip == "dialect":
+                others = [other for other in (HERMES, JSON, XML) if self._is_foreign(replace(move, dialect=other))]
+                if others:
+                    yield replace(move, is_slip=True, dialect=self.rng.choice(others))
+                    move = self._say("retry", move.call)
+            yield move
         if self.slip == "tool":
             wrong = self.rng.choice([name for name in INVENTED if name not in self.toolset.names])
             yield self._say("look", ToolCall(wrong, {"path": min(self.gold)}), is_slip=True)
@@ -172,6 +186,11 @@ class Expert(Session):
                 limit = self.rng.randint(*EDIT_LINES)
         yield from self._try()
         yield self._finish()
+
+    def _is_foreign(self, move: Move) -> bool:
+        """Whether the harness takes a call in its dialect for one that it does not read."""
+        read = self.chat.parse(self._ids(move)[:-1], self.toolset.specs())
+        return any(call.other_dialect for call in read)
 
     def _find(self, edit: Edit) -> Work:
         """Read what an edit replaces, if it was not read yet; before the first time look for it."""
