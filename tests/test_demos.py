@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
 from pathlib import Path
@@ -16,21 +17,24 @@ from typer.testing import CliRunner
 from offbook.agent.chat import ChatFormat
 from offbook.api import configure
 from offbook.cli import app
-from offbook.core.config import Config, ConfigError
+from offbook.core.config import Config, ConfigError, load_config
+from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.rl.models import quiet
 from offbook.sandbox import SandboxSpec
 from offbook.signals.trajectory.formats import UNLEARNED, read_trajectories
 from offbook.stages import demos as demos_of
 from offbook.stages.demos import Demos
+from offbook.stages.pipeline import of_stage
 from offbook.stages.reminders import Conversation
+from offbook.stages.sample import chosen
 from offbook.stages.sft import make_lessons
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.tasks import load_tasks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import make_tasks
-from offbook.types import OffbookError, Rollout
+from offbook.types import Flag, OffbookError, Rollout
 
 __all__ = ["deps"]
 
@@ -199,3 +203,53 @@ def test_they_are_written_as_trajectories(made: Path, model: Path, tmp_path: Pat
         assert (len(loaded.rollouts), loaded.problems) == (2, [])
     (source,) = read_sources(settings(model, str(tmp_path / "rollouts.jsonl")), model, quiet)
     assert {event.kind for rollout in source.rollouts for event in rollout.events} >= {"unlearned_code"}
+
+
+def test_a_round_of_rejection_sampling_keeps_the_best_of_each_task(made: Path, model: Path) -> None:
+    rollouts = rollouts_of(settings(model, f"demos:{made}:6"))
+    failed, flagged = copy.deepcopy(rollouts[:2])
+    failed.reward.parts["outcome"] = 0.0
+    flagged.flags.append(Flag("restored", 0, "from the history"))
+    kept = chosen([*rollouts, failed, flagged])
+    by_task = {task: [one for one in rollouts if one.task == task] for task in {one.task for one in rollouts}}
+    assert len(kept) == 2 * len(by_task)
+    for task, of_task in by_task.items():
+        best = sorted((one.usage.invalid_calls, one.usage.sampled_tokens) for one in of_task)[:2]
+        assert [(one.usage.invalid_calls, one.usage.sampled_tokens) for one in kept if one.task == task] == best
+
+
+def test_stages_measure_imitate_and_sample_in_rounds(made: Path, model: Path, tmp_path: Path) -> None:
+    """What was kept of one round joins the data of the next, and the same command finds all of them done."""
+    order = ["eval", "sft", "sample", "sft", "eval"]
+    options = {
+        "stages.order": json.dumps(order),
+        "tasks.source": str(made),
+        "tasks.heldout_share": "0.4",
+        "sft.data": '["demos:1"]',
+        "sft.learning_rate": "1e-6",
+        "harness.turns": "20",
+        "harness.context": "30000",
+        "harness.summarize_at": "0",
+        "harness.message_tokens": "3000",
+        "harness.wall_s": "6",
+        "train.group_size": "2",
+        "eval.samples": "1",
+    }
+    command = ["stages", "--model", str(model), "--out", str(tmp_path / "run"), "--plain"]
+    command += [word for key, value in options.items() for word in (f"--{key}", value)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert [row["stage"] for row in rows] == order
+    assert len({row["run"] for row in rows}) == len(order)
+    assert "1-eval" in done.stdout.splitlines()[-8:][0] or "5-eval" in done.stdout
+    kept = tmp_path / "run" / "3-sample" / "kept.jsonl"
+    assert kept.read_bytes() == b"", "a random model solves nothing"
+    first, second = (load_config([tmp_path / "run" / name / "config.toml"], {}) for name in ("2-sft", "4-sft"))
+    assert first.sft.data == second.sft.data == ["demos:1"]
+    assert second.model == str(latest_checkpoint(RunFolder(tmp_path / "run" / "2-sft")))
+    kept.write_bytes(dump_lines(rollouts_of(settings(model, f"demos:{made}:1"))))
+    assert of_stage(second, "sft", tmp_path, "m", [str(kept)]).sft.data == ["demos:1", str(kept)]
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "run" / "stages.json").read_text())[1] == rows[1]

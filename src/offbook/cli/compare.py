@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,7 @@ def compare(
 
     Runs called ARM/seed-N or seed-N/ARM are seeds of that arm.
     """
-    cells, sentences, numbers, svg = _compared(folders or [], group or [], metric or [], curve)
+    cells, sentences, numbers, svg = compared(folders or [], group or [], metric or [], curve)
     if markdown:
         from offbook.evals.tables import markdown as as_markdown
 
@@ -57,8 +58,8 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def _compared(
-    folders: list[Path], groups: list[str], keys: list[str], curve: str
+def compared(
+    folders: list[Path], groups: Sequence[str] = (), keys: Sequence[str] = (), curve: str = "solved"
 ) -> tuple[Cells, list[str], dict[str, Any], str]:
     """The table, what is said below it, the numbers and the figure."""
     from offbook.evals import arms, compare

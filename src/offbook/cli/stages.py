@@ -1,4 +1,4 @@
-"""offbook stages: pretraining, long context, imitation and RL, one after the other."""
+"""offbook stages: pretraining, long context, imitation, RL and evaluations, one after the other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from offbook.cli.compare import compared
+from offbook.cli.evaluate import table_of
 from offbook.cli.options import Json, Plain, config_to_train, console, progress_display, results, say
 
 
@@ -24,22 +26,31 @@ def stages(
     """Run stages one after the other, each from the model of the one before: --stages.order says which.
 
     Every stage is a run folder. The same command goes on where it stopped. `offbook stages @ full` tries it on pocket.
+    Several stages `eval` are compared at the end.
     """
     config = config_to_train(ctx, {"out": out}, "runs/stages")
+    from offbook.rl.tasks import has_heldout, refuse_missing_tasks, refuse_no_heldout
     from offbook.stages.corpus import refuse_missing_sources
     from offbook.stages.pipeline import of_stage, run_stages
     from offbook.stages.sources import refuse_missing_data
 
-    for name in config.stages.order:
+    order = config.stages.order
+    for number, name in enumerate(order):
         settings = of_stage(config, name, Path(config.out) / name, config.model)
-        if name == "sft":
+        if name == "sft" and (settings.sft.data or "sample" not in order[:number]):
             refuse_missing_data(settings)
-        elif name != "train":
+        elif name in ("pretrain", "long"):
             refuse_missing_sources(settings.pretrain)
+        elif name in ("fit", "sample", "eval"):
+            refuse_missing_tasks(settings, "" if name == "eval" else "train")
+        if name == "eval" and not has_heldout(settings):
+            refuse_no_heldout(settings.tasks.source)
         if dry_run:
             print(json.dumps(settings.model_dump(), indent=2) if as_json else settings.to_toml())
     if dry_run:
         return
+    from offbook.evals.run import measure_heldout
+
     with progress_display(plain) as progress:
 
         def on_step(row: dict[str, Any]) -> None:
@@ -47,7 +58,7 @@ def stages(
             shown = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
             console.print(f"step {row['step']}: {shown}")
 
-        rows = run_stages(config, on_step, progress, partial(say, to=console))
+        rows = run_stages(config, on_step, progress, partial(say, to=console), measure_heldout)
     if int(os.environ.get("RANK", "0")):  # another rank is the run
         return
     if as_json:
@@ -57,9 +68,15 @@ def stages(
     for row in rows:
         ends = [row.get(key) for key in ("ce/loss", "validation/loss", "solved")]
         shown = [f"{one[0]:.3f} -> {one[1]:.3f}" if one else "" for one in ends]
-        counted = [str(row[key]) for key in ("steps", "train_tokens", "seconds")]
+        counted = [str(row.get(key, "")) for key in ("steps", "train_tokens", "seconds")]
         table.add_row(row["stage"], *counted, *shown, row["run"])
     results.print(table)
     for row in rows:
         if left := ", ".join(f"{count} {what}" for what, count in row.get("left_out", {}).items()):
             say(f"{row['stage']} left out: {left}", to=results)
+    measured = [Path(row["run"]) for row in rows if row["stage"] == "eval"]
+    if len(measured) > 1:
+        cells, sentences, _, _ = compared(measured)
+        results.print(table_of(cells))
+        for sentence in sentences:
+            say(sentence, to=results)

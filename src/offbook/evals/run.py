@@ -11,12 +11,13 @@ from typing import Any
 from offbook.core.config import Config
 from offbook.core.runfolder import write_atomic
 from offbook.evals.metrics import measure, row_of
-from offbook.evals.suites import Suites
+from offbook.evals.suites import Suites, load_suites, train_tasks
 from offbook.rl.collector import Collector, OnRollout, unwatched
 from offbook.rl.evaluate import PARALLEL, collect_into, crashes, summarize
+from offbook.rl.models import Progress, model_folder, quiet
 from offbook.rl.resume import RolloutFiles
 from offbook.tasks.contamination import contamination
-from offbook.types import Task
+from offbook.types import Rollout, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,21 @@ class Subject:
     config: Config
     folder: Path | None
     remote_name: str = ""
+
+
+def measure_heldout(config: Config, progress: Progress = quiet) -> dict[str, Any]:
+    """Evaluate `config.model` on the held-out tasks of the configuration, in the folder `config.out`."""
+    folder = model_folder(config.model, config.seed, progress)
+    source = config.tasks.source
+    suites = load_suites([source], config, progress=progress)
+    done, total = set[str](), len(suites.tasks) * config.eval.samples
+
+    def watch(rollout: Rollout, over: bool) -> None:
+        done.update([rollout.id] if over else [])
+        progress(f"measuring {config.out}", len(done) / total)
+
+    files = RolloutFiles.folder(Path(config.out))
+    return run_eval(Subject(config.model, config, folder), suites, files, watch, train_tasks(source, config))
 
 
 def run_eval(

@@ -78,7 +78,7 @@ def demonstrated(demos: Demos, config: Config, model: Path, progress: Progress) 
     rollouts, _ = read_lines(path, Rollout)
     kept = []
     for rollout in rollouts:
-        if why := _why_not(rollout):
+        if why := why_left_out(rollout):
             left_out[why] += 1
             continue
         if demos.with_code:
@@ -137,11 +137,12 @@ def _mark(rollout: Rollout, slips: Sequence[int]) -> None:
             rollout.events.append(Event(number, kind, ""))
 
 
-def _why_not(rollout: Rollout) -> str:
+def why_left_out(rollout: Rollout) -> str:
+    """Of imitation; empty if it is not. `answer` is a last message without a call."""
     events = {event.kind: event.detail for event in rollout.events}
     if rollout.fault:
         return "ended by the machine"
-    if rollout.stop != "finish":
+    if rollout.stop not in ("finish", "answer"):
         limit = f"ended by harness.{rollout.stop}" if rollout.stop in ("turns", "context", "tokens") else ""
         return events.get("outgrown") or limit or f"ended by {rollout.stop}"
     if action_of(rollout.flags, {}) not in (None, "count"):  # `attempt`: the repository's own tests may look at .git

@@ -84,8 +84,10 @@ class SftConfig(StageConfig):
 class StagesConfig(Section):
     """Several stages in order, `offbook stages`."""
 
-    order: list[Literal["pretrain", "long", "sft", "train"]] = Field(
-        default=["pretrain", "long", "sft", "train"], min_length=1, description="stages, each from the last one's model"
+    order: list[Literal["fit", "pretrain", "long", "sft", "sample", "train", "eval"]] = Field(
+        default=["pretrain", "long", "sft", "train"],
+        min_length=1,
+        description="stages, each from the last one's model; one may come several times",
     )
     long: dict[str, int | float | str | list[str]] = Field(
         default={}, description="keys of `pretrain` that differ in the stage `long`"
