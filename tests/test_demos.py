@@ -253,3 +253,19 @@ def test_stages_measure_imitate_and_sample_in_rounds(made: Path, model: Path, tm
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "run" / "stages.json").read_text())[1] == rows[1]
+
+
+def test_what_fits_the_model_holds_for_later_stages(made: Path, model: Path, tmp_path: Path) -> None:
+    """It was found before, by the same command."""
+    found = tmp_path / "run" / "1-fit" / "fit.json"
+    found.parent.mkdir(parents=True)
+    found.write_text(json.dumps({"profile": "worked", "dialect": "json"}))
+    command = ["stages", "--model", str(model), "--out", str(tmp_path / "run"), "--plain", "--json"]
+    command += ["--stages.order", '["fit", "eval"]', "--tasks.source", str(made), "--tasks.heldout_share", "0.4"]
+    command += ["--eval.samples", "1", "--harness.turns", "1", "--harness.message_tokens", "8"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    harness = load_config([tmp_path / "run" / "2-eval" / "config.toml"], {}).harness
+    assert (harness.profile, harness.dialect) == ("worked", "json")
+    rows = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert (rows[0]["profile"], rows[0]["dialect"], rows[1]["solved"]) == ("worked", "json", [0.0, 0.0])

@@ -573,11 +573,11 @@ def demos(
 
     Takes configuration of the harness, as in --harness.profile bash. `offbook sft --data demos:DIR` does the same.
     """
+    config = config_from(ctx, {"model": model, "tasks.source": tasks})
     if to not in ("rollouts", "atif", "openai"):
         raise OffbookError(f"there is no form {to}; it is one of rollouts, atif and openai")
     if not model:
         raise OffbookError("give the model that is to learn from them: --model, as in --model Qwen/Qwen3-0.6B")
-    config = config_from(ctx, {"model": model, "tasks.source": tasks})
     from offbook.core.runfolder import dump_lines, write_atomic
     from offbook.evals.export import to_atif, to_messages
     from offbook.rl.models import chat_folder, model_folder
