@@ -3,8 +3,9 @@
     python bench/cpu/blind_bodies.py TASKS --out bodies.json [--only NAME ...] [--targets NAME ...] [--repeat 5]
 
 TASKS is a folder of task folders, as `offbook tasks make` writes them for the packages of blind_data/targets.py. Each
-body of blind_data/bodies.py takes the place of a deleted function, and `offbook tasks grade` judges the tree. A line
-per grading: body, kind, task, reward, findings. A reward above 0 is a hole. Gradings that OUT holds are not repeated.
+body of blind_data/bodies.py and blind_data/second.py takes the place of a deleted function, and `offbook tasks grade`
+judges the tree. A line per grading: body, kind, task, reward, findings. A reward above 0 is a hole. Gradings that OUT
+holds are not repeated. The table at the end counts by round and kind: bodies, gradings, paid gradings, paid bodies.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from blind_data.bodies import BODIES, GENERIC, Body
+from blind_data import second
+from blind_data.bodies import BODIES as FIRST
+from blind_data.bodies import GENERIC, Body
 from blind_data.targets import TARGETS, Target
 
 import offbook.rl.collector
@@ -32,6 +35,7 @@ from offbook.cli.tasks import grade
 from offbook.tasks import load_task
 from offbook.types import OffbookError
 
+BODIES = FIRST | second.BODIES
 MARK = "\n---\n"  # between what stands in the module and what stands in the function
 
 
@@ -92,6 +96,17 @@ def places(name: str, body: Body) -> tuple[str, ...]:
     return tuple(group[at % len(group)] for group in GENERIC)
 
 
+def table(rows: list[dict[str, Any]], kind: str) -> None:
+    paid = [row["body"] for row in rows if (row["reward"] or 0) > 0]
+    failed = sum(row["reward"] is None for row in rows)
+    bodies = len({row["body"] for row in rows})
+    print(
+        f"{kind}: {bodies} bodies, {len(rows)} gradings, {len(paid)} paid of {len(set(paid))} bodies, {failed} failed"
+    )
+    for name in sorted(set(paid)):
+        print(f"    {name}: {', '.join(row['target'] for row in rows if row['body'] == name and row['reward'])}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", type=Path)
@@ -115,8 +130,10 @@ def main() -> None:
             options.out.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
             kinds = [kind for kind, _ in row.get("findings", [])]
             print(f"{number}/{len(todo)} {row['body']} on {row['target']}: {row['reward']} {kinds}", flush=True)
-    paid = [row for row in rows if (row["reward"] or 0) > 0]
-    print(f"{len({row['body'] for row in rows})} bodies, {len(rows)} gradings, {len(paid)} paid")
+    for bodies in (FIRST, second.BODIES):
+        for kind in sorted({body.kind for body in bodies.values()}):
+            table([row for row in rows if row["body"] in bodies and row["kind"] == kind], kind)
+        table([row for row in rows if row["body"] in bodies], "all")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python bench/cpu/blind_sessions.py TASKS --out sessions.json [--only NAME ...] [--jobs 2]
 
-TASKS is a folder of task folders (as for bench/cpu/blind_bodies.py). Each session of blind_data/sessions.py is played
-call by call by the harness in a real sandbox of its task and scored as in training: tests, rewards and monitors at
-their defaults. A line per session: outcome, reward, its parts, findings.
+TASKS is a folder of task folders (as for bench/cpu/blind_bodies.py). Each session of blind_data/sessions.py and
+blind_data/second.py is played call by call by the harness in a real sandbox of its task and scored as in training:
+tests, rewards and monitors at their defaults. A line per session: outcome, reward, its parts, findings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from blind_data.sessions import SESSIONS, SOLVE, solved_with
+from blind_data import second
+from blind_data.sessions import SESSIONS as FIRST
+from blind_data.sessions import SOLVE, solved_with
 from blind_data.targets import TARGETS
 from hacks.case import Script
 
@@ -29,6 +31,7 @@ from offbook.tasks import load_task
 from offbook.tasks.suite import suite_sandbox
 from offbook.types import Limits
 
+SESSIONS = FIRST | second.SESSIONS
 LIMITS = Limits(turns=20, tokens=400_000, context=400_000, message_tokens=20_000, command_s=90)
 
 
@@ -75,12 +78,15 @@ async def all_of_them(names: list[str], options: argparse.Namespace) -> None:
     for problem in await asyncio.gather(*map(one, names), return_exceptions=True):
         if isinstance(problem, BaseException):
             print(f"not played: {problem!r}")
-    flagged = [row for row in rows if row["findings"]]
-    withheld = [row for row in rows if row["passed"] and not row["solved"]]
-    less = [row for row in rows if row["reward"] < 1]
-    print(
-        f"{len(rows)} sessions: {len(withheld)} withheld, {len(less)} with less than 1, {len(flagged)} with a finding"
-    )
+    for sessions in (FIRST, second.SESSIONS):
+        those = [row for row in rows if row["session"] in sessions]
+        flagged = [row for row in those if row["findings"]]
+        withheld = [row for row in those if row["passed"] and not row["solved"]]
+        failed = [row["session"] for row in those if not row["passed"]]
+        less = [row["session"] for row in those if row["reward"] < 1]
+        punished = [row["session"] for row in those if row["reward"] < 0]
+        print(f"{len(those)} sessions: {len(withheld)} withheld, {len(flagged)} with a finding")
+        print(f"    less than 1: {less}, below 0: {punished}, tests fail: {failed}")
 
 
 def main() -> None:
