@@ -1,12 +1,11 @@
 """A coding model on real packages, before and after imitation, RL, and RL with hints: docs/results/repositories.md.
 
-    python bench/gpu/repositories.py start TASKS --model 0.5b=FOLDER --model 1.5b=FOLDER --out OUT --minutes 9
-    python bench/gpu/repositories.py arms TASKS --model 0.5b=FOLDER:0,1,2 --model 1.5b=FOLDER:0 --out OUT --minutes 16
-    python bench/gpu/repositories.py report OUT [OUT ...] --json FILE
+    python bench/gpu/repositories.py run TASKS --model 0.5b=FOLDER:0,1,2 --model 1.5b=FOLDER:0 --out OUT --minutes 24
+    python bench/gpu/repositories.py report OUT --json FILE
 
-`start` is `offbook stages` without RL, for all models side by side. `arms` trains each model with each seed twice from
-the same weights (a run, or an adapter's folder), with hints and without, until the minutes left are needed for the
-evaluations. A model whose folder is not there yet is waited for. What is done already is not done again.
+Per model: `offbook stages` up to RL (fit, evaluation, imitation, rejection sampling, imitation, evaluation); then RL
+with hints and without, from the same weights, for each seed. Models and arms run side by side. Training stops when
+--eval-minutes are left. A model whose folder is not there yet is waited for; what is done already is not done again.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from offbook.evals.statistics import pass_at_k
 from offbook.signals.trajectory import Trajectory
 from offbook.types import Rollout
 
-START = ["fit", "eval", "sft", "eval", "sample", "sft", "eval"]
+STAGES = ["fit", "eval", "sft", "sample", "sft", "eval"]
 ARMS = {"rl": ["--feedback.weight", "0"], "hints": []}
 BEGAN = time.monotonic()
 Row = dict[str, Any]
@@ -41,7 +40,7 @@ def say(line: str) -> None:
 
 class Bench:
     def __init__(self, options: argparse.Namespace):
-        self.options, self.out = options, Path(options.out)
+        self.options, self.out = options, options.out
         self.out.mkdir(parents=True, exist_ok=True)
         self.keys = options.keys.split()
         self.seconds: dict[str, float] = {}
@@ -60,7 +59,7 @@ class Bench:
                 await asyncio.wait_for(process.wait(), max(1.0, self.left() - until))
             except TimeoutError:
                 say(f"{name}: interrupted")
-                os.killpg(process.pid, signal.SIGINT)
+                process.send_signal(signal.SIGINT)
                 try:
                     await asyncio.wait_for(process.wait(), 60)
                 except TimeoutError:
@@ -70,37 +69,46 @@ class Bench:
         (self.out / "times.json").write_text(json.dumps(self.seconds, indent=1) + "\n")
         say(f"{name}: code {process.returncode} after {self.seconds[name]:.0f} s")
 
-    async def started(self, name: str, folder: str) -> None:
+    async def model(self, name: str, folder: str, seeds: list[str]) -> None:
         await there(Path(folder))
-        order = json.dumps(self.options.order.split() if self.options.order else START)
-        where = ["--model", folder, "--tasks.source", self.options.tasks, "--out", str(self.out / name)]
-        settings = ["--stages.order", order, "--eval.samples", str(self.options.n), *self.keys, "--plain"]
-        await self.run(f"{name}-start", ["stages", "@", "repository", *where, *settings])
+        options, stages = self.options, self.out / name
+        where = ["--tasks.source", options.folder, *self.keys, "--plain"]
+        settings = ["--stages.order", json.dumps(STAGES), "--eval.samples", str(options.n)]
+        await self.run(
+            f"{name}-stages", ["stages", "@", "repository", "--model", folder, "--out", str(stages), *settings, *where]
+        )
+        fitted = json.loads((stages / "1-fit" / "fit.json").read_text())
+        dialect = "auto" if fitted["profile"] == "bash" else fitted["dialect"]
+        harness = ["--harness.profile", fitted["profile"], "--harness.dialect", dialect]
+        imitated = str(stages / "5-sft")
+        parts = [self.run(f"{name}-demos-eval", ["eval", str(stages / "3-sft"), "-n", str(options.n // 2), "--plain"])]
+        if options.hybrid:
+            parts += [self.on_hybrid(f"{name}-before-hybrid", folder, harness)]
+            parts += [self.on_hybrid(f"{name}-sft-hybrid", imitated, harness)]
+        for seed in seeds:
+            for arm, keys in ARMS.items():
+                parts.append(self.arm(f"{name}-{arm}-{seed}", imitated, seed, [*keys, *harness, *where]))
+        await asyncio.gather(*parts)
 
-    async def arm(self, name: str, folder: str, arm: str, seed: str) -> None:
-        await there(Path(folder))
-        run = self.out / f"{name}-{arm}-{seed}"
-        where = ["--model", folder, "--tasks.source", self.options.tasks, "--out", str(run), "--seed", seed]
-        command = ["train", "@", "repository", *where, *ARMS[arm], *self.keys, "--plain"]
-        await self.run(run.name, command, until=60 * self.options.eval_minutes)
+    async def arm(self, name: str, model: str, seed: str, keys: list[str]) -> None:
+        out = self.out / name
+        command = ["train", "@", "repository", "--model", model, "--out", str(out), "--seed", seed, *keys]
+        await self.run(name, command, until=60 * self.options.eval_minutes)
         n = self.options.n if seed == "0" else self.options.n // 2
-        await self.run(f"{run.name}-eval", ["eval", str(run), "-n", str(n), "--plain"])
+        await self.run(f"{name}-eval", ["eval", str(out), "-n", str(n), "--plain"])
         if self.options.hybrid and seed == "0":
-            await self.on_hybrid(f"{run.name}-hybrid", str(run))
+            await self.on_hybrid(f"{name}-hybrid", str(out), [])
 
-    async def on_hybrid(self, name: str, model: str) -> None:
-        where = ["--model", model, "--suite", self.options.hybrid, "--out", str(self.out / name)]
-        await self.run(name, ["eval", "@", "repository", *where, *self.keys, "-n", "2", "--plain"])
+    async def on_hybrid(self, name: str, model: str, keys: list[str]) -> None:
+        where = ["--model", model, "--suite", self.options.hybrid, "--out", str(self.out / name), "-n", "2"]
+        await self.run(name, ["eval", "@", "repository", *where, *self.keys, *keys, "--plain"])
 
     async def all(self) -> None:
-        models = dict(one.split("=", 1) for one in self.options.model)
         parts = []
-        for name, given in models.items():
+        for one in self.options.model:
+            name, given = one.split("=", 1)
             folder, _, seeds = given.partition(":")
-            if self.options.phase == "start":
-                parts.append(self.started(name, folder))
-                continue
-            parts += [self.arm(name, folder, arm, seed) for seed in seeds.split(",") for arm in ARMS]
+            parts.append(self.model(name, folder, seeds.split(",")))
         await asyncio.gather(*parts)
         (self.out / "done").write_text("")
 
@@ -114,14 +122,14 @@ def package(rollout: Rollout) -> str:
     return rollout.task.split("-", 1)[0]
 
 
-def report(folders: list[Path]) -> list[Row]:
-    """A row per evaluation found."""
+def report(out: Path) -> list[Row]:
+    """A row per evaluation."""
     rows = []
-    for folder in folders:
-        for file in sorted(folder.rglob("*rollouts.jsonl")):
+    for file in sorted(out.rglob("*rollouts.jsonl")):
+        name = str(file.relative_to(out).parent)
+        if "eval" in name or "hybrid" in name:
             rollouts, _ = load_lines(file, Rollout)
-            if (rollouts and "eval" in str(file.relative_to(folder))) or "hybrid" in str(file):
-                rows.append({"evaluation": str(file.relative_to(folder).parent), **measured(rollouts)})
+            rows.append({"evaluation": name, **measured(rollouts)})
     return rows
 
 
@@ -176,27 +184,25 @@ def interval(tasks: dict[str, list[Rollout]], draws: int = 2000) -> tuple[float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phase", choices=("start", "arms", "report"))
-    parser.add_argument("tasks", nargs="+", help="a folder of tasks; for report: folders OUT")
-    parser.add_argument("--model", action="append", default=[], help="NAME=FOLDER, or for arms NAME=FOLDER:SEED,SEED")
-    parser.add_argument("--out", default="runs/repositories")
+    parser.add_argument("phase", choices=("run", "report"))
+    parser.add_argument("folder", help="of tasks; for report: OUT")
+    parser.add_argument("--model", action="append", default=[], help="NAME=FOLDER:SEED,SEED")
+    parser.add_argument("--out", type=Path, default=Path("runs/repositories"))
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--eval-minutes", type=float, default=4.0)
-    parser.add_argument("--n", type=int, default=8, help="rollouts a held-out task; half for seeds but 0")
-    parser.add_argument("--order", default="", help="other stages of `start`")
+    parser.add_argument("--n", type=int, default=8, help="rollouts per held-out task; half for seeds other than 0")
     parser.add_argument("--hybrid", default="", help="a folder of hybrid tasks")
     parser.add_argument("--keys", default="", help="more keys of every command")
-    parser.add_argument("--json", default="")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if options.phase == "report":
-        rows = report([Path(folder) for folder in options.tasks])
-        if options.json:
-            Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
-        for row in rows:
-            print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
+    if options.phase == "run":
+        asyncio.run(Bench(options).all())
         return
-    options.tasks = options.tasks[0]
-    asyncio.run(Bench(options).all())
+    rows = report(Path(options.folder))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for row in rows:
+        print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
 
 
 if __name__ == "__main__":
