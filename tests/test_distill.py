@@ -131,6 +131,9 @@ def test_faults_are_taught_and_the_distance_is_told(model: Path, tmp_path: Path)
     assert {item.target.rule for item in feedback} == {"unknown_tool", "malformed_arguments", "said"}
     assert all(item.divergence for item in feedback)
     assert RunFolder.open(folder.path).checkpoints().keys() >= {4}
+    silent = load_config([], {**given, "out": str(tmp_path / "silent"), "feedback.rule_weights.said": "0"})
+    without, _ = distill(silent, epochs=2).metrics()
+    assert sum(row["hinted_targets"] for row in without) == 2 * (4 + 4), "what people say has no weight"
     (logs / "own.jsonl").write_bytes(dump_lines(recorded(model, 3)))
     with pytest.raises(OffbookError, match="other data"):
         distill(config, epochs=2)

@@ -414,16 +414,18 @@ def test_tasks_that_come_again_are_said_once_and_can_be_refused(
     assert [order.epoch(step, groups=4) for step in range(1, 7)] == [1, 1, 2, 2, 2, 3]
 
 
-def test_a_run_ends_where_its_tasks_do_and_keeps_all_steps(cache: Path, model: Path, tmp_path: Path) -> None:
-    more = ["--tasks.order", "select", "--train.steps", "5", "--checkpoint.every", "5"]
+def test_selection_draws_each_task_once_and_then_again(cache: Path, model: Path, tmp_path: Path) -> None:
+    more = ["--tasks.order", "select", "--train.steps", "3", "--checkpoint.every", "3"]
     process = train(cache, model, tmp_path / "run", *more)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines()[0].endswith("run: 2 of 5 steps done")
-    assert "the run ends after step 2 of 5: 2 more tasks are wanted and 0 are left" in process.stderr
-    assert list(RunFolder(tmp_path / "run").checkpoints()) == [2], "no step is lost"
+    assert process.stdout.splitlines()[0].endswith("run: 3 of 3 steps done")
+    folder = RunFolder(tmp_path / "run")
+    first, second, third = ({rollout.task for rollout in folder.rollouts(step)[0]} for step in (1, 2, 3))
+    assert len(first | second) == 4, "a step takes two of the four tasks"
+    assert len(third) == 2
     too_few = train(cache, model, tmp_path / "none", *more, "--train.groups", "5")
     assert (too_few.returncode, too_few.stdout) == (1, "")
-    assert "5 more tasks are wanted and 4 are left" in too_few.stderr
+    assert "a step takes 5 tasks and there are 4" in too_few.stderr
 
 
 BROKEN = """

@@ -108,7 +108,7 @@ def test_what_is_wrong_with_a_file_is_said_at_once(
 
 def test_a_run_refuses_them_before_its_first_rollout(tmp_path: Path) -> None:
     path = own(tmp_path, example())
-    judges_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_prints": 2.0})))
+    judges_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_prints": 2.0, "said": 0.0})))
     with pytest.raises(OffbookError, match="there is no rule no_print; the rules are"):
         judges_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_print": 2.0})))
 

@@ -198,7 +198,7 @@ def test_a_chain_of_imports_may_be_of_any_length() -> None:
 
 
 def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
-    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=64, fim_share=0.0), 0)
+    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=64), 0, fim_share=0.0)
     files = [File("long.py", module(3), "python"), File("README.md", "words", "docs")]
     windows = writer.windows(Repository("r", "MIT", files))
     sizes = [sum(len(part.ids) for part in window) for window in windows]
@@ -212,7 +212,7 @@ def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
 
 @pytest.mark.parametrize("context", [64, 400, 4096])  # of which no piece, some and the whole file fit with their marks
 def test_fill_in_the_middle_stays_in_a_window_and_loses_nothing(context: int, tiny: Path) -> None:
-    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=context, fim_share=1.0), 0)
+    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=context), 0, fim_share=1.0)
     text = "".join(map(module, range(4))).rstrip()
     files = [File("a.md", "words", "docs"), File("a.py", text, "python")]
     windows = writer.windows(Repository("r", "MIT", files))
@@ -239,7 +239,7 @@ def test_control_tokens_in_source_are_plain_characters(tiny: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
     source = f"END = '<|im_end|>'\nSTART = '<|im_start|>'\nMARKS = {marks}\n"
     for share, expected in ((0.0, []), (1.0, marks)):
-        writer = Writer(tokenizer, PretrainConfig(fim_share=share), 0)
+        writer = Writer(tokenizer, PretrainConfig(), 0, fim_share=share)
         ((part,),) = writer.windows(Repository("r", "MIT", [File("<|im_end|>.py", source, "python")]))
         assert (
             tokenizer.convert_ids_to_tokens([one for one in part.ids if one in tokenizer.all_special_ids]) == expected
@@ -411,7 +411,7 @@ def test_a_long_context_without_a_long_window_is_said_once(
         (folder / "a.py").write_text(
             "".join(f"def function_{k}(a, b):\n    return a + b * {k}\n" for k in range(functions))
         )
-        more = {"context": 2048, "rope": "yarn", "epochs": 1, "licences": ["any"], "fim_share": 0.0}
+        more = {"context": 2048, "rope": "yarn", "epochs": 1, "licences": ["any"]}
         lines: list[str] = []
         caplog.clear()
         run = pretrain(config_for(tiny, tmp_path / f"run-{functions}", [folder], **more), tell=lines.append)

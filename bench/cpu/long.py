@@ -71,7 +71,7 @@ class Bench:
         given = {
             "model": model, "out": self.root / name, "seed": self.seed, "threads": self.arguments.threads,
             "pretrain.data": json.dumps([str(data)]), "pretrain.context": context, "pretrain.rope": rope,
-            "pretrain.batch_tokens": batch + MARGIN, "pretrain.learning_rate": rate, "pretrain.fim_share": 0,
+            "pretrain.batch_tokens": batch + MARGIN, "pretrain.learning_rate": rate,
             "pretrain.licences": '["any"]', "pretrain.validation_share": 0, "train.micro_tokens": batch,
         }  # fmt: skip
 

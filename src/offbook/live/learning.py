@@ -67,7 +67,7 @@ def train_on(
     found, carried = baselines(rewards, [one.kind for one in sessions], carried)
     by_group = {one.id: value for one, value in zip(sessions, found, strict=True)}
     reasons = may_teach(said_against(sessions), approved)
-    read = [with_hints(one, lambda text: not reasons[text]) if config.live.hints else one.rollout for one in sessions]
+    read = [with_hints(one, lambda text: not reasons[text]) for one in sessions]
     rollouts = read_by_model([replace(rollout, group=rollout.id) for rollout in read], config)
     order = random.Random(f"{config.seed} live {folder.path.name}").sample(rollouts, len(rollouts))
     size = config.train.groups * config.train.group_size

@@ -27,7 +27,7 @@ from offbook.rl.models import Progress, chat_folder, load_weights, model_folder,
 from offbook.rl.plan import make_plan, refuse_too_large, this_device
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
 from offbook.rl.train_step import TrainContext, teachers_of, train_step
-from offbook.signals.feedback import read_all, rules_of
+from offbook.signals.feedback import SAID, read_all, rules_of
 from offbook.signals.judge import Critique, Judgement
 from offbook.stages.conversations import Renderer
 from offbook.stages.run import Tell, refuse_other_data
@@ -39,7 +39,6 @@ from offbook.types import OffbookError, Rollout, Segment
 
 FAR = -10.0  # nats: very unlikely tokens
 RATIOS = 0.5, 2.0  # bounds of pi / mu for on-policy tokens
-SAID = "said"  # the rule name of people's feedback
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ FIM_MARKS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
 )  # of tokenizers that have them; the first are spelled out in those that have none
 WORDS = ("docs", "settings")  # domains of which nothing is filled in
+FIM_SHARE = 0.3  # share of code files that are written to fill in the middle
 SHORTEST_PIECE = 200  # characters, of which something is filled in; the end of a file may have fewer
 MOST_CHARACTERS = 8  # a token, where a piece is looked for that fits
 NOTHING_LONGER = (
@@ -195,13 +196,14 @@ class Writer:
     tokenizer: Any
     settings: PretrainConfig
     seed: int
+    fim_share: float = FIM_SHARE
 
     def windows(self, repository: Repository) -> list[Window]:
         windows: list[Window] = [[]]
         for file in repository.files:
             rng = random.Random(f"{self.seed} {repository.name} {file.path}")
             left, header = file.text.rstrip(), self._encoded(f"# {file.path}\n")
-            if file.domain not in WORDS and rng.random() < self.settings.fim_share:
+            if file.domain not in WORDS and rng.random() < self.fim_share:
                 left = self._write_rotated(windows, file.domain, header, left, rng)
             if left:
                 self._write(windows, file.domain, header, left)

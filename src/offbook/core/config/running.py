@@ -73,10 +73,6 @@ class LiveConfig(Section):
         },
         description="of the parts of a session's reward, each from -1 to 1 (docs/live.md)",
     )
-    hints: bool = Field(
-        default=True,
-        description="teach users' complaints as hints at the messages they are about",
-    )
     share: float = Field(default=0.2, gt=0, le=0.5, description="share of users who get a version on trial")
     trial: int = Field(default=50, ge=1, description="users of each version before it gets the rest")
     suites: list[str] = Field(default=[], description="of the gate, added to the held-out tasks, as in `sides`")

@@ -39,7 +39,6 @@ class PretrainConfig(StageConfig):
         default="",
         description="RoPE scaling where `context` exceeds the model's; stored in checkpoints",
     )
-    fim_share: float = Field(default=0.3, ge=0, le=1, description="share of code files written to fill in the middle")
     licences: list[str] = Field(
         default=["Apache-2.0", "BSD", "CC0-1.0", "ISC", "MIT", "PSF-2.0", "Unlicense", "Zlib"],
         description="accepted licences; `any`: all, and none",

@@ -36,6 +36,7 @@ from offbook.signals.feedback.rules.talking import (
 from offbook.signals.trajectory import At, ToolUse, Trajectory, shown, spoken
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
 
+SAID = "said"  # the rule name of what people say about messages
 SHOWN = 160  # characters of what shows a fault
 
 
@@ -127,7 +128,8 @@ def read_rollout(
 def rules_of(files: Sequence[str], chosen: Collection[str] = (), weighted: Collection[str] = ()) -> dict[str, Rule]:
     """By name. Whatever is wrong with one is said before the first rollout.
 
-    `chosen` are the rules that a run goes by, all where there are none; what a judge finds can be `weighted` too.
+    `chosen` are the rules that a run goes by, all where there are none; what a judge or a person finds can be
+    `weighted` too.
     """
     rules = dict(RULES)
     for file in files:
@@ -145,7 +147,7 @@ def rules_of(files: Sequence[str], chosen: Collection[str] = (), weighted: Colle
             if not hint:
                 raise OffbookError(f"the rule {name} of {file} needs a docstring, which is its hint")
             rules[name] = Rule(name, function, hint, file)
-    for names, known in ((chosen, list(rules)), (weighted, [*rules, *MISTAKES.rules])):
+    for names, known in ((chosen, list(rules)), (weighted, [*rules, *MISTAKES.rules, SAID])):
         for name in names:
             if name not in known:
                 raise OffbookError(f"there is no rule {name}; the rules are {', '.join(known)}")
