@@ -418,7 +418,7 @@ def test_selection_draws_each_task_once_and_then_again(cache: Path, model: Path,
     more = ["--tasks.order", "select", "--train.steps", "3", "--checkpoint.every", "3"]
     process = train(cache, model, tmp_path / "run", *more)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines()[0].endswith("run: 3 of 3 steps done")
+    assert process.stdout.splitlines()[0].endswith("run: 3 steps done")
     folder = RunFolder(tmp_path / "run")
     first, second, third = ({rollout.task for rollout in folder.rollouts(step)[0]} for step in (1, 2, 3))
     assert len(first | second) == 4, "a step takes two of the four tasks"

@@ -169,7 +169,8 @@ def configured(seed: int, out: Path, sessions: int, **more: str) -> Config:
         "live.consent": "all",
         "live.settle_s": "0",
         "live.sessions": str(sessions),
-        "feedback.rule_weights": '{"said": 0}',  # the pocket model reads no English beyond its prompts; rules have hints that it knows
+        # The pocket model reads no English beyond its prompts; rules have hints that it knows.
+        "feedback.rule_weights": '{"said": 0}',
         "live.share": "0.5",
         "live.trial": "30",
         "live.suites": '["eager"]',

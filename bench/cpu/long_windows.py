@@ -107,8 +107,8 @@ def windows(seed: str, split: str, tokens: int, count: Count) -> Iterator[Pieces
 
 
 def write_windows(folder: Path, made: Iterator[Pieces], number: int, context: int, count: Count) -> None:
-    """As files of one repository, each about as long as a window, so that each is one. Of documents none is filled in in
-    the middle."""
+    """As files of one repository, each about as long as a window, so that each is one. Documents get no fill in the
+    middle."""
     (folder / "windows").mkdir(parents=True)
     for place in range(number):
         path, text = f"windows/w{place:05d}.md", "".join(text for text, _ in next(made)).rstrip() + "\n\n"
