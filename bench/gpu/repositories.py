@@ -5,7 +5,7 @@
 
 Per model: `offbook stages` up to RL (fit, evaluation, imitation, rejection sampling, imitation, evaluation); then RL
 with hints and without, from the same weights, for each seed. Models and arms run side by side. Training stops when
---eval-minutes are left. A model whose folder is not there yet is waited for; what is done already is not done again.
+--eval-minutes are left. A model, or --hybrid, whose folder is not there yet is waited for; what is done already is not done again.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class Bench:
             await self.on_hybrid(f"{name}-hybrid", str(out), [])
 
     async def on_hybrid(self, name: str, model: str, keys: list[str]) -> None:
+        await there(Path(self.options.hybrid))
         where = ["--model", model, "--suite", self.options.hybrid, "--out", str(self.out / name), "-n", "2"]
         await self.run(name, ["eval", "@", "repository", *where, *self.keys, *keys, "--plain"])
 
