@@ -5,7 +5,7 @@
 
 Per model: `offbook stages` up to RL (fit, evaluation, imitation, rejection sampling, imitation, evaluation); then RL
 with hints and without, from the same weights, for each seed. Models and arms run side by side. Training stops when
---eval-minutes are left. A model, or --hybrid, whose folder is not there yet is waited for; what is done already is not done again.
+--eval-minutes are left. Folders that are not there yet are waited for; what is done already is not done again.
 """
 
 from __future__ import annotations
