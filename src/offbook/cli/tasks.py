@@ -45,7 +45,7 @@ def make(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A folder, git URL, archive, pypi:NAME[==VERSION], release:NAME[==OLD..NEW], commit:URL@REF."
+            help="A folder, git URL, archive, pypi:NAME[==VERSION], release:NAME==OLD..NEW, commit:URL@REF."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the tasks go.")] = Path("tasks"),

@@ -17,7 +17,6 @@ from offbook.tasks.factory.pipeline import Made, OnOutcome, make_tasks, prepare_
 from offbook.tasks.factory.prepare.prepare import Progress
 from offbook.tasks.factory.prepare.source import one_spelling
 from offbook.tasks.factory.records import settle
-from offbook.tasks.factory.releases.release import pairs
 from offbook.types import OffbookError
 
 RETRIES = 3  # of a task whose machine went away
@@ -44,12 +43,12 @@ def make_on_ray(
     try:
         cpus = min(CPUS, int(ray.cluster_resources().get("CPU", 1)))  # more than there are would wait for ever
         settings = replace(settings, jobs=cpus + 1)
-        known = asyncio.run(pairs(map(one_spelling, sources), settings.prepare))
+        known = dict.fromkeys(map(one_spelling, sources))
 
         def every(work: Callable[[str], Made], what: str) -> dict[str, Made]:
             remote = ray.remote(num_cpus=cpus, max_retries=RETRIES)(work)
-            waiting = {remote.remote(source): source for source, why in known.items() if not why}
-            found = {source: Made(source, unprepared=why) for source, why in known.items() if why}
+            waiting = {remote.remote(source): source for source in known}
+            found: dict[str, Made] = {}
             while waiting:
                 done, _ = ray.wait(list(waiting), timeout=POLL_S)
                 for one in done:

@@ -42,7 +42,7 @@ from offbook.tasks.factory.proposals import Proposal, Refused, apply_proposal, d
 from offbook.tasks.factory.records import Taken, differing, earlier_outcomes, record, settle
 from offbook.tasks.factory.releases.cut import Piece, cut_release, hunks_between
 from offbook.tasks.factory.releases.piece import identity, make_piece
-from offbook.tasks.factory.releases.release import is_release, open_release, pairs, prepare_release
+from offbook.tasks.factory.releases.release import is_release, open_release, prepare_release
 from offbook.tasks.factory.types import LEVELS, Feature, Level, Unprepared
 from offbook.tasks.factory.verification.verify import ENDLESS
 from offbook.tasks.factory.workshop import Workshop, open_workshop
@@ -109,12 +109,11 @@ async def make_tasks(
     if settings.level not in (*LEVELS, "mix"):
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
     run = _Run(out, spec, settings, progress, on_outcome)
-    known = await pairs(map(one_spelling, sources), settings.prepare)
-    whole = {source: list[Proposal]() for source in known}
+    whole = {one_spelling(source): list[Proposal]() for source in sources}
     wanted = dict(whole)
     for proposal in proposals:
         wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
-    result = [Made(source, unprepared=known.get(source, "")) for source in wanted]
+    result = [Made(source) for source in wanted]
 
     async def one(made: Made) -> None:
         await run.make(made, wanted[made.source], is_whole=made.source in whole)
@@ -177,7 +176,7 @@ class _Run:
 
     async def prepare_each(self, result: Sequence[Made]) -> None:
         """Timeouts that parallel work may have caused are tried again alone."""
-        await self.each([made for made in result if not made.unprepared], self.settings.jobs, self.prepare)
+        await self.each(result, self.settings.jobs, self.prepare)
         for made in result:
             if LATE.search(made.unprepared):
                 self.progress(f"{made.source}: {made.unprepared}; once more, alone")
@@ -279,8 +278,7 @@ class _Run:
 
     async def releases(self, made: Made, workshop: Workshop) -> None:
         release = open_release(workshop)
-        newer = {path: release.new_files[path] for path in release.repository.source_files}
-        hunks = hunks_between(release.product, newer)
+        hunks = hunks_between(release.product, release.newer)
         cut = await cut_release(release, hunks, self.spec, self.progress)
 
         def candidate(piece: Piece) -> _Candidate:

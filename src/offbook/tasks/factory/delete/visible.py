@@ -141,7 +141,7 @@ def _cleaned(
     import_roots: tuple[str, ...],
 ) -> dict[str, str | None]:
     product = {path: text for path, text in files.items() if path.endswith(".py") and not is_test_code(path)}
-    symbols = _modules_of(product, import_roots)
+    symbols = modules_of(product, import_roots)
     after = {p: t for p in product if (t := deletion.files.get(p, product[p])) is not None}
     lost = vanished(product, after, import_roots)
     modules = {symbols.modules[path].name for path, text in deletion.files.items() if text is None and path in product}
@@ -163,7 +163,7 @@ def _cleaned(
     return result
 
 
-def _modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symbols:
+def modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symbols:
     """Modules without their functions. They are remembered by their text, so a tree is read once for all deletions."""
     modules = {path: module for path, text in files.items() if (module := module_of(path, text, import_roots))}
     return Symbols({}, modules, {}, import_roots)
@@ -171,7 +171,7 @@ def _modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symb
 
 def vanished(files_before: Mapping[str, str], files_after: Mapping[str, str], import_roots: tuple[str, ...]) -> Lost:
     """What each module binds no longer. Through a star import names come and go unseen: those are followed."""
-    before, after = _modules_of(files_before, import_roots), _modules_of(files_after, import_roots)
+    before, after = modules_of(files_before, import_roots), modules_of(files_after, import_roots)
     lost: Lost = {}
     for path in before.modules:
         now = _all_names(path, after, set()) if path in after.modules else set()

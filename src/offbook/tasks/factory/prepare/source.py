@@ -236,13 +236,6 @@ def without_secrets(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
 
 
-async def final_versions(name: str, limits: SourceLimits, python: str = PYTHON_VERSION) -> list[Version]:
-    """All that have a source distribution which runs on the version `python`, the newest first."""
-    found = await asyncio.to_thread(_listed, name, await pip_settings(), limits)
-    final = [one for one, file in found.items() if not one.is_prerelease and not file.yanked]
-    return sorted((one for one in final if runs_on(found[one].requires_python, python)), reverse=True)
-
-
 async def file_urls() -> list[str]:
     """Some of the files themselves, which an index may keep on another host: those of pip."""
     settings = await pip_settings()

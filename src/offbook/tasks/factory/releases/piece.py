@@ -157,7 +157,10 @@ def added_lines(old: str, new: str, fewest: int) -> str:
 
 
 def requests(release: Release, change: Change, tests: Sequence[str]) -> dict[str, str]:
-    """In three lengths; empty where neither an entry nor the docstrings of most public functions say what is asked."""
+    """In three lengths; empty where neither an entry nor the docstrings of most public functions say what is asked.
+
+    What is new is declared by `Needs.stated`; here stands what else changes.
+    """
     keys = change.public((*change.came, *change.changed))
     names = {part for key in (*change.came, *change.changed) for part in (key.name, key.simple, *key.name.split("."))}
     for hunk in change.hunks:
@@ -168,28 +171,26 @@ def requests(release: Release, change: Change, tests: Sequence[str]) -> dict[str
     entries = entries_for(release.entries, names, words)
     if release.message and not entries:
         entries = release.entries[:1]
-    documented = _docstrings(change, keys)
-    if not entries and (not documented or 2 * len(documented) < len(keys)):
+    documented = {key: text for key in keys if (text := _said_now(change, key))}
+    is_copied = any(shared_code(text, change.deletion.removed) for text in documented.values())
+    if not entries and (is_copied or not documented or 2 * len(documented) < len(keys)):
         return {}
-    if any(shared_code(text, change.deletion.removed) for text in documented):
-        documented = []  # an example in a docstring may be a line of the body
-        if not entries:
-            return {}
     said = " ".join(entries)
     functions = [change.new.functions[key] for key in (*change.came, *change.changed) if key in change.new.functions]
     found = behaviours(tests, functions)
-    interface = _interface(change, said)
+    lines = [f"- {line}" for key in change.public(change.changed) if (line := _changed(change, key, said))]
+    docstrings = [f"## `{key.name}`\n\n{text}" for key, text in documented.items() if key in change.changed]
 
     def whole(docstrings: Sequence[str], most: int) -> str:
         covered = f"It will be checked for: {'; '.join(found[:most])}." if found else ""
-        parts = [said or "Please make these changes.", "\n".join(interface), *docstrings, covered]
+        parts = [said or _summary(change, keys), "\n".join(lines[:MOST_LINES]), *docstrings, covered]
         return "\n\n".join(filter(None, parts)).strip() + "\n"
 
     short = next((text for text in (said, *entries[:1]) if 0 < len(text) < TERSE_CHARACTERS), "")
     return {
         "terse": short or _summary(change, keys),
-        "normal": whole([] if said else documented, MOST_BEHAVIOURS),
-        "detailed": whole(documented, 2 * MOST_BEHAVIOURS),
+        "normal": whole([] if said or is_copied else docstrings, MOST_BEHAVIOURS),
+        "detailed": whole([] if is_copied else docstrings, 2 * MOST_BEHAVIOURS),
     }
 
 
@@ -205,48 +206,21 @@ def _summary(change: Change, keys: Sequence[FunctionKey]) -> str:
     return text.strip()[: TERSE_CHARACTERS - 1]
 
 
-def _interface(change: Change, said: str) -> list[str]:
-    """A line for each thing that tests may name."""
-    lines = []
-    lists = [hunk for hunk in change.hunks if not hunk.name and not hunk.is_file]
-    for key in change.public(change.came):
-        function = change.new.functions.get(key)
-        paths = {hunk.path for hunk in lists if key.name in hunk.words and hunk.path != key.path}
-        homes = [f"`{change.new.modules[path].name}`" for path in sorted(paths & change.new.modules.keys())]
-        home = f" Importable from {listed(homes[:3])} as well." if homes else ""
-        if function is None:
-            bases = ", ".join(change.new.modules[key.path].bases.get(key.simple, ()))
-            methods = [
-                one for one in change.new.functions.values() if (one.key.path, one.owner) == (key.path, key.name)
-            ]
-            shown = [f"`{one.signature.removeprefix('def ')}`" for one in methods if one.public and not one.dunder]
-            has = f", with {listed(shown[:8])}" if shown else ""
-            lines.append(f"New class `{key.name}{f'({bases})' if bases else ''}` in `{key.path}`{has}.{home}")
-        elif not key.is_inside(change.came) or key.simple == "__init__":
-            kind = "property" if function.is_property else "method"
-            what = f"{kind} of `{function.owner}`" if function.owner else "function"
-            meaning = first_sentence(function.docstring)
-            lines.append(f"New {what} in `{key.path}`: `{function.signature}`.{home} {meaning}".strip())
-    for key in change.public(change.changed):
-        before, after = change.old.functions[key], change.new.functions[key]
-        if before.signature != after.signature:
-            lines.append(f"`{key.name}` in `{key.path}` becomes `{after.signature}`.")
-        elif key.simple not in said:
-            lines.append(f"`{key.name}` in `{key.path}` changes.")
-    return [f"- {line}" for line in lines[:MOST_LINES]]
+def _changed(change: Change, key: FunctionKey, said: str) -> str:
+    after = change.new.functions[key].signature
+    if change.old.functions[key].signature != after:
+        return f"`{key.name}` in `{key.path}` becomes `{after}`."
+    return "" if key.simple in said else f"`{key.name}` in `{key.path}` changes."
 
 
-def _docstrings(change: Change, keys: Sequence[FunctionKey]) -> list[str]:
-    """What docstrings say that they did not say before."""
-    found = []
-    for key in keys:
-        before, after = change.old.functions.get(key), change.new.functions.get(key)
-        known = {line.strip() for line in before.docstring.split("\n") if line.strip()} if before else set[str]()
-        fresh = [line for line in (after.docstring if after else "").split("\n") if line.strip() not in known]
-        if any(">>>" not in line and len(line.split()) > 2 for line in fresh):
-            text = plain("\n".join(fresh)).strip()
-            found.append(f"## `{key.name}`\n\n{text}")
-    return found
+def _said_now(change: Change, key: FunctionKey) -> str:
+    """What a docstring says that it did not say before."""
+    before = change.old.functions.get(key)
+    after = change.new.functions.get(key)
+    known = {line.strip() for line in before.docstring.split("\n") if line.strip()} if before else set[str]()
+    fresh = [line for line in (after.docstring if after else "").split("\n") if line.strip() not in known]
+    tells = any(">>>" not in line and len(line.split()) > 2 for line in fresh)
+    return plain("\n".join(fresh)).strip() if tells else ""
 
 
 def _parameters(text: str) -> set[str]:

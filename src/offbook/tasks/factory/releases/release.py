@@ -2,7 +2,6 @@
 
     release:NAME==OLD..NEW      two source distributions
     release:OLD..NEW            two archives or folders
-    release:NAME                up to three pairs, from the newest release back
     commit:URL@REF              a commit of a git repository and its first parent
 
 folder/new/         the newer tree, prepared like any repository, with its map
@@ -23,15 +22,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from offbook.core import pycode
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.delete.symbols import Module, absolute, module_name, module_of, package_of
+from offbook.tasks.factory.delete.references import lost_names
+from offbook.tasks.factory.delete.symbols import absolute, module_of
+from offbook.tasks.factory.delete.visible import modules_of, vanished
 from offbook.tasks.factory.prepare.interpreter import find_interpreter
 from offbook.tasks.factory.prepare.prepare import (
     PrepareSettings,
@@ -42,14 +41,10 @@ from offbook.tasks.factory.prepare.prepare import (
     prepare,
     save_repository,
 )
-from offbook.tasks.factory.prepare.source import final_versions
 from offbook.tasks.factory.prepare.tests import map_tests
 from offbook.tasks.factory.types import Repository, Unprepared, is_inside, is_test_code
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, read_texts
-from offbook.types import OffbookError
 
-# Patch releases seldom have tests that fail without them, so a pair spans some series (1.4, 1.5, 2.0).
-SERIES, PAIRS = 3, 3
 MOST_ENTRIES = 3  # that a request names
 COMMON = 4  # entries that share a word from which on it says nothing
 CHANGELOG = re.compile(r"(changes|changelog|history|news|release[-_]?notes|releases|whats[-_ ]?new)", re.I)
@@ -82,41 +77,7 @@ def pair_of(source: str) -> tuple[str, str]:
         old, new = rest[: dots.start()], rest[dots.start() + 2 :]
         if os.path.exists(old) and os.path.exists(new):
             return os.path.realpath(old), os.path.realpath(new)
-    raise Unprepared(f"{source} is neither release:NAME, nor release:NAME==OLD..NEW, nor two files as release:OLD..NEW")
-
-
-async def pairs(sources: Iterable[str], settings: PrepareSettings) -> dict[str, str]:
-    """The sources, each `release:NAME` as the pairs that are chosen for it, with the reason where there are none."""
-    found: dict[str, str] = {}
-    for source in sources:
-        match = re.fullmatch(r"release:([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", source)
-        if not match:
-            found[source] = ""
-            continue
-        name = canonicalize_name(match[1])
-        try:
-            python = await find_interpreter(settings.python)
-            chosen = chosen_pairs(await final_versions(name, settings.source, python.version))
-        except OffbookError as error:
-            found[source] = str(error)
-            continue
-        found |= {f"release:{name}=={old}..{new}": "" for old, new in chosen}
-        if not chosen:
-            runs = f"that run on Python {python.version}"
-            found[source] = f"the package index has no two series of releases of {name} {runs}"
-    return found
-
-
-def chosen_pairs(versions: Sequence[Version]) -> list[tuple[Version, Version]]:
-    """From the newest release back, each over some series, from the last release of one to the last of another."""
-    series: dict[tuple[int, ...], Version] = {}
-    for version in sorted(versions, reverse=True):
-        series.setdefault(version.release[:2], version)
-    last = [*series.values()]
-    ends = last[::SERIES]
-    if len(ends) == 1:
-        ends += last[1:][-1:]
-    return [(older, newer) for newer, older in pairwise(ends)][:PAIRS]
+    raise Unprepared(f"{source} is neither release:NAME==OLD..NEW nor two files as release:OLD..NEW")
 
 
 async def prepare_release(
@@ -191,6 +152,11 @@ class Release:
         return {path: self.old_files[path] for path in sources if not is_test_code(path)}
 
     @cached_property
+    def newer(self) -> dict[str, str]:
+        """The newer source."""
+        return {path: self.new_files[path] for path in self.repository.source_files}
+
+    @cached_property
     def tests(self) -> dict[str, str]:
         """The newer tests and what they need, as far as it is text."""
         hidden = hidden_of(replace(self.repository, folder=self.repository.folder / "new"))
@@ -209,7 +175,7 @@ class Release:
         One missing name would keep the whole file from being collected. What stands in can be raised, subclassed,
         subscripted and listed, and does nothing right.
         """
-        return runnable(self.tests, {**self.product, **product}, self.repository.import_roots)
+        return runnable(self.tests, {**self.product, **product}, self.newer, self.repository.import_roots)
 
 
 def open_release(workshop: Workshop) -> Release:
@@ -218,67 +184,44 @@ def open_release(workshop: Workshop) -> Release:
     return Release(workshop, new.version, read_texts(new.tree), message)
 
 
-def runnable(tests: Mapping[str, str], product: Mapping[str, str], roots: tuple[str, ...]) -> dict[str, str]:
-    known = [module for path, text in product.items() if (module := module_of(path, text, roots))]
-    modules = {module.name: module for module in known}
+def runnable(
+    tests: Mapping[str, str], product: Mapping[str, str], newer: Mapping[str, str], roots: tuple[str, ...]
+) -> dict[str, str]:
+    """The test files that change on `product`, because they import what only the `newer` one has."""
+    known = modules_of(newer, roots)
+    lost = vanished(newer, product, roots)
+    gone = {known.modules[path].name for path in known.modules.keys() - product.keys()}
     changed = {}
     for path, text in tests.items():
-        try:
-            tree = pycode.parse(text) if path.endswith(".py") else ast.Module([], [])
-        except (SyntaxError, ValueError):
+        module = module_of(path, text, roots) if path.endswith(".py") else None
+        if module is None:
             continue
+        names = lost_names(module, lost, known)
         lines = text.split("\n")
-        package = package_of(path, module_name(path, roots))
-        statements = [node for node in _at_top(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        for node in sorted(statements, key=lambda node: -node.lineno):
-            base = absolute(node.module or "", node.level, package) if isinstance(node, ast.ImportFrom) else ""
-            lost = [alias for alias in node.names if _lacks(modules, base, alias.name)]
-            if lost:
-                node.names = [alias for alias in node.names if alias not in lost]
+        for node in reversed([*_imports_at_top(pycode.parse(text))]):
+            base = absolute(node.module or "", node.level, module.package) if isinstance(node, ast.ImportFrom) else ""
+            prefix = f"{base}." if base else ""
+            missing = {
+                alias.asname or alias.name.partition(".")[0]: alias
+                for alias in node.names
+                if {base, prefix + alias.name} & gone or (alias.asname or alias.name) in names
+            }
+            if missing:
+                node.names = [alias for alias in node.names if alias not in missing.values()]
                 parts = [ast.unparse(node)] if node.names else []
-                bound = [alias.asname or alias.name.partition(".")[0] for alias in lost]
-                parts += [f"{name} = {STAND_IN.format(name)}" for name in bound]
+                parts += [f"{name} = {STAND_IN.format(name)}" for name in missing]
                 lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + "; ".join(parts)]
-        if (new := "\n".join(lines)) != text:
-            changed[path] = new
+        if lines != text.split("\n"):
+            changed[path] = "\n".join(lines)
     return changed
 
 
-def _at_top(tree: ast.AST) -> Iterable[ast.AST]:
+def _imports_at_top(tree: ast.AST) -> Iterable[ast.Import | ast.ImportFrom]:
     for node in ast.iter_child_nodes(tree):
-        yield node
-        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
-            yield from _at_top(node)
-
-
-def _lacks(modules: Mapping[str, Module], module: str, name: str) -> bool:
-    whole = f"{module}.{name}" if module else name
-    top = whole.partition(".")[0]
-    if not any(f"{known}.".startswith((f"{whole}.", f"{top}.")) for known in modules):
-        return False  # of another package
-    if any(f"{known}.".startswith(f"{whole}.") for known in modules):
-        return False
-    if module not in modules:
-        return True
-    bound = _bound(modules, module, frozenset())
-    return name != "*" and bound is not None and name not in bound
-
-
-def _bound(modules: Mapping[str, Module], name: str, seen: frozenset[str]) -> set[str] | None:
-    """The names of a module, with those of star imports; None where they cannot be read."""
-    module = modules.get(name)
-    if module is None or "__getattr__" in module.names:
-        return None
-    names = {*module.names}
-    for imported in module.imports:
-        if imported.name == "*" and imported.module not in seen:
-            other = modules.get(imported.module)
-            exports = other.exports if other else None
-            more = {*exports} if exports is not None else _bound(modules, imported.module, seen | {name})
-            if more is None:
-                return None
-            names |= more
-    return names
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _imports_at_top(node)
 
 
 def entries_between(old: Mapping[str, str], new: Mapping[str, str], version: str = "") -> list[str]:
