@@ -20,7 +20,7 @@ from offbook.tasks.factory.delete.symbols import Function
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.context import context_of
 from offbook.tasks.factory.instruction.instruct import Rewrite, complete, instructions
-from offbook.tasks.factory.instruction.needs import Evidence, Needs
+from offbook.tasks.factory.instruction.needs import Needs
 from offbook.tasks.factory.prepare.prepare import PrepareSettings
 from offbook.tasks.factory.proposals import Propose
 from offbook.tasks.factory.types import Deletion, Feature, Level
@@ -111,17 +111,17 @@ def shown_after(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Sho
     tree: dict[str, str | None] = {**visible, **deletion.files}
     words = instructions(deletion.feature, workshop.symbols, deletion, verdict.fail_to_pass)
     seen = {path: text for path, text in {**workshop.files, **tree}.items() if text is not None}
-    evidence = Evidence(
-        workshop.files,
-        seen,
-        verdict.fail_to_pass,
-        deletion.removed,
-        (*deletion.stubbed, *deletion.deleted),
-        deletion.feature.targets,
-        workshop.symbols,
+    needs = Needs(
+        before=workshop.files,
+        shown=seen,
+        failing=verdict.fail_to_pass,
+        removed=deletion.removed,
+        functions=(*deletion.stubbed, *deletion.deleted),
+        targets=deletion.feature.targets,
+        symbols=workshop.symbols,
         tried=verdict.tried,
     )
-    return Shown(tree, words, hidden_of(workshop.repository), Needs(evidence))
+    return Shown(tree, words, hidden_of(workshop.repository), needs)
 
 
 async def make_task(

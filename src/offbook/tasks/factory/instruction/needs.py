@@ -19,9 +19,10 @@ from functools import cached_property, lru_cache
 from offbook.core import copies
 from offbook.core.pycode import FUNCTIONS, defined_in, nodes, plain_dotted, rooted, text_in
 from offbook.tasks.check import gold_changes
+from offbook.tasks.factory.delete.references import Lost
 from offbook.tasks.factory.delete.symbols import Function, Module, Symbols, definitions, module_of, read_symbols
 from offbook.tasks.factory.delete.visible import vanished
-from offbook.tasks.factory.instruction.examples import FOLDER, RAISING, Example, examples, reached, words_of
+from offbook.tasks.factory.instruction.examples import FOLDER, RAISING, Code, Example, examples, reached, words_of
 from offbook.tasks.factory.instruction.skeleton import skeleton
 from offbook.tasks.factory.instruction.tried import MIN_EXAMPLES, Tried, are_enough, best_of
 from offbook.tasks.factory.types import FunctionKey, is_inside, is_test_code
@@ -48,8 +49,22 @@ EVERYDAY = {11, 12, 15, 24, 25, 36, 75, 99, 120, 180, 360, 365, 366, 999, 1440, 
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is judged by: all of it can be read from a task folder."""
+class Missing:
+    """What the tests check and cannot be known. `reason` is one of those above."""
+
+    reason: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.evidence}"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What has to be known to pass the failing tests, and stands nowhere in the tree.
+
+    All that it is judged by can be read from a task folder.
+    """
 
     before: Mapping[str, str]  # the tree as it was: path -> text
     shown: Mapping[str, str]  # and as the agent sees it
@@ -61,33 +76,29 @@ class Evidence:
     is_told: bool = False  # a changelog says what it does, and not docstrings
     tried: Tried | None = None  # which examples are true; None where nothing was run
 
+    @cached_property
+    def _tests(self) -> dict[str, str]:
+        return {path: text for path, text in self.before.items() if is_test_code(path)}
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """What the tests check and cannot be known. `reason` is one of those above."""
+    @cached_property
+    def code(self) -> list[Code]:
+        """What the failing tests lead to."""
+        return reached(self._tests, self.symbols.import_roots, self.failing)
 
-    reason: str
-    evidence: str
+    @cached_property
+    def _gone_code(self) -> list[ast.Module]:
+        return [tree for text in self.removed.values() if (tree := _parsed(text))]
 
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.evidence}"
+    @cached_property
+    def _touched(self) -> set[str]:
+        return {where.partition("::")[0] for where in self.removed}
 
-
-class Needs:
-    """What has to be known to pass the failing tests, and stands nowhere in the tree."""
-
-    def __init__(self, evidence: Evidence):
-        self.evidence = evidence
-        self.symbols = evidence.symbols
-        self._tests = {path: text for path, text in evidence.before.items() if is_test_code(path)}
-        self.code = reached(self._tests, self.symbols.import_roots, evidence.failing)
-        self._parsed = [tree for text in evidence.removed.values() if (tree := _parsed(text))]
-        self._touched = {where.partition("::")[0] for where in evidence.removed}
+    @cached_property
+    def _lost(self) -> Lost:
+        """What each module binds no longer."""
         modules = self.symbols.modules
-        before, shown = (
-            {p: t for p, t in files.items() if p in modules} for files in (evidence.before, evidence.shown)
-        )
-        self._lost = vanished(before, shown, self.symbols.import_roots)  # what each module binds no longer
+        before, shown = ({p: t for p, t in files.items() if p in modules} for files in (self.before, self.shown))
+        return vanished(before, shown, self.symbols.import_roots)
 
     # --- names
 
@@ -96,13 +107,13 @@ class Needs:
         """(module, name) that the tests import or read there and that is bound there no longer -> the test file."""
         modules = {path: module.name for path, module in self.symbols.modules.items()}
         gone = {modules[path]: names for path, names in self._lost.items()}
-        files = {name for path, name in modules.items() if path not in self.evidence.shown}
+        files = {name for path, name in modules.items() if path not in self.shown}
         found: dict[tuple[str, str], str] = {}
         for path in sorted({code.path for code in self.code}):
             used = {
                 plain_dotted(n) for c in self.code if c.path == path for n in nodes(c.node, ast.Attribute, ast.Name)
             }
-            test_module = module_of(path, self.evidence.before[path], self.symbols.import_roots)
+            test_module = module_of(path, self.before[path], self.symbols.import_roots)
             for name in _absolute_names(test_module, used) if test_module else ():
                 parts = name.split(".")
                 for at in range(1, len(parts)):
@@ -111,54 +122,22 @@ class Needs:
                         found.setdefault((module, own), path)
         return found
 
-    def origin(self, module: str, name: str, depth: int = 8) -> tuple[str, str]:
-        """Where what a name stood for was made, and as what: through imports, also under another name."""
-        path = self.symbols.path_of(module)
-        for imported in self.symbols.modules[path].imports if path and depth else ():
-            if imported.top and imported.bound == name and imported.name not in ("", "*"):
-                return self.origin(imported.module, imported.name, depth - 1)
-            if imported.name == "*" and name in self._lost.get(self.symbols.path_of(imported.module) or "", ()):
-                return self.origin(imported.module, name, depth - 1)
-        return module, name
-
     def is_described(self, module: str, name: str, instruction: str) -> bool:
-        """Whether the instruction or the tree has a definition of it. Modules and what is a library's need none."""
-        module, name = self.origin(module, name)
-        path = self.symbols.path_of(module)
-        if not path or self.symbols.path_of(f"{module}.{name}"):
+        """Whether the instruction or the tree has a definition of it. Modules need none."""
+        if self.symbols.path_of(f"{module}.{name}"):
             return True
+        shown = self.shown.get(self.symbols.path_of(module) or "", "")
         defined = re.compile(rf"^\s*(?:(?:async )?def |class )?(?:\w+, )*{name}\b(?:, \w+)*\s*[(:=]", re.M)
-        return any(map(defined.search, (instruction, self.evidence.shown.get(path, ""))))
-
-    @cached_property
-    def places(self) -> list[str]:
-        """Where else gone functions were named: lists of exports, and files that bind them too. Private helpers that no
-        test reads need not come back."""
-        names = {
-            key.name
-            for key in self.evidence.functions
-            if self.symbols.functions[key].public or key in self.evidence.targets or key.simple in self._used
-        }
-        found: list[str] = []
-        for path, module in self.symbols.modules.items() if not self.evidence.is_told else ():
-            text = self.evidence.shown.get(path, "")
-            if text and text != self.evidence.before.get(path):  # what comes by a star import comes back by itself
-                now = module_of(path, text, self.symbols.import_roots)
-                bound = {*names} & self._lost.get(path, {}).keys()
-                bound -= {key.name for key in self.evidence.functions if key.path == path}
-                exports = {*(module.exports or ())} - {*((now and now.exports) or ())}
-                found += [f"`{name}` in `{path}`" for name in sorted(bound)]
-                found += [f"`{name}` in `__all__` of `{path}`" for name in sorted(exports)]
-        return found
+        return any(map(defined.search, (instruction, shown)))
 
     @cached_property
     def gone(self) -> list[FunctionKey]:
         """Functions and classes that are there no longer and have to be known: public ones, private ones that tests
         reach, and helpers whose docstrings say something."""
-        files = {key.path for key in self.evidence.functions} & self.evidence.shown.keys()
-        left = {FunctionKey(path, name) for path in files for name in definitions(self.evidence.shown[path])}
-        functions = {key: self.symbols.functions[key] for key in self.evidence.functions}
-        asked = {key for key in functions if key in self.evidence.targets or key.simple in self._used}
+        files = {key.path for key in self.functions} & self.shown.keys()
+        left = {FunctionKey(path, name) for path in files for name in definitions(self.shown[path])}
+        functions = {key: self.symbols.functions[key] for key in self.functions}
+        asked = {key for key in functions if key in self.targets or key.simple in self._used}
         return sorted(
             key
             for key, function in functions.items()
@@ -169,8 +148,10 @@ class Needs:
 
     def outline(self, with_values: bool = True) -> str:
         """Declarations of what is gone."""
-        names = {self.origin(module, name) for module, name in self.names}
-        return skeleton(self.evidence.before, self.symbols, self.gone, names, with_values)
+        wanted = {name for _, name in self.names}
+        modules = self.symbols.modules
+        names = [(modules[path].name, name) for path, lost in self._lost.items() for name in wanted & lost.keys()]
+        return skeleton(self.before, self.symbols, self.gone, names, with_values)
 
     @cached_property
     def _read(self) -> dict[str, str]:
@@ -190,15 +171,15 @@ class Needs:
     @cached_property
     def attributes(self) -> dict[str, str]:
         """Attributes that the tests read, the gone code sets or defines, and nothing near it shows -> the test."""
-        defined = {FunctionKey.of(where).simple for where in self.evidence.removed}
-        for tree in self._parsed:
+        defined = {FunctionKey.of(where).simple for where in self.removed}
+        for tree in self._gone_code:
             defined |= {n.attr for n in nodes(tree, ast.Attribute) if isinstance(n.ctx, ast.Store)}
             defined |= defined_in(tree)
             fields = [part for n in nodes(tree, ast.ClassDef) for part in n.body]
             defined |= {n.id for part in fields for n in nodes(part, ast.Name) if isinstance(n.ctx, ast.Store)}
         defined -= {key.simple for key in self.gone}
         modules = self.symbols.modules
-        near = [t for p, t in self.evidence.shown.items() if p in self._touched or is_test_code(p) or p not in modules]
+        near = [t for p, t in self.shown.items() if p in self._touched or is_test_code(p) or p not in modules]
         found: dict[str, str] = {}
         for name, test in self._read.items():
             if name not in defined or (name.startswith("__") and name.endswith("__")):
@@ -206,26 +187,23 @@ class Needs:
             ways = rf"\.{name}\b|\b{name}\s*[:=]|\b(?:def|class) {name}\b"  # a word of a sentence is no attribute
             hidden = name.startswith("_")
             pattern = re.compile(rf"\b{name}\b" if hidden else ways)
-            if not any(
-                name in text and pattern.search(text) for text in (near if hidden else self.evidence.shown.values())
-            ):
+            if not any(name in text and pattern.search(text) for text in (near if hidden else self.shown.values())):
                 found[name] = test
         return found
 
     @cached_property
     def errors(self) -> dict[str, str]:
-        """Errors that the tests expect, the gone code raises and no docstring names -> an example, or words."""
-        raised = {_last(n.exc) for tree in self._parsed for n in nodes(tree, ast.Raise) if n.exc}
-        told = "\n".join(self.symbols.functions[key].docstring for key in self.evidence.functions)
+        """Errors that the tests expect, the gone code raises and no docstring names -> the test."""
+        raised = {_last(n.exc) for tree in self._gone_code for n in nodes(tree, ast.Raise) if n.exc}
+        told = "\n".join(self.symbols.functions[key].docstring for key in self.functions)
         found: dict[str, str] = {}
         for code in self.code:
-            for call, body in _expecting(code.node):
-                kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
-                for kind in {*map(_last, kinds)} & raised - {""}:
-                    if not has_word(told, kind):
-                        text = "; ".join(map(ast.unparse, map(ast.fix_missing_locations, body)))
-                        is_short = "\n" not in text and len(text) <= 100 and "`" not in text
-                        found.setdefault(kind, f"`{text}`" if is_short else words_of(code.test))
+            for call in nodes(code.node, ast.Call):
+                if _last(call) in RAISING and call.args:
+                    kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
+                    for kind in {*map(_last, kinds)} & raised - {""}:
+                        if not has_word(told, kind):
+                            found.setdefault(kind, code.test)
         return found
 
     # --- literals
@@ -260,37 +238,20 @@ class Needs:
     def _pieces(self) -> list[object]:
         """Literals of the gone code, docstrings left out; those with places to fill in, in pieces."""
         found: list[object] = []
-        for tree in self._parsed:
+        for tree in self._gone_code:
             silent = {id(n.value) for n in nodes(tree, ast.Expr)}
             for node in nodes(tree, ast.Constant):
                 if id(node) not in silent:
                     found += FORMATTED.split(node.value) if isinstance(node.value, str) else [node.value]
         return found
 
-    @cached_property
-    def unworded(self) -> str:
-        """A literal of the gone code that no words give: a number that is not guessed, or the form of a text that the
-        tests check. An example has to show what it does, in a docstring or in the instruction."""
-        functions = self.symbols.functions
-        if self.evidence.is_told or any(">>>" in functions[key].docstring for key in self.evidence.functions):
-            return ""
-        checked = "\n".join(
-            value for value, _, is_checked, _ in self._constants if is_checked and isinstance(value, str)
-        )
-        for piece in self._pieces:
-            text = piece.strip() if isinstance(piece, str) else as_text(piece)
-            is_formed = isinstance(piece, str) and " " in piece and FORMED.search(text) and text in checked
-            if text and (is_formed or is_number(text)) and text not in self.texts and not self._is_shown(text):
-                return text
-        return ""
-
     def _is_shown(self, text: str) -> bool:
         """Numbers stand everywhere: one counts as shown next to what is gone."""
         if is_number(text):
-            near = (self.outline(), *(self.evidence.shown.get(path, "") for path in self._touched))
+            near = (self.outline(), *(self.shown.get(path, "") for path in self._touched))
             return any(stands_in(text, source) for source in near)
         ways = (text, repr(text)[1:-1])
-        return any(way in source and stands_in(way, source) for source in self.evidence.shown.values() for way in ways)
+        return any(way in source and stands_in(way, source) for source in self.shown.values() for way in ways)
 
     # --- documentation and examples
 
@@ -298,19 +259,18 @@ class Needs:
     def brief(self) -> dict[FunctionKey, str]:
         """Targets, and what else tests use by name, whose docstrings have few words. Helpers are what their callers
         make of them."""
-        functions = {key: self.symbols.functions[key] for key in self.evidence.functions}
+        functions = {key: self.symbols.functions[key] for key in self.functions}
         asked = [
             key
             for key, f in functions.items()
-            if key in self.evidence.targets
-            or (key.simple in self._used and f.public and f.statements > 1 and not key.dunder)
+            if key in self.targets or (key.simple in self._used and f.public and f.statements > 1 and not key.dunder)
         ]
-        return {} if self.evidence.is_told else briefly_documented(asked, self.evidence.functions, self.symbols)
+        return {} if self.is_told else briefly_documented(asked, self.symbols)
 
     @cached_property
     def candidates(self) -> list[Example]:
-        roots, failing = self.symbols.import_roots, self.evidence.failing
-        found = examples(self.code, self._tests, roots, failing, self.evidence.functions)
+        roots, failing = self.symbols.import_roots, self.failing
+        found = examples(self.code, self._tests, roots, failing, self.functions)
         hidden = [name for name in self.attributes if name.startswith("_")]  # an example must not give it away
         return [example for example in found if not any(has_word(example.text, name) for name in hidden)]
 
@@ -318,13 +278,13 @@ class Needs:
     def _best(self) -> tuple[list[Example], int]:
         """Checks that are true, and show what the docstrings' own examples do not, or where a stated text belongs; of
         what no docstring describes or has an example of, one more from every test. And how many there are besides."""
-        tried = self.evidence.tried
-        needs_some = bool(self.brief or self.unworded)
-        if self.evidence.is_told or tried is None:
-            return (self.candidates[:8] if needs_some and not self.evidence.is_told else []), 0
-        is_shown = all(">>>" in self.symbols.functions[key].docstring for key in self.evidence.targets)
-        fewest = MIN_EXAMPLES if needs_some or not is_shown else 0
-        return best_of(self.candidates, tried, fewest, self.texts.keys())
+        if self.is_told:
+            return [], 0
+        if self.tried is None:
+            return (self.candidates[:8] if self.brief else []), 0
+        is_shown = all(">>>" in self.symbols.functions[key].docstring for key in self.targets)
+        fewest = MIN_EXAMPLES if self.brief or not is_shown else 0
+        return best_of(self.candidates, self.tried, fewest, self.texts.keys())
 
     @property
     def examples(self) -> list[Example]:
@@ -333,13 +293,13 @@ class Needs:
     def is_exampled(self, instruction: str) -> bool:
         """By enough checks, and for most of its lines."""
         given = [example for example in self.candidates if example.text in instruction]
-        tried = self.evidence.tried
+        tried = self.tried
         if tried is not None:
             run = tried.documented.union(*(tried.lines.get(example.text, ()) for example in given))
-            statements = sum(self.symbols.functions[key].statements for key in self.evidence.functions)
+            statements = sum(self.symbols.functions[key].statements for key in self.functions)
             if len(run) < MIN_SHOWN * statements:
                 return False
-        return are_enough(given, self.evidence.failing)
+        return are_enough(given, self.failing)
 
     # --- what is said, and what is missing then
 
@@ -350,20 +310,14 @@ class Needs:
         """
         parts = []
         if self.names:
-            lines = []
-            for module, name in sorted(self.names):
-                origin = self.origin(module, name)
-                meant = "" if origin[1] == name else f"  # {'.'.join(origin)} by another name"
-                lines.append(f"from {module} import {name}{meant}")
+            lines = [f"from {module} import {name}" for module, name in sorted(self.names)]
             parts.append(f"The tests find these names in these places:\n\n{_fenced(lines)}")
-        if self.places and len(self.places) <= MAX_TEXTS:
-            parts.append(f"These are gone too and have to come back: {', '.join(self.places)}.")
         if outline := self.outline(with_values):
             parts.append(f"What is missing, as it is documented:\n\n{_fenced([outline])}")
         if public := sorted(name for name in self.attributes if not name.startswith("_")):
             parts.append(f"Attributes that the tests read: {', '.join(f'`{name}`' for name in public)}.")
         if self.errors:
-            lines = [f"- `{kind}`: {example}" for kind, example in sorted(self.errors.items())]
+            lines = [f"- `{kind}` ({words_of(test)})" for kind, test in sorted(self.errors.items())]
             parts.append("Errors that the tests expect:\n\n" + "\n".join(lines))
         if self.texts and len(self.texts) <= MAX_TEXTS:
             lines = [
@@ -395,12 +349,10 @@ class Needs:
         for name, test in sorted(self.attributes.items()):
             if not has_word(instruction, name):
                 found.append(Missing(PRIVATE if name.startswith("_") else NAMES, f"{test} reads {name}"))
-        found += [Missing(ERRORS, f"{kind}: {why}") for kind, why in self.errors.items() if kind not in instruction]
+        found += [Missing(ERRORS, f"{test}: {kind}") for kind, test in self.errors.items() if kind not in instruction]
         for text, test in self.texts.items():
             if text not in instruction and _quoted(text) not in instruction:
                 found.append(Missing(TEXTS, f"{test} has {text[:80]!r}"))
-        if self.unworded and not self.examples and self.unworded not in instruction:
-            found.append(Missing(TEXTS, f"the code has {self.unworded[:80]!r}, and no example is given"))
         if self.brief and not self.is_exampled(instruction):
             key, counted = next(iter(self.brief.items()))
             found.append(Missing(SILENT, f"{key} {counted}, and few tests are simple calls"))
@@ -412,39 +364,37 @@ def missing_in(task: Task) -> list[Missing]:
     record = task.folder / "solution/removed.json"
     if task.deleted is None or not record.is_file():
         return []
-    shown, hidden = read_texts(task.tree), read_texts(task.hidden_tests)
-    before = {path: text for path, text in {**shown, **gold_changes(task), **hidden}.items() if text is not None}
+    shown = read_texts(task.tree)
+    with_gold = {**shown, **gold_changes(task), **read_texts(task.hidden_tests)}
+    before = {path: text for path, text in with_gold.items() if text is not None}
     product = {path: text for path, text in before.items() if is_inside(path, task.sources) and not is_test_code(path)}
-    functions, targets = (tuple(map(FunctionKey.of, names)) for names in (task.deleted.functions, task.deleted.targets))
-    symbols = read_symbols(product, task.suite.import_roots)
-    removed = json.loads(record.read_text())
-    is_told = task.deleted.kind == "release"
-    needs = Needs(Evidence(before, shown, task.fail_to_pass, removed, functions, targets, symbols, is_told))
+    needs = Needs(
+        before=before,
+        shown=shown,
+        failing=task.fail_to_pass,
+        removed=json.loads(record.read_text()),
+        functions=tuple(map(FunctionKey.of, task.deleted.functions)),
+        targets=tuple(map(FunctionKey.of, task.deleted.targets)),
+        symbols=read_symbols(product, task.suite.import_roots),
+        is_told=task.deleted.kind == "release",
+    )
     return needs.missing(task.instruction)
 
 
-def num_words(*functions: Function) -> int:
-    """Of their docstrings."""
-    return sum(len(re.findall(r"[A-Za-z]{2,}", function.docstring)) for function in functions)
+def num_words(function: Function) -> int:
+    """Of its docstring."""
+    return len(re.findall(r"[A-Za-z]{2,}", function.docstring))
 
 
-def briefly_documented(
-    asked: Iterable[FunctionKey], functions: Sequence[FunctionKey], symbols: Symbols
-) -> dict[FunctionKey, str]:
-    """Those with fewer words of docstring than statements (or than 4), alone or with all `functions` that went with
-    them -> how many. What a base class says of the method it overrides is too general to count."""
-    whole = [symbols.functions[key] for key in functions if not symbols.functions[key].nested]
-    found: dict[FunctionKey, str] = {}
-    for key in asked:
-        for counted, opening, least in (
-            ([symbols.functions[key]], "has", MIN_WORDS),
-            (whole, "with what went with it has", 0),
-        ):
-            statements = sum(function.statements for function in counted)
-            if num_words(*counted) < max(least, statements):
-                found[key] = f"{opening} {num_words(*counted)} words of docstring for {statements} statements"
-                break
-    return found
+def briefly_documented(asked: Iterable[FunctionKey], symbols: Symbols) -> dict[FunctionKey, str]:
+    """Those with fewer words of docstring than statements, or than 4 -> how many. What a base class says of the method
+    it overrides is too general to count."""
+    functions = {key: symbols.functions[key] for key in asked}
+    return {
+        key: f"has {num_words(function)} words of docstring for {function.statements} statements"
+        for key, function in functions.items()
+        if num_words(function) < max(MIN_WORDS, function.statements)
+    }
 
 
 def _absolute_names(module: Module, used: Iterable[str]) -> Iterator[str]:
@@ -514,18 +464,6 @@ def _reads_back(test: ast.AST) -> bool:
     """Whether it reads what was written to a file, a stream or a log."""
     attributes = nodes(test, ast.Attribute)
     return any(n.attr in READING | WRITTEN or rooted(n.value) == "caplog" for n in attributes)
-
-
-def _expecting(tree: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:
-    """Calls that say which error should come, and the statements that should raise it."""
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith))
-    for body, call in ((block.body, item.context_expr) for block in blocks for item in block.items):
-        if isinstance(call, ast.Call) and _last(call) in RAISING and call.args:
-            yield call, body
-    for statement in nodes(tree, ast.Expr):
-        call = statement.value
-        if isinstance(call, ast.Call) and _last(call) in RAISING and len(call.args) > 1:
-            yield call, [ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))]
 
 
 def _fenced(lines: Iterable[str]) -> str:

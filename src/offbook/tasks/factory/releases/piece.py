@@ -19,7 +19,7 @@ from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.symbols import Symbols, read_symbols
 from offbook.tasks.factory.instruction.examples import split_name, words_of
 from offbook.tasks.factory.instruction.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain
-from offbook.tasks.factory.instruction.needs import Evidence, Needs
+from offbook.tasks.factory.instruction.needs import Needs
 from offbook.tasks.factory.make import MakeSettings, Outcome, Shown, task_from
 from offbook.tasks.factory.records import Taken
 from offbook.tasks.factory.releases.cut import Hunk, Hunks, Piece
@@ -58,17 +58,17 @@ async def make_piece(
         """The older tree as it is, and the newer tests."""
         tree = {path: text for path, text in deletion.files.items() if text is not None}
         hidden: dict[str, str | bytes] = {path: workshop.files[path] for path in release.tests}
-        evidence = Evidence(
-            workshop.files,
-            release.old_files,
-            verdict.fail_to_pass,
-            deletion.removed,
-            deletion.feature.functions,
-            deletion.feature.targets,
-            workshop.symbols,
+        needs = Needs(
+            before=workshop.files,
+            shown=release.old_files,
+            failing=verdict.fail_to_pass,
+            removed=deletion.removed,
+            functions=deletion.feature.functions,
+            targets=deletion.feature.targets,
+            symbols=workshop.symbols,
             is_told=True,  # or `requests` has nothing
         )
-        return Shown(tree, requests(release, change, verdict.fail_to_pass), hidden, Needs(evidence))
+        return Shown(tree, requests(release, change, verdict.fail_to_pass), hidden, needs)
 
     return await task_from(change.workshop, change.deletion, folder, spec, settings, taken, show)
 
