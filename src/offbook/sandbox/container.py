@@ -41,14 +41,14 @@ ulimit -f $2
 [ "$3" ] && exec 3> /dev/shm/$1.report
 exec /bin/sh -c "$4"
 """
-# Kills what is left of a command, then tells what control groups (version 2 or 1) counted, then the report.
+# Kills what is left of a command, then tells what control groups counted, then the report.
 AFTER = """
 exec 2> /dev/null
 kill -9 -$(cat /dev/shm/$1.group)
 [ "$2" ] && kill -9 -1
 cd /sys/fs/cgroup
 echo counted
-cat memory.events memory/memory.oom_control
+cat memory.events
 echo
 cat /dev/shm/$1.report
 rm -f /dev/shm/$1.group /dev/shm/$1.report
@@ -291,21 +291,10 @@ async def find_engine() -> str:
 def run_arguments(name: str, image: str, spec: SandboxSpec, history: Path) -> list[str]:
     """The first process must reap the orphans of commands: a shell that waits does. The image's user stays."""
     memory = f"{spec.memory_mb}m"
-    arguments = [
-        "run",
-        "--detach",
-        "--name",
-        name,
-        "--label",
-        "offbook=sandbox",
-        "--pull",
-        "never",
-        "--stop-timeout",
-        "0",
-    ]
-    arguments += ["--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    arguments += ["--pids-limit", str(spec.pids), "--memory", memory, "--memory-swap", memory]
-    arguments += ["--cpus", str(spec.cpus)] if spec.cpus else []
+    cpus = f"--cpus {spec.cpus}" if spec.cpus else ""
+    limits = f"--pids-limit {spec.pids} --memory {memory} --memory-swap {memory} {cpus}"
+    options = f"--label offbook=sandbox --pull never --stop-timeout 0 --network none --cap-drop ALL {limits}"
+    arguments = ["run", "--detach", "--name", name, *options.split(), "--security-opt", "no-new-privileges"]
     arguments += ["--volume", f"{history}:{HISTORY}:ro,z", "--entrypoint", "/bin/sh"]
     return [*arguments, image, "-c", "while :; do sleep 3600; done"]
 

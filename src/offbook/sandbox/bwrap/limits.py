@@ -54,14 +54,11 @@ class ControlGroup:
 
     @property
     def entrance(self) -> str:
-        """A process that writes 0 here belongs to the group, and so does what it starts. In version 1 a shell's only
-        thread goes by itself, which stops no other fork on the machine."""
-        tasks = f"{self.folder}/tasks"
-        return tasks if os.path.exists(tasks) else f"{self.folder}/cgroup.procs"
+        """A process that writes 0 here belongs to the group, and so does what it starts."""
+        return f"{self.folder}/cgroup.procs"
 
     def num_memory_kills(self) -> int:
-        events = self.folder / "memory.events"
-        lines = events.read_text().splitlines() if events.exists() else []
+        lines = (self.folder / "memory.events").read_text().splitlines()
         return int(dict(line.split() for line in lines).get("oom_kill", 0))
 
     def remove(self) -> None:
@@ -84,13 +81,13 @@ class ControlGroup:
 
 def make_group(groups: Groups, name: str, spec: SandboxSpec) -> ControlGroup:
     group = ControlGroup(groups.folder / name)
-    settings = {"pids": {"pids.max": f"{spec.pids}"}}
-    settings["memory"] = {"memory.max": f"{spec.memory_mb << 20}", "memory.swap.max": "0"}
-    settings["cpu"] = {"cpu.max": f"{round(spec.cpus * PERIOD_US)} {PERIOD_US}"} if spec.cpus else {}
+    settings = {"pids.max": f"{spec.pids}", "memory.max": f"{spec.memory_mb << 20}", "memory.swap.max": "0"}
+    if spec.cpus and "cpu" in groups.controllers:
+        settings["cpu.max"] = f"{round(spec.cpus * PERIOD_US)} {PERIOD_US}"
     with suppress(FileExistsError):
         os.mkdir(group.folder)
     try:
-        for file, value in (item for controller in groups.controllers for item in settings[controller].items()):
+        for file, value in settings.items():
             if file == "memory.swap.max" and not (group.folder / file).exists():  # a kernel without swap accounting
                 continue
             with open(os.open(group.folder / file, os.O_WRONLY | os.O_CLOEXEC), "w") as opened:  # never creates one
@@ -107,32 +104,21 @@ def control_groups() -> Groups | None:
 
 
 def find_groups(mountinfo: str, membership: str) -> Groups | None:
-    """A folder where groups can be made with limits on memory and processes: our own group, where the kernel hands its
-    controllers down, else the one around it, which is ours under `systemd-run --user` and in many containers.
-
-    Of version 1 only processes: RLIMIT_NPROC does not bound those of root.
-    """
-    own: dict[str, str] = {}  # controller -> our own group; "" is version 2
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), path)
-    version_1 = None
-    for line in mountinfo.splitlines():
+    """A folder where groups of version 2 can be made with limits on memory and processes: our own group, where the
+    kernel hands its controllers down, else the one around it, which is ours under `systemd-run --user` and in many
+    containers."""
+    own = next((line.removeprefix("0::") for line in membership.splitlines() if line.startswith("0::")), "")
+    for line in mountinfo.splitlines() if own else ():
         before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
         root, mount_point = before.split()[3:5]
-        name = "pids" if kind == "cgroup" and "pids" in options.split(",") else ""
-        if kind not in ("cgroup2", "cgroup" if name else "") or name not in own:
-            continue
-        inside = os.path.relpath(own[name], root) if own[name].startswith(root) else "."
-        group = Path(os.path.normpath(os.path.join(mount_point, inside)))
-        if name and os.access(group, os.W_OK):
-            version_1 = Groups(group, ("pids",))
-        for folder in () if name else (group, group.parent):
-            with suppress(OSError):
-                if found := _handed_down(folder):
-                    return Groups(folder, found)
-    return version_1
+        if after.startswith("cgroup2 "):
+            inside = os.path.relpath(own, root) if own.startswith(root) else "."
+            group = Path(os.path.normpath(os.path.join(mount_point, inside)))
+            for folder in (group, group.parent):
+                with suppress(OSError):
+                    if found := _handed_down(folder):
+                        return Groups(folder, found)
+    return None
 
 
 def _handed_down(folder: Path) -> tuple[str, ...]:
@@ -203,8 +189,7 @@ def rlimits(spec: SandboxSpec, is_full: bool) -> str:
     the count of processes begins anew, and no one in there has the right to raise them.
     """
     steps = f"ulimit -c 0; ulimit -f {0 if is_full else spec.disk_mb * 2048}; ulimit -n {_open_files()}; "
-    groups = control_groups()
-    if groups is None or "memory" not in groups.controllers:
+    if control_groups() is None:
         steps += f"ulimit -v {spec.memory_mb * 1024}; "
     return steps + f"ulimit -u {spec.pids} 2>/dev/null || ulimit -p {spec.pids}"  # as bash has it, and as dash has it
 
