@@ -9,8 +9,7 @@ import pytest
 
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.symbols import read_symbols
-from offbook.tasks.factory.instruction.examples import Example, examples, reached
-from offbook.tasks.factory.instruction.tried import Tried, best_of, tried_in, trying_of
+from offbook.tasks.factory.instruction.examples import Example, Tried, best_of, examples, reached, tried_in, trying_of
 from offbook.tasks.factory.types import FunctionKey
 from offbook.tasks.suite import run_rounds, suite_sandbox
 from offbook.types import Suite

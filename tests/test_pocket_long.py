@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from offbook.agent.chat import ChatFormat
 from offbook.agent.harness import run_agent
-from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, _task, episodes
+from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, _task, episodes, report_of
 from offbook.pocket.repos import Split
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript
 from offbook.pocket.tasks import Draft, Level, draft_tasks, level_named, make_pocket_tasks
-from offbook.pocket.testing import report
 from offbook.sandbox import ProcessSandbox, SandboxSpec
 from offbook.signals.feedback.rules import read_all
 from offbook.signals.monitors import check
@@ -192,11 +191,11 @@ def test_its_habits_are_the_faults_that_rules_find_and_it_is_done_in_15_to_40_tu
 @given(st.integers(0, 9999))
 def test_a_report_counts_every_test(seed: int) -> None:
     (draft,) = draft_tasks(seed, 1, "train", Level(5, 5))
-    code, text = report(draft.files)
+    code, text = report_of(draft.files)
     failed, passed = (int(re.search(rf"(\d+) {word}", text)[1]) for word in ("failed", "passed"))  # type: ignore[index]
     assert code == 1
     assert failed + passed == sum(text.count("\ndef test_") for text in draft.files.values())
-    assert report(draft.gold.files)[0] == 0
+    assert report_of(draft.gold.files)[0] == 0
 
 
 def test_reports_are_pytests(tmp_path: Path) -> None:
@@ -216,6 +215,6 @@ def test_reports_are_pytests(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pytest", *([selection] if selection else [])]
         env = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
         real = subprocess.run(command, cwd=tmp_path / "tree", env=env, capture_output=True, text=True)
-        code, text = report(tree, selection)
+        code, text = report_of(tree, selection)
         assert re.sub(r" in \S+s\n", "", real.stdout) == re.sub(r" in \S+s\n", "", text)
         assert real.returncode == code

@@ -25,10 +25,8 @@ from conftest import made_once
 
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.prepare import dependencies
-from offbook.tasks.factory.prepare.dependencies import install
-from offbook.tasks.factory.prepare.interpreter import find_interpreter
-from offbook.tasks.factory.prepare.layout import find_layout
-from offbook.tasks.factory.prepare.metadata import Project, read_project
+from offbook.tasks.factory.prepare.dependencies import find_interpreter, install
+from offbook.tasks.factory.prepare.metadata import Project, find_layout, read_project
 from offbook.tasks.factory.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.tasks.factory.prepare.tests import BaselineLimits, timed_tests
 from offbook.tasks.factory.types import Repository, Unprepared

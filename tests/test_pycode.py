@@ -19,7 +19,7 @@ from offbook.tasks import load_tasks
 from offbook.tasks.check import check_gold
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import make_tasks
-from offbook.tasks.factory.prepare.interpreter import find_interpreter
+from offbook.tasks.factory.prepare.dependencies import find_interpreter
 from offbook.tasks.factory.prepare.prepare import PrepareSettings
 from offbook.tasks.suite import make_interpreter
 from offbook.types import OffbookError

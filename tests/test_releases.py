@@ -37,9 +37,9 @@ from offbook.tasks.factory.releases.cut import (
     Piece,
     cut_release,
     hunks_between,
+    identity,
     minimal,
 )
-from offbook.tasks.factory.releases.piece import identity
 from offbook.tasks.factory.releases.release import (
     Release,
     entries_between,

@@ -34,8 +34,8 @@ from offbook.sandbox import (
     require_isolation,
 )
 from offbook.sandbox.bwrap import arguments
+from offbook.sandbox.bwrap.isolation import Groups, find_groups, make_group
 from offbook.sandbox.bwrap.layers import MAX_LAYERS
-from offbook.sandbox.bwrap.limits import Groups, find_groups, make_group
 from offbook.sandbox.output import OUTPUT_BYTES
 from offbook.sandbox.sandbox import CHANGED_BYTES
 from offbook.types import OffbookError

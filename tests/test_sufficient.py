@@ -11,6 +11,7 @@ from offbook.core.copies import shared_code
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.delete.symbols import read_symbols
 from offbook.tasks.factory.delete.visible import without_tests
+from offbook.tasks.factory.instruction.examples import Tried
 from offbook.tasks.factory.instruction.instruct import complete, instructions
 from offbook.tasks.factory.instruction.needs import (
     ERRORS,
@@ -21,7 +22,6 @@ from offbook.tasks.factory.instruction.needs import (
     Needs,
     briefly_documented,
 )
-from offbook.tasks.factory.instruction.tried import Tried
 from offbook.tasks.factory.types import Feature, FunctionKey, Level, is_test_code
 
 FILES = {

@@ -24,8 +24,8 @@ from statistics import median
 
 from offbook.sandbox import BwrapSandbox, isolation, require_isolation
 from offbook.sandbox.bwrap.arguments import FLAGS, HOME, PYTHON, TEMPORARY, TREE, View, seccomp_file, view_arguments
+from offbook.sandbox.bwrap.isolation import OWN_NAMESPACES
 from offbook.sandbox.bwrap.layers import owner_name, store
-from offbook.sandbox.bwrap.limits import OWN_NAMESPACES
 from offbook.sandbox.sandbox import environment
 
 PODMAN_IMAGE = "docker.io/library/busybox"

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.bwrap.isolation import isolation
+from offbook.sandbox.bwrap.isolation import OWN_NAMESPACES, RLIMITS, UID, in_user, isolation
 from offbook.sandbox.bwrap.layers import PARTS, Layer, next_name, store
-from offbook.sandbox.bwrap.limits import OWN_NAMESPACES, RLIMITS, UID, in_user
 from offbook.sandbox.bwrap.seccomp import seccomp_program
 from offbook.sandbox.sandbox import HISTORY
 from offbook.types import MachineFault

@@ -29,7 +29,16 @@ from offbook.sandbox.bwrap.arguments import (
     seccomp_file,
     view_arguments,
 )
-from offbook.sandbox.bwrap.isolation import isolation, require_isolation
+from offbook.sandbox.bwrap.isolation import (
+    ControlGroup,
+    control_groups,
+    give_back_user,
+    isolation,
+    make_group,
+    require_isolation,
+    rlimits,
+    take_user,
+)
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
 from offbook.sandbox.bwrap.layers import (
     Layer,
@@ -41,7 +50,6 @@ from offbook.sandbox.bwrap.layers import (
     store,
     too_high,
 )
-from offbook.sandbox.bwrap.limits import ControlGroup, control_groups, give_back_user, make_group, rlimits, take_user
 from offbook.sandbox.bwrap.merged import Merged, changes_of, remove_file, write_file
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree

@@ -20,7 +20,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from offbook.sandbox.bwrap.limits import ControlGroup, control_groups
+from offbook.sandbox.bwrap.isolation import ControlGroup, control_groups
 from offbook.sandbox.bwrap.merged import Entry, Folder, Merged, make_folder, make_whiteout
 from offbook.sandbox.folders import bytes_in, remove_tree, walk
 

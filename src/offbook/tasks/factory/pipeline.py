@@ -40,8 +40,7 @@ from offbook.tasks.factory.prepare.source import one_spelling
 from offbook.tasks.factory.prepare.tests import map_tests
 from offbook.tasks.factory.proposals import Proposal, Refused, apply_proposal, deletion_of
 from offbook.tasks.factory.records import Taken, differing, earlier_outcomes, record, settle
-from offbook.tasks.factory.releases.cut import Piece, cut_release, hunks_between
-from offbook.tasks.factory.releases.piece import identity, make_piece
+from offbook.tasks.factory.releases.cut import Piece, cut_release, hunks_between, identity, make_piece
 from offbook.tasks.factory.releases.release import is_release, open_release, prepare_release
 from offbook.tasks.factory.types import LEVELS, Feature, Level, Unprepared
 from offbook.tasks.factory.verification.verify import ENDLESS

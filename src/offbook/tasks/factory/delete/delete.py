@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping
 
 from offbook.tasks.factory.delete import leftovers
 from offbook.tasks.factory.delete.leftovers import Attempt
-from offbook.tasks.factory.delete.references import Lost, spread
 from offbook.tasks.factory.delete.surgery import Operated, Orders, operate
-from offbook.tasks.factory.delete.symbols import Function, Symbols
+from offbook.tasks.factory.delete.symbols import Function, Lost, Symbols, spread
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.types import Deletion, Feature, FunctionKey, Level
 

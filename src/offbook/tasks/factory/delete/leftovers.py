@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from offbook.core import pycode
-from offbook.tasks.factory.delete.references import Lost, Origins, Uses, lost_names, uses
 from offbook.tasks.factory.delete.surgery import Orders, operate
-from offbook.tasks.factory.delete.symbols import Module, Symbols, module_of
+from offbook.tasks.factory.delete.symbols import Lost, Module, Origins, Symbols, Uses, lost_names, module_of, uses
 from offbook.tasks.factory.types import COMMON, FunctionKey, Level, is_test_code
 
 DOCUMENTS = (".md", ".rst", ".txt")

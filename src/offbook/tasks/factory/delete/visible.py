@@ -10,9 +10,8 @@ from functools import lru_cache
 import libcst as cst
 
 from offbook.core import pycode
-from offbook.tasks.factory.delete.references import Lost, lost_names, uses
 from offbook.tasks.factory.delete.surgery import Orders, Scoped, dotted, operate, parse
-from offbook.tasks.factory.delete.symbols import Symbols, module_of
+from offbook.tasks.factory.delete.symbols import Lost, Symbols, lost_names, module_of, uses
 from offbook.tasks.factory.types import Deletion, is_test_code
 
 WITHOUT_TESTS = {"object", "TestCase", "IsolatedAsyncioTestCase"}  # classes that bring no tests

@@ -31,10 +31,8 @@ from pydantic import TypeAdapter
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.audit.scrub import scrub
-from offbook.tasks.factory.prepare.dependencies import install, refuse_runner
-from offbook.tasks.factory.prepare.interpreter import Interpreter, find_interpreter
-from offbook.tasks.factory.prepare.layout import Layout, find_layout
-from offbook.tasks.factory.prepare.metadata import Project, read_project
+from offbook.tasks.factory.prepare.dependencies import Interpreter, find_interpreter, install, refuse_runner
+from offbook.tasks.factory.prepare.metadata import Layout, Project, find_layout, read_project
 from offbook.tasks.factory.prepare.source import fetch, needs_another, runs_on
 from offbook.tasks.factory.prepare.tests import BaselineLimits, find_baseline
 from offbook.tasks.factory.types import Repository, Unprepared

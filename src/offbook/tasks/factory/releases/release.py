@@ -28,10 +28,9 @@ from packaging.utils import canonicalize_name
 
 from offbook.core import pycode
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.delete.references import lost_names
-from offbook.tasks.factory.delete.symbols import absolute, module_of
+from offbook.tasks.factory.delete.symbols import absolute, lost_names, module_of
 from offbook.tasks.factory.delete.visible import modules_of, vanished
-from offbook.tasks.factory.prepare.interpreter import find_interpreter
+from offbook.tasks.factory.prepare.dependencies import find_interpreter
 from offbook.tasks.factory.prepare.prepare import (
     PrepareSettings,
     Progress,

@@ -22,8 +22,7 @@ import libcst as cst
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
-from offbook.tasks.factory.instruction.examples import Example, examples, reached
-from offbook.tasks.factory.instruction.tried import TRIED_S, Tried, tried_in, trying_of
+from offbook.tasks.factory.instruction.examples import TRIED_S, Example, Tried, examples, reached, tried_in, trying_of
 from offbook.tasks.factory.types import Deletion, files_of, is_test_code
 from offbook.tasks.factory.verification.mutants import Trial, trial_of, with_blanks
 from offbook.tasks.factory.verification.perturb import answered, functions_of, recorded, recording
