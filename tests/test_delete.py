@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.tasks.factory.delete.delete import delete
-from offbook.tasks.factory.delete.leftovers import drop_examples, scrub_documents
+from offbook.tasks.factory.delete.delete import delete, drop_examples, scrub_documents
 from offbook.tasks.factory.delete.symbols import read_symbols
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.proposals import Refused, apply_proposal

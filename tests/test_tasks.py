@@ -21,8 +21,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.core.config import load_config
-from offbook.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
-from offbook.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
+from offbook.pocket.repos import (
+    ALL_STEPS,
+    ARGUMENTS,
+    MODULES,
+    NAMES,
+    PACKAGES,
+    Function,
+    Split,
+    Spot,
+    Step,
+    body_of,
+    evaluate,
+    mistakes,
+    passes,
+    render_tests,
+)
 from offbook.pocket.tasks import Draft, draft_tasks, make_pocket_tasks
 from offbook.rl.tasks import refuse_missing_tasks, task_sets
 from offbook.sandbox import SandboxSpec

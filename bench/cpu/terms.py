@@ -20,8 +20,7 @@ from offbook.agent.chat import Chat
 from offbook.agent.harness import Harness
 from offbook.core.runfolder import dump_lines, whole_folder, write_atomic
 from offbook.pocket.demonstrations import HARNESS, episodes
-from offbook.pocket.functions import Function
-from offbook.pocket.repos import PACKAGES, Caller, Module, Repository, Split, Spot
+from offbook.pocket.repos import PACKAGES, Caller, Function, Module, Repository, Split, Spot
 from offbook.pocket.script import Habits
 from offbook.pocket.tasks import Draft, draft_tasks, verify
 from offbook.tasks.folder import write_task

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbook.agent.chat import render_call
-from offbook.pocket.functions import evaluate, passes
-from offbook.pocket.repos import Spot, path_of_tests, seen_by_first, with_other_constant
+from offbook.pocket.repos import Spot, evaluate, passes, path_of_tests, seen_by_first, with_other_constant
 from offbook.pocket.tasks import TEST_COMMAND, Draft
 
 INVENTED = {

@@ -19,8 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from offbook.core.runfolder import whole_folder
-from offbook.pocket.functions import Function, evaluate
-from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
+from offbook.pocket.repos import LONG, MORE, SHORT, Function, Repository, Split, Spot, evaluate, make_repository
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.verification.blanks import blank_of, reported
 from offbook.tasks.factory.verification.mutants import only, trial_of, with_blanks

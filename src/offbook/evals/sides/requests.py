@@ -9,8 +9,7 @@ from dataclasses import replace
 from itertools import count
 
 from offbook.evals.sides.draft import REQUEST_NODE, REQUEST_TESTS, SideDraft, Spot, draw_spots, without
-from offbook.pocket.functions import ALL_STEPS, INPUTS, Function, Step, evaluate
-from offbook.pocket.repos import render_tests
+from offbook.pocket.repos import ALL_STEPS, INPUTS, Function, Step, evaluate, render_tests
 from offbook.types import Interrupt
 
 # None of them says in which file, and none what it should do.

@@ -6,18 +6,34 @@ is made, looked over for names that lead nowhere, and made again without those, 
 come of it than was asked for: `gone` is one of which a target is gone, `stub` one of which nothing is.
 
 Left out: names built at run time, and module-level constants that only deleted code read (they stay).
+
+What is left then is cleaned: imports nobody uses, files with nothing in them, documents and examples in docstrings that
+give a name away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from offbook.tasks.factory.delete import leftovers
-from offbook.tasks.factory.delete.leftovers import Attempt
+from offbook.core import pycode
 from offbook.tasks.factory.delete.surgery import Operated, Orders, operate
-from offbook.tasks.factory.delete.symbols import Function, Lost, Symbols, spread
+from offbook.tasks.factory.delete.symbols import (
+    Function,
+    Lost,
+    Module,
+    Origins,
+    Symbols,
+    Uses,
+    lost_names,
+    module_of,
+    spread,
+    uses,
+)
 from offbook.tasks.factory.delete.visible import without_tests
-from offbook.tasks.factory.types import Deletion, Feature, FunctionKey, Level
+from offbook.tasks.factory.types import COMMON, Deletion, Feature, FunctionKey, Level, is_test_code
 
 
 def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: Level) -> Deletion:
@@ -25,13 +41,13 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
     doomed = _may_go(symbols, feature, level)
     while True:
         attempt = _attempt(files, symbols, feature, level, doomed)
-        needed = leftovers.still_named(files, symbols, attempt, level, doomed)
+        needed = still_named(files, symbols, attempt, level, doomed)
         if not needed:
             break
         doomed -= needed
     changed = {path: text for path, text in attempt.files.items() if text != files[path]}
     if level == "gone":
-        changed |= leftovers.scrub_documents(files, {key.name: symbols.modules[key.path].name for key in doomed})
+        changed |= scrub_documents(files, {key.name: symbols.modules[key.path].name for key in doomed})
     deleted = {key for key in feature.functions if key in doomed or key.is_inside(doomed | {*feature.functions})}
     stubbed = {key for key in feature.functions if str(key) in attempt.removed} - deleted
     used = level_used(feature, level, doomed)
@@ -131,8 +147,8 @@ def _attempt(
     for path, outcome in outcomes.items():
         attempt.removed |= {f"{path}::{name}": text for name, text in outcome.removed.items()}
     if doomed:
-        leftovers.drop_unused_imports(files, symbols, attempt)
-        leftovers.drop_empty_files(files, symbols, attempt, level)
+        drop_unused_imports(files, symbols, attempt)
+        drop_empty_files(files, symbols, attempt, level)
     for path in {key.path for key in doomed}:
         if (declared := path + "i") in files:  # the same definitions in the .pyi file next to a module
             names = {key.name for key in doomed if key.path == path}
@@ -150,6 +166,284 @@ def _operate(
         lost=set(lost.get(path, {})),
         statements=level == "gone",
         package=symbols.modules[path].package,
-        edit_docstring=(lambda text: leftovers.drop_examples(text, names)) if level == "gone" and names else None,
+        edit_docstring=(lambda text: drop_examples(text, names)) if level == "gone" and names else None,
     )
     return operate(source, orders)
+
+
+DOCUMENTS = (".md", ".rst", ".txt")
+QUOTES = r"""(?:\"{3}|'{3}|["'])"""
+EXAMPLE = re.compile(rf"\s*(?:[rRuUbB]*{QUOTES})?(?:>>>|\.\.\.)")
+NAMED = ("CHANGELOG", "CHANGES", "HISTORY", "NEWS", "README")
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A deletion that has yet to be looked over."""
+
+    files: dict[str, str | None]
+    removed: dict[str, str] = field(default_factory=dict)
+    lost: Lost = field(default_factory=dict)
+
+
+def drop_unused_imports(files: Mapping[str, str], symbols: Symbols, attempt: Attempt) -> None:
+    """Imports that only deleted code used. One that others import from here, or that a test patches, stays."""
+    elsewhere = {
+        (imported.module, imported.name)
+        for path, text in files.items()
+        if path.endswith(".py") and (module := module_of(path, text, symbols.import_roots))
+        for imported in module.imports
+    }
+    tests = "\n".join(text for path, text in files.items() if is_test_code(path))
+    for path, text in attempt.files.items():
+        module = symbols.modules[path]
+        if text is None or text == files[path] or path.endswith("__init__.py"):
+            continue
+        before, after = uses(files[path]), uses(text)
+        unused = {
+            imported.bound
+            for imported in module.imports
+            if imported.top
+            and imported.module != "__future__"
+            and imported.bound in before.names
+            and imported.bound not in after.names | after.strings
+            and (module.name, imported.bound) not in elsewhere
+            and f"{module.name.rpartition('.')[2]}.{imported.bound}" not in tests
+        }
+        if unused:
+            attempt.files[path] = operate(text, Orders(lost=unused, package=module.package)).source
+
+
+def drop_empty_files(files: Mapping[str, str], symbols: Symbols, attempt: Attempt, level: Level) -> None:
+    """Files that defined what is gone and have nothing but imports left, unless somebody needs to import them."""
+    defining = {where.partition("::")[0] for where in attempt.removed}
+    for path, text in sorted(attempt.files.items()):
+        if text is None or path not in defining or path.endswith(("__init__.py", "__main__.py")) or not _is_empty(text):
+            continue
+        name = symbols.modules[path].name
+        cleaned: dict[str, str | None] = {path: None}
+
+        def importing(other: str, source: str | None) -> Module | None:
+            module = module_of(other, source, symbols.import_roots) if source is not None else None
+            return module if module and module.imports_module(name) else None  # noqa: B023  # of this file
+
+        for other, source in {**files, **attempt.files}.items():
+            if other == path or not other.endswith(".py") or (level == "gone" and is_test_code(other)):
+                continue
+            if source is not None and (module := importing(other, source)):
+                cleaned[other] = operate(source, Orders(modules={name}, package=module.package)).source
+        still = any(importing(other, source) for other, source in cleaned.items())
+        if not still and all(other in symbols.modules for other in cleaned):
+            attempt.files |= cleaned
+
+
+def _is_empty(source: str) -> bool:
+    def is_nothing(node: ast.stmt) -> bool:
+        if isinstance(node, ast.Assign):
+            exports = all(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
+            return exports and isinstance(node.value, ast.List | ast.Tuple) and not node.value.elts
+        if isinstance(node, ast.Expr):
+            return isinstance(node.value, ast.Constant)
+        return isinstance(node, ast.Import | ast.ImportFrom | ast.Pass)
+
+    return all(map(is_nothing, pycode.parse(source).body))
+
+
+def still_named(
+    files: Mapping[str, str], symbols: Symbols, attempt: Attempt, level: Level, doomed: set[FunctionKey]
+) -> set[FunctionKey]:
+    """The doomed functions and classes that something left over needs: code, test set-up, or an entry point.
+
+    At `gone` the visible tests are cleaned of the names, all but conftest files, which every test needs.
+    """
+    found: set[FunctionKey] = set()
+    looked_for = {key: frozenset({key}) for key in doomed} | _taken_from_classes(symbols, attempt)
+    for path in files:
+        text = attempt.files.get(path, files[path])
+        kept_test = is_test_code(path) and (level != "gone" or path.endswith("conftest.py"))
+        if text is None or not doomed or (path not in symbols.modules and not kept_test):
+            continue
+        module = module_of(path, text, symbols.import_roots)
+        if module is None:
+            continue
+        read = uses(text)
+        inside_functions = {imported.bound for imported in module.imports if not imported.top}
+        for name, origins in {**attempt.lost.get(path, {}), **lost_names(module, attempt.lost, symbols)}.items():
+            if name in read.names or name in inside_functions or (kept_test and "." not in name):
+                found |= origins
+        for key, origins in looked_for.items():
+            if not origins <= found and _is_reached(key, path, read, symbols, level):
+                found |= origins
+    entries = "\n".join(text for path, text in files.items() if path.endswith((".toml", ".cfg", "setup.py")))
+    found |= {key for key in doomed if f":{key.name}" in entries}
+    found |= {FunctionKey(key.path, key.name.rpartition(".")[0]) for key in found}  # a method needs its class
+    return found & doomed
+
+
+def _taken_from_classes(symbols: Symbols, attempt: Attempt) -> dict[FunctionKey, Origins]:
+    """What a class body assigned from what is lost, such as a property, is reached as a method is."""
+    return {
+        FunctionKey(path, name): origins
+        for path, names in attempt.lost.items()
+        for name, origins in names.items()
+        if "." in name and name.partition(".")[0] in symbols.modules[path].bases
+    }
+
+
+def _begins(text: str, name: str) -> bool:
+    """Whether a name may be put together from it: "visit_" + kind, f"visit_{kind}", "visit_%s" % kind."""
+    start = re.split(r"[{%]", text, maxsplit=1)[0]
+    return len(start) > 3 and start.endswith("_") and name.startswith(start) and name != start
+
+
+def _is_reached(key: FunctionKey, path: str, read: Uses, symbols: Symbols, level: Level) -> bool:
+    """By a string, or as an attribute. Private names are rare enough for every match to count."""
+    owner, _, simple = key.name.rpartition(".")
+    hidden = simple.startswith("_")
+    if simple in (read.strings if hidden or level == "hybrid" else read.looked_up):
+        return True
+    if any(text.endswith(f".{key.name}") or _begins(text, simple) for text in read.strings):
+        return True
+    receivers = {receiver for receiver, attribute in read.attributes if attribute == simple}
+    if not owner or not receivers:
+        return False
+    others = {f.owner for f in symbols.functions.values() if f.simple == simple and f.owner and f.key != key}
+    on_itself = path == key.path and owner in receivers
+    on_unknown = bool(receivers - {""} - others)  # self of a class that has no such method: it inherits
+    return hidden or on_itself or on_unknown or ("" in receivers and not others and simple not in COMMON)
+
+
+def scrub_documents(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str | None]:
+    """The documents that change. `names` are qualified names and the modules they are in: a method is looked for as
+    Class.method, a function alone or after parts of its module's name, so that `", ".join(` is no `pkg.text.join(`."""
+    mention = _mention(names)
+    if mention is None:
+        return {}
+    changed: dict[str, str | None] = {}
+    for path, text in files.items():
+        name = path.rpartition("/")[2]
+        if (path.endswith(DOCUMENTS) or name in NAMED) and (after := scrub(text, mention)) != text:
+            changed[path] = after
+    return changed
+
+
+def _mention(names: Mapping[str, str]) -> re.Pattern[str] | None:
+    """A name in code marks, called, dotted, or alone on its line. One with an underscore is no English word."""
+    ways = []
+    for name, module in sorted(names.items()):
+        owner, _, simple = name.rpartition(".")
+        word = re.escape(simple)
+        if owner:
+            ways += [rf"\b{re.escape(owner.rpartition('.')[2])}\.{word}\b"]
+            continue
+        inside = "|".join(map(re.escape, filter(None, module.split("."))))
+        prefix = rf"(?<![\w.])(?:(?:{inside})\.)*" if inside else r"(?<![\w.])"
+        ways += [
+            rf"`~?{prefix}{word}(?:\(\))?`",
+            rf"{prefix}{word}\(",
+            rf"(?m:^[\s*+-]*{word}\s*$)",
+            rf":: +{prefix}{word}\b",
+        ]
+        if inside:
+            ways.append(rf"(?<![\w.])(?:(?:{inside})\.)+{word}\b(?!\.\w)")
+        if "_" in simple.strip("_"):
+            ways.append(rf"{prefix}{word}\b")
+    return re.compile("|".join(ways)) if ways else None
+
+
+def scrub(text: str, mention: re.Pattern[str]) -> str:
+    """The text without the blocks that name it: a list item or table row alone, else the whole paragraph."""
+    lines = text.split("\n")
+    gone: set[int] = set()
+    for number, line in enumerate(lines):
+        if number not in gone and mention.search(line):
+            gone.update(_block(lines, number))
+    if not gone:
+        return text
+    return "\n".join(line for number, line in enumerate(lines) if number not in gone)
+
+
+ITEM = re.compile(r"\s*(?:[*+-]|\d+[.)])\s+")
+SINGLE = re.compile(r"\s*(?:\||[.\w]+\s*$)")  # a table row, or a bare name in a list of names
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _block(lines: list[str], number: int) -> range:
+    """The lines that go because this one names it."""
+    line = lines[number]
+    first = number
+    while first > 0 and not ITEM.match(lines[first]) and lines[first - 1].strip() and not lines[first].startswith(".."):
+        first -= 1
+    if ITEM.match(lines[first]):
+        return range(first, _end_of_indented(lines, first))
+    if line.lstrip().startswith(".. "):
+        return range(number, _end_of_indented(lines, number))
+    if SINGLE.match(line):
+        return range(number, number + 1)
+    last = number
+    while last + 1 < len(lines) and lines[last + 1].strip():
+        last += 1
+    if any(line.lstrip().startswith(("```", "~~~")) for line in lines[first : last + 1]):
+        return range(number, number + 1)  # half a fence would swallow what follows
+    return range(first, last + 1 + (last + 1 < len(lines) and not lines[last + 1].strip()))
+
+
+def _end_of_indented(lines: list[str], first: int) -> int:
+    end = first + 1
+    while end < len(lines) and lines[end].strip() and _indent(lines[end]) > _indent(lines[first]):
+        end += 1
+    if lines[first].lstrip().startswith(".. ") or ITEM.match(lines[first]):  # both may have further paragraphs
+        while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > _indent(lines[first])):
+            end += 1
+        while end > first + 1 and not lines[end - 1].strip():
+            end -= 1
+    return end
+
+
+def drop_examples(text: str, names: Collection[str]) -> str:
+    """A docstring without the interactive examples that call one of the names; an example ends at an empty line.
+
+    A method is called on something: only where the docstring names its class is it taken for this one.
+    """
+    ways = [rf"(?<![\w.]){re.escape(name)}\(" for name in names if "." not in name]
+    ways += [
+        rf"\.{re.escape(method)}\("
+        for owner, _, method in (name.rpartition(".") for name in sorted(names))
+        if owner and re.search(rf"\b{re.escape(owner.rpartition('.')[2])}\b", text)
+    ]
+    if not ways:
+        return text
+    called = re.compile("|".join(ways))
+    if ">>>" not in text or not called.search(text):
+        return text
+    groups = re.split(r"(\n[ \t]*\n)", text)
+    kept: list[str] = []
+    for number in range(0, len(groups), 2):
+        group = groups[number]
+        separator = groups[number + 1] if number + 1 < len(groups) else ""
+        examples = [line for line in group.split("\n") if EXAMPLE.match(line)]
+        if any(called.search(line) for line in examples):
+            group = _without_examples(group, last=not separator)
+            if not group.strip():
+                continue
+        kept += [group, separator]
+    return "".join(kept)
+
+
+def _without_examples(group: str, last: bool) -> str:
+    """Lines before the first example stay, and so do the closing quotes of the docstring."""
+    lines = group.split("\n")
+    first = next(number for number, line in enumerate(lines) if EXAMPLE.match(line))
+    opening = re.match(rf"\s*[rRuUbB]*{QUOTES}", lines[first])
+    kept = lines[:first]
+    if opening:
+        kept.append(
+            opening.group() + (re.findall(QUOTES, lines[first])[-1] if last and len(lines) == first + 1 else "")
+        )
+    elif last:
+        closing = re.search(f"{QUOTES}$", group)
+        kept.append((" " * _indent(lines[-1])) + (closing.group() if closing else ""))
+    return "\n".join(kept)
