@@ -149,7 +149,8 @@ def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) ->
 
 def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int, level: Level = SHORT_LEVEL) -> bytes:
     async def run() -> list[Rollout]:
-        rng, habits = random.Random(f"{seed}/{start}"), LONG_HABITS if level.is_long else Habits()
+        rng = random.Random(f"{seed}/{start}")
+        habits = LONG_HABITS if level.is_long else Habits()
         return [rollout async for _, rollout in episodes(_chat_for(model), list(drafts), rng, habits, harness)]
 
     drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train", level=level)
@@ -186,7 +187,8 @@ async def episodes(
             tree = Path(place) / str(number)
             write_files(tree, draft.files)
             script = (LongScript if draft.is_long else Script)(draft, rng, habits)
-            task, policy = _task(draft, number, tree), Demonstrator(script, chat)
+            task = _task(draft, number, tree)
+            policy = Demonstrator(script, chat)
             async with QuickSandbox(tree) as sandbox:
                 rollout = await run_agent(task, sandbox, policy, chat, harness, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
@@ -253,7 +255,8 @@ def report_of(files: Mapping[str, str], selection: str = "") -> tuple[int, str]:
     """The exit code and the text of `python -m pytest`, of one test file or of all, computed: a real run takes half a
     second, and demonstrations need thousands. A test compares this with real pytest output."""
     paths = sorted(path for path in files if path.startswith("tests/") and (not selection or path == selection))
-    letters, failures = "", list[str]()
+    letters = ""
+    failures = list[str]()
     for path in paths:
         for name, outcome in _outcomes(files, path):
             letters += "s" if outcome is None else "F" if outcome else "."

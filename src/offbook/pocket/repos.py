@@ -51,7 +51,8 @@ class Caller:
     inner: Function
 
     def source(self) -> str:
-        outer, inner = self.outer.name, self.inner.name
+        outer = self.outer.name
+        inner = self.inner.name
         doc = f"Return {outer} of {inner} of {self.argument}."
         return f'def {self.name}({self.argument}):\n    """{doc}"""\n    return {outer}({inner}({self.argument}))\n'
 

@@ -223,7 +223,8 @@ class LongScript(Script):
         elif stage == "tested":
             self.tests = self.stage
             if shown := self._shown():
-                self.spot, self.stage = shown[0], "mend"
+                self.spot = shown[0]
+                self.stage = "mend"
             elif self.stage == "check":
                 self._next_file()
             elif self.rng.random() >= self.habits.rerun:
@@ -248,7 +249,8 @@ class LongScript(Script):
 
     def _next_function(self) -> None:
         if self.left and self.left[0].path == self.spot.path:
-            self.spot, self.stage = self.left.popleft(), "edit"
+            self.spot = self.left.popleft()
+            self.stage = "edit"
         elif self.rng.random() < self.habits.checks:
             self.stage = "check"
         else:
@@ -256,6 +258,7 @@ class LongScript(Script):
 
     def _next_file(self) -> None:
         if self.left:
-            self.spot, self.stage = self.left.popleft(), "view"
+            self.spot = self.left.popleft()
+            self.stage = "view"
         else:
             self.stage = "test"

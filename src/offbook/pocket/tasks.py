@@ -157,7 +157,8 @@ def _short_drafts(rng: random.Random, repository: Repository) -> list[Draft]:
 
 def _long_draft(rng: random.Random, repository: Repository, level: Level) -> Draft:
     """One instruction for several functions, grouped by file."""
-    count, everything = rng.randint(level.fewest, level.most), repository.spots
+    count = rng.randint(level.fewest, level.most)
+    everything = repository.spots
     spots = tuple(everything[place] for place in sorted(rng.sample(range(len(everything)), count)))
     by_file: dict[str, list[str]] = {}
     for spot in spots:
@@ -202,7 +203,8 @@ async def _make_split(
 ) -> list[str]:
     folder.mkdir(parents=True)
     repositories = _drafts_by_repository(random.Random(f"task {split} {seed}"), split, level)
-    num_made, discarded = 0, list[str]()
+    num_made = 0
+    discarded = list[str]()
     while num_made < num_tasks:
         async with asyncio.TaskGroup() as group:
             running = [
@@ -237,18 +239,22 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
         blanked, *every = await _run(repository.files, rounds)
     except MachineFault as error:
         return [], [str(error)] * len(drafts)
-    tried, gold, runs = every[: len(trial.rounds)], every[len(trial.rounds)], every[len(trial.rounds) + 1 :]
+    tried = every[: len(trial.rounds)]
+    gold = every[len(trial.rounds)]
+    runs = every[len(trial.rounds) + 1 :]
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
         return [], [why] * len(drafts)
     # What trivial bodies do is known: the tests of these functions are written so that all of them fail.
     mutants = with_blanks(trial.usable(tried, gold.passed), reported(blank, blanked, needing), data, {})
-    verified, refused = list[tuple[Task, Contents]](), list[str]()
+    verified = list[tuple[Task, Contents]]()
+    refused = list[str]()
     for draft, tree, run in zip(drafts, trees, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             gold_files = {path: repository.files[path] for path in draft.paths}
-            own, cases = only(mutants, fail_to_pass), _cases([(spot.path, spot.function) for spot in draft.spots])
+            own = only(mutants, fail_to_pass)
+            cases = _cases([(spot.path, spot.function) for spot in draft.spots])
             contents = Contents(tree, gold_files, hidden_tests, mutants=own, apart=Apart(tuple(cases)))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:

@@ -10,9 +10,11 @@ from typing import Literal
 
 from offbook.types import is_test_file
 
-TREE, HOMES = "/app/", ("/home/agent/", "/tmp/", "/history/")
+TREE = "/app/"
+HOMES = ("/home/agent/", "/tmp/", "/history/")
 MAX_PATHS = 20_000
-MAX_SHOWN, MAX_KEPT = 12, 500  # of those that one message opened at one place
+MAX_SHOWN = 12  # of those that one message opened at one place
+MAX_KEPT = 500
 Place = Literal["vcs", "bytecode", "cache", "package_copy", "tests", "outside", "data"]
 
 VCS = frozenset({".git", ".hg", ".svn", ".bzr", ".jj"})

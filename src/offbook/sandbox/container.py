@@ -117,9 +117,12 @@ class ContainerSandbox(Sandbox):
         return sandbox
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
-        output, key, blocks = Output(), uuid.uuid4().hex, str(self._spec.disk_mb * 2048)
+        output = Output()
+        key = uuid.uuid4().hex
+        blocks = str(self._spec.disk_mb * 2048)
         async with self._beside_commands():
-            name, num_kills = self._name, self._num_memory_kills
+            name = self._name
+            num_kills = self._num_memory_kills
             try:
                 write_end = output.open()
                 try:
@@ -324,7 +327,8 @@ async def must(*command: str, stdin: bytes = b"") -> bytes:
 
 def packed(tree: Path, user: int, group: int) -> bytes:
     def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.uid, member.gid = user, group  # without rights, even root can write only what is its own
+        member.uid = user  # without rights, even root can write only what is its own
+        member.gid = group
         return member
 
     stream = io.BytesIO()

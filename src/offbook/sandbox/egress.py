@@ -30,7 +30,8 @@ CONNECT_S = 10.0
 EVENTS = 1000  # a sandbox can ask for things faster than anyone reads them; beyond this they are only counted
 WEB_PORTS = (80, 443)  # what an entry without a port allows
 PROXY_PORT = 3128  # inside the sandbox
-DOOR, SOCKET = "/door", "proxy"  # where a sandbox finds the proxy
+DOOR = "/door"  # where a sandbox finds the proxy
+SOCKET = "proxy"
 
 # These carry an IPv4 address inside of an IPv6 one, and so could carry a private address past the check.
 TUNNELS = tuple(ipaddress.IPv6Network(network) for network in ("64:ff9b::/96", "2001::/32", "2002::/16"))

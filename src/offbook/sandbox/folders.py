@@ -119,7 +119,8 @@ def remove_tree(path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        numbers, prefix = count(), uuid4().hex
+        numbers = count()
+        prefix = uuid4().hex
         while entries := _scan(top):
             for entry in entries:
                 if not entry.is_dir(follow_symlinks=False):

@@ -37,7 +37,8 @@ class ProcessSandbox(Sandbox):
         self._groups: set[int] = set()  # process groups of the commands now running
         self.root = self._place / "tree"
         self._history = self._place / "history"
-        home, temporary = self._place / "home", self._place / "tmp"
+        home = self._place / "home"
+        temporary = self._place / "tmp"
         self.python = str(python.resolve() / "python" / "bin" / "python") if python else os.path.abspath(sys.executable)
         self._environment = environment(str(Path(self.python).parent.parent), str(home), str(temporary))
         try:
@@ -50,7 +51,8 @@ class ProcessSandbox(Sandbox):
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         """Run `command` in a fresh shell. Whatever it leaves in its process group is killed when it ends."""
-        output, reported = Output(), Output(REPORT_BYTES)
+        output = Output()
+        reported = Output(REPORT_BYTES)
         try:
             write_ends = [output.open(), *([reported.open()] if report else [])]
             exit_code, timed_out = await self._run(command, timeout_s, *write_ends)
@@ -115,7 +117,8 @@ class ProcessSandbox(Sandbox):
         return sorted("/".join(parts) for parts in regular_files(str(self.root)))
 
     async def changes(self) -> Changes:
-        before, after = set(regular_files(str(self._base))), set(regular_files(str(self.root)))
+        before = set(regular_files(str(self._base)))
+        after = set(regular_files(str(self.root)))
         changed = Changes()
         for parts in sorted(before | after):
             if "__pycache__" in parts:
@@ -159,7 +162,8 @@ class ProcessSandbox(Sandbox):
         The limit on processor time is for a process that left the group: nothing else would ever end it.
         """
         processor_s = math.ceil(timeout_s) * (os.cpu_count() or 1) + 1
-        memory_kib, file_blocks = self.spec.memory_mb * 1024, self.spec.disk_mb * 2048
+        memory_kib = self.spec.memory_mb * 1024
+        file_blocks = self.spec.disk_mb * 2048
         return f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n 256"
 
 

@@ -21,7 +21,8 @@ from offbook.core.copies import Hashes, named_shingles, normalise, parsed, struc
 from offbook.tasks.check import gold_changes
 from offbook.types import OffbookError, Task
 
-WORDS, CODE = 13, 8  # tokens in a run
+WORDS = 13  # tokens in a run
+CODE = 8
 FEWEST_PARTS = 12  # of a body: shorter ones, such as `return self.name`, are equal by chance
 ALARM = 0.5  # the share of a task's runs from which on it counts as contained
 MAX_BYTES = 1 << 20  # of a file that is read
@@ -114,7 +115,8 @@ def repository_of(origin: str) -> str:
 
 def overlap(task: Task, known: Known) -> Overlap:
     solution = _solution(task)
-    words, code = runs(task.instruction, WORDS), runs("\n".join(_added(task, solution)), CODE)
+    words = runs(task.instruction, WORDS)
+    code = runs("\n".join(_added(task, solution)), CODE)
     bodies = list(_completed(task, solution))
     return Overlap(
         task.id,

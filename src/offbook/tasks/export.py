@@ -68,9 +68,11 @@ def _packed_tests(task: Task) -> str:
 
 
 def _test_patch(task: Task) -> str:
-    before, after = dict[str, str](), dict[str, str | None]()
+    before = dict[str, str]()
+    after = dict[str, str | None]()
     for name in task.test_files:
-        hidden, visible = task.hidden_tests / name, task.tree / name
+        hidden = task.hidden_tests / name
+        visible = task.tree / name
         before[name] = hidden.read_bytes().decode()
         after[name] = visible.read_bytes().decode() if visible.is_file() else None
     return gold_patch(before, after)

@@ -80,12 +80,14 @@ class Contents:
 NOT_IN_TABLE = {"folder", "instruction", "tree", "hidden_tests", "script", "suite"}
 FIRST = ("id", "origin", "difficulty", "tools", "fail_to_pass", "pass_to_pass", "test_files", "test_command")
 SUITE = {"import_roots": "import_roots", "pytest_options": "options", "start": "start"}
-_TASK, _SHARED_TASK = TypeAdapter(Task), TypeAdapter(SharedTask)
+_TASK = TypeAdapter(Task)
+_SHARED_TASK = TypeAdapter(SharedTask)
 
 
 def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
     """Into `task.folder`. `harbor`: with what Harbor needs to judge it by itself."""
-    folder, task = task.folder, replace(task, num_mutants=len(contents.mutants.mutants))
+    folder = task.folder
+    task = replace(task, num_mutants=len(contents.mutants.mutants))
     if contents.base is not None:
         shutil.copytree(contents.base, task.tree, symlinks=True)
     write_files(task.tree, contents.tree)

@@ -66,7 +66,8 @@ class OffbookTask(vf.Task[OffbookData]):
         if result.exit_code:
             raise OffbookError(f"the work on {self.data.id} cannot be read: {result.stderr.strip()}")
         with tempfile.TemporaryDirectory(prefix="offbook-work-") as place:
-            archive, folder = Path(place) / "work.tar", Path(place) / "work"
+            archive = Path(place) / "work.tar"
+            folder = Path(place) / "work"
             archive.write_bytes(await runtime.read(ARCHIVE))
             folder.mkdir()
             unpack(archive, folder, f"the work on {self.data.id}", SourceLimits())

@@ -54,7 +54,8 @@ class SandboxRuntime(Runtime):
         return ProgramResult(done.exit_code, done.output, "")
 
     async def _read(self, path: str, max_bytes: int | None = None) -> bytes:
-        data, most = b"", max_bytes
+        data = b""
+        most = max_bytes
         while most is None or len(data) < most:
             size = PIECE if most is None else min(PIECE, most - len(data))
             piece = f"tail -c +{len(data) + 1} {shlex.quote(path)} | head -c {size} | base64 -w0"
@@ -99,7 +100,8 @@ def unfit(task: Any) -> str:
 
 async def write_taskset(id: str, root: Path, spec: SandboxSpec) -> tuple[list[Path], dict[str, str]]:
     """A task folder for each under `root`, made once; and why the others are left out."""
-    folders, left_out = [], {}
+    folders = []
+    left_out = {}
     for key, task in _taskset(id).items():
         if why := unfit(task):
             left_out[key] = why

@@ -113,10 +113,12 @@ def _lines(text: str) -> list[str]:
 def changed_lines(patch: str) -> dict[str, tuple[int, int]]:
     """Path -> lines added and removed, of Python files. As `touched_by`, for patches of our own and without git."""
     found: dict[str, tuple[int, int]] = {}
-    path, left = "", [0, 0]
+    path = ""
+    left = [0, 0]
     for line in patch.split("\n"):
         if left[0] > 0 or left[1] > 0:
-            added, removed = line.startswith("+"), line.startswith("-")
+            added = line.startswith("+")
+            removed = line.startswith("-")
             if not line.startswith("\\"):
                 left = [left[0] - (not added), left[1] - (not removed)]
                 if path.endswith(".py"):

@@ -40,7 +40,8 @@ else:
 
 TIMEOUT_S = 280.0
 BIGGEST = 4 << 20  # bytes of a source file
-DUMPABLE, SUBREAPER = 4, 36  # of prctl
+DUMPABLE = 4  # of prctl
+SUBREAPER = 36
 
 
 def main(app: str, logs: str, *options: str) -> int:
@@ -196,7 +197,8 @@ def has_python(user: int) -> bool:
 def read(descriptor: int, process: subprocess.Popen[bytes], deadline: float) -> tuple[str, bool]:
     """What is written until the process ends. Its children do not have to."""
     os.set_blocking(descriptor, False)
-    data, is_over = b"", False
+    data = b""
+    is_over = False
     while time.monotonic() < deadline:
         try:
             more = os.read(descriptor, 1 << 16)

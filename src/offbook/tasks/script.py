@@ -17,7 +17,8 @@ from offbook.tasks.grade import put
 from offbook.types import OffbookError, Task
 
 RECORD = "verifiers.json"  # in folders that from_verifiers.py made: which task of which taskset judges
-TESTS, SOLUTION = "tests", "solution"
+TESTS = "tests"
+SOLUTION = "solution"
 READ_REWARD = "cat /logs/verifier/reward.json 2>/dev/null || cat /logs/verifier/reward.txt"
 MARK = "--- the reward ---"
 

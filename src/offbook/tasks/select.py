@@ -127,7 +127,8 @@ class Sampler:
         rates = self._rates_of_kinds(history)
         efforts = [record.effort for record in history.records.values() if record.rollouts]
         middle = sorted(efforts)[len(efforts) // 2] if efforts else 0.0
-        passes, result = self.passes, {}
+        passes = self.passes
+        result = {}
         for task_id, task in self._tasks.items():
             record = history.records.get(task_id, Record())
             rate = (record.solved + PRIOR * rates[_kind(task)]) / (record.rollouts + PRIOR)

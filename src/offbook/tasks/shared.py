@@ -33,7 +33,10 @@ from offbook.tasks.git import single_commit
 from offbook.tasks.unpack import beneath
 from offbook.types import OffbookError, Task
 
-CHANGES, TREE, HIDDEN, WORDS = "environment/changes.json", "environment/repo", "tests/hidden", "instructions"
+CHANGES = "environment/changes.json"
+TREE = "environment/repo"
+HIDDEN = "tests/hidden"
+WORDS = "instructions"
 Texts = Mapping[str, str] | Mapping[str, str | None]
 Edits = list[tuple[int, int, str]]  # lines from, lines to, what stands there now
 
@@ -61,8 +64,10 @@ def make_lazy(task: SharedTask) -> SharedTask:
 def share(folder: Path, base: Path, requirements: tuple[str, ...] = ()) -> None:
     """Make a whole folder one that holds only how its tree and hidden tests differ from `base`, which is the tree of
     the task's environment."""
-    tree, hidden = folder / TREE, folder / HIDDEN
-    here, there = _files_below(tree), _files_below(base)
+    tree = folder / TREE
+    hidden = folder / HIDDEN
+    here = _files_below(tree)
+    there = _files_below(base)
     changes = {
         "tree": checksum(tree),
         "hidden": checksum(hidden),
@@ -167,7 +172,8 @@ def _lines(base: Path, path: str) -> list[bytes]:
 
 
 def _edits(base: Path, path: str, data: bytes) -> Edits:
-    old, new = _lines(base, path), data.splitlines(keepends=True)
+    old = _lines(base, path)
+    new = data.splitlines(keepends=True)
     if old == new and (base / path).is_file():
         return []
     steps = difflib.SequenceMatcher(None, old, new).get_opcodes()
@@ -192,8 +198,10 @@ def checksum(folder: Path) -> str:
     parts = []
     for path, file in sorted(_files_below(folder).items()):
         if file.is_symlink():
-            kind, data = "link", os.readlink(file).encode()
+            kind = "link"
+            data = os.readlink(file).encode()
         else:
-            kind, data = "run" if file.stat().st_mode & 0o100 else "file", file.read_bytes()
+            kind = "run" if file.stat().st_mode & 0o100 else "file"
+            data = file.read_bytes()
         parts.append(f"{kind} {hashlib.sha256(data).hexdigest()} {path}\n")
     return hashlib.sha256("".join(parts).encode("utf-8", "surrogateescape")).hexdigest()

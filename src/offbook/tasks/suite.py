@@ -40,7 +40,8 @@ class StartFailed(MachineFault):
 def worker_text() -> str:
     """The modules of inside/ as one text, without what they import from each other: in a sandbox nothing of it is
     there."""
-    folder, own = Path(__file__).parent / "inside", re.compile(r"^from (offbook\.|__future__ ).*\n", re.MULTILINE)
+    folder = Path(__file__).parent / "inside"
+    own = re.compile(r"^from (offbook\.|__future__ ).*\n", re.MULTILINE)
     texts = [own.sub("", (folder / f"{name}.py").read_text()) for name in INSIDE]
     return "\n".join(["from __future__ import annotations", *texts])
 

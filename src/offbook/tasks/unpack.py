@@ -150,7 +150,8 @@ class _Bounded(io.RawIOBase):
     """A stream that ends the unpacking once too much came out of it: headers can be as large as files."""
 
     def __init__(self, stream: IO[bytes], unpacking: Unpacking):
-        self._stream, self._unpacking = stream, unpacking
+        self._stream = stream
+        self._unpacking = unpacking
         self._left = unpacking.limits.tree_mb * MB * TAR_OVERHEAD
 
     def read(self, size: int = MB) -> bytes:

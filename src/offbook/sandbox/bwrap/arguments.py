@@ -19,7 +19,9 @@ from offbook.sandbox.bwrap.seccomp import seccomp_program
 from offbook.sandbox.sandbox import HISTORY
 from offbook.types import MachineFault
 
-TREE, HOME, TEMPORARY = "/app", "/home/agent", "/tmp"
+TREE = "/app"
+HOME = "/home/agent"
+TEMPORARY = "/tmp"
 SHARED_MEMORY_BYTES = 64 << 20
 LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone with the command
 PYTHON = "/python"  # the environment of every sandbox, wherever it lies on this machine

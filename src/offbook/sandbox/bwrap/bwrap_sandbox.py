@@ -125,7 +125,9 @@ class BwrapSandbox(Sandbox):
         self, spec: SandboxSpec, view: View, place: str, base: str, frozen: Sequence[Layer], history: str
     ) -> None:
         """On top of `frozen` layers, and with the files that were published in `history`."""
-        self.spec, self._view, self._base = spec, view, base
+        self.spec = spec
+        self._view = view
+        self._base = base
         self._held = Held(place)
         self._finalizer = weakref.finalize(self, self._held.release)
         self._locks: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
@@ -184,7 +186,9 @@ class BwrapSandbox(Sandbox):
     async def _start_waiting(self) -> None:
         """Start all commands that are queued when the sandbox is free: those of one turn start together."""
         async with self._lock:
-            commands, self._waiting, self._starter = self._waiting, [], None
+            commands = self._waiting
+            self._waiting = []
+            self._starter = None
             try:
                 if commands and not self._closed:
                     await self._launch(commands)
@@ -316,7 +320,8 @@ class BwrapSandbox(Sandbox):
         async with self._lock:
             await self._freeze()
             sandbox = type(self).__new__(type(self))
-            place, frozen = _temporary_place(self.spec), self._held.layers[1:]
+            place = _temporary_place(self.spec)
+            frozen = self._held.layers[1:]
             os.mkdir(place)
             sandbox._begin(self.spec, self._view, place, self._base, frozen, self._history)
             for layer in frozen:

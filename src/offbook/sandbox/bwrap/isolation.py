@@ -185,7 +185,8 @@ CONTROLLERS = ("memory", "pids", "cpu")
 GONE_S = 5.0
 PERIOD_US = 100_000
 OPEN_FILES = 1024
-QUEUED_SIGNALS, INOTIFY_INSTANCES = 1024, 128
+QUEUED_SIGNALS = 1024
+INOTIFY_INSTANCES = 128
 UIDS = range(1_900_000_000, 2_100_000_000)  # no distribution gives these to users or containers
 # bwrap for an ordinary user. Its sandboxes share the user's per-user limits, so they get less: seccomp.py refuses
 # inotify, and `prlimit` comes first.

@@ -254,7 +254,8 @@ class Launch:
     def _set_result(self, command: Command, exit_code: int, exhausted: str) -> None:
         if not command.result.done():
             opened = self._access.opened() if self._access is not None else None
-            output, report = command.output, command.report.text()
+            output = command.output
+            report = command.report.text()
             command.result.set_result(
                 ExecResult(exit_code, output.text(), command.timed_out, output.truncated, report, exhausted, opened)
             )
@@ -292,7 +293,8 @@ def _kill_first(pid: int) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    found, pending = [], [pid]
+    found = []
+    pending = [pid]
     while pending:
         inner = _children(pending.pop())
         found += inner

@@ -128,7 +128,8 @@ def owned_copy(tree: str, target: str) -> str:
     os.mkdir(target)
     for parts, entries in walk(tree):
         for entry in entries:
-            source, place = os.path.join(tree, *parts, entry.name), os.path.join(target, *parts, entry.name)
+            source = os.path.join(tree, *parts, entry.name)
+            place = os.path.join(target, *parts, entry.name)
             status = entry.stat(follow_symlinks=False)
             if entry.is_symlink():
                 os.symlink(os.readlink(source), place)

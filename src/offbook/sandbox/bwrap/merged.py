@@ -257,7 +257,8 @@ def read_regular(name: str, folder: int) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise PathRefused(f"{name} is not a file")
-        chunks, wanted = [], READ_BYTES + 1
+        chunks = []
+        wanted = READ_BYTES + 1
         while wanted and (chunk := os.read(descriptor, min(wanted, 1 << 20))):
             chunks.append(chunk)
             wanted -= len(chunk)
@@ -375,7 +376,8 @@ def _make_in_top(folder: Folder, top: int, name: str) -> None:
 
 def changes_of(view: Merged) -> Changes:
     """Looks at what the layers hold and never at the whole tree, so its cost goes with what was written."""
-    above, base = Merged(view.roots[:-1]), Merged(view.roots[-1:])
+    above = Merged(view.roots[:-1])
+    base = Merged(view.roots[-1:])
     changed = Changes()
     for parts, folder, entries in above.walk(passing=(FileNotFoundError, NotADirectoryError)):
         if IGNORED in parts:

@@ -18,7 +18,9 @@ from offbook.types import OffbookError
 CALLS: dict[str, dict[str, list[int]]] = tomllib.loads(
     Path(__file__).with_name("syscalls.toml").read_text()
 )  # their numbers on each of ARCHITECTURES, -1 where it has no such call
-REFUSED, INOTIFY, CHECKED = CALLS["refused"], CALLS["inotify"], CALLS["checked"]
+REFUSED = CALLS["refused"]
+INOTIFY = CALLS["inotify"]
+CHECKED = CALLS["checked"]
 YOUNGEST = 469  # file_setattr, Linux 6.17; since 2019 new calls have one number on every architecture
 X32 = 0x40000000  # x86_64 numbers with this bit mean the same calls again, under the unused x32 ABI
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -28,8 +30,13 @@ FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. AF_VSOCK wo
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the terminal that the sandbox was started from
 PERSONALITIES = (0, 0xFFFFFFFF)  # the ordinary one, and the question which one it is
 
-LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, FAIL = 0x7FFF0000, 0x00050000
+LOAD = 0x20
+JUMP_EQUAL = 0x15
+JUMP_AT_LEAST = 0x35
+JUMP_ANY_BIT = 0x45
+RETURN = 0x06
+ALLOW = 0x7FFF0000
+FAIL = 0x00050000
 
 
 def seccomp_program(machine: str | None = None, inotify: bool = True) -> bytes:
@@ -41,7 +48,8 @@ def seccomp_program(machine: str | None = None, inotify: bool = True) -> bytes:
     if machine not in ARCHITECTURES:
         raise OffbookError(f"sandboxes have no system call filter for {machine} machines, only for x86_64 and aarch64")
     column = list(ARCHITECTURES).index(machine)
-    refuse, missing = _fail(errno.EPERM), _fail(errno.ENOSYS)
+    refuse = _fail(errno.EPERM)
+    missing = _fail(errno.ENOSYS)
 
     program = _load(4) + _when(JUMP_EQUAL, ARCHITECTURES[machine], b"", refuse)
     program += _load(0) + _when(JUMP_AT_LEAST, X32, refuse) + _when(JUMP_AT_LEAST, YOUNGEST + 1, missing)

@@ -17,9 +17,12 @@ from functools import cache
 
 from offbook.sandbox.access import MAX_PATHS, Opened
 
-CLOSE_ON_EXEC, NONBLOCK = 1, 2
-MARK_ADD, MARK_MOUNT = 0x01, 0x10
-ON_OPEN, OVERFLOW = 0x20, 0x4000
+CLOSE_ON_EXEC = 1
+NONBLOCK = 2
+MARK_ADD = 0x01
+MARK_MOUNT = 0x10
+ON_OPEN = 0x20
+OVERFLOW = 0x4000
 HERE = -100  # AT_FDCWD
 EVENT = struct.Struct("=IBBHQii")  # struct fanotify_event_metadata
 READ_BYTES = 64 * 1024

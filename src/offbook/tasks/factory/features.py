@@ -44,7 +44,8 @@ class Finder:
     """Finds features in a repository's functions, by the reliable tests that enter them and by who uses whom."""
 
     def __init__(self, symbols: Symbols, map: Map, tests: Iterable[str], settings: FeatureSettings):
-        self.symbols, self.settings = symbols, settings
+        self.symbols = symbols
+        self.settings = settings
         self._at_import = map.at_import
         reliable = frozenset(tests)
         self.num_tests = len(reliable)
@@ -170,7 +171,8 @@ class Finder:
     def feature(
         self, kind: Kind, targets: Iterable[FunctionKey], functions: Iterable[FunctionKey], tests: Iterable[str]
     ) -> Feature:
-        targets, functions = tuple(sorted(set(targets))), tuple(sorted(set(functions)))
+        targets = tuple(sorted(set(targets)))
+        functions = tuple(sorted(set(functions)))
         path = PurePosixPath(targets[0].path)
         module = path.parent.name if path.name == "__init__.py" else path.stem
         name = targets[0].name if kind == "single" else f"{targets[0].name}-and-{len(targets) - 1}"
@@ -268,7 +270,8 @@ class Finder:
 
         Lying in one folder is no reason, and neither is a single test in common where there are many others.
         """
-        whole, own = _functions(members), {*other.functions}
+        whole = _functions(members)
+        own = {*other.functions}
         calls = sum(caller in own for key in whole for caller in self.symbols.callers[key])
         calls += sum(caller in whole for key in own for caller in self.symbols.callers[key])
         tests = {test for member in members for test in member.tests}
@@ -299,5 +302,6 @@ def _files(features: Iterable[Feature]) -> set[str]:
 
 def _adds(members: Collection[Feature], other: Feature) -> bool:
     """Neither is part of the other."""
-    whole, own = _functions(members), {*other.functions}
+    whole = _functions(members)
+    own = {*other.functions}
     return not own <= whole and not whole <= own

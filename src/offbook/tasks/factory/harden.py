@@ -17,7 +17,8 @@ from offbook.types import OffbookError, Task
 
 Way = Literal["terser", "gone", "widen", "merge"]
 WAYS: tuple[Way, ...] = get_args(Way)
-NO_WAY, THERE = "there is no such way", "it is there already"
+NO_WAY = "there is no such way"
+THERE = "it is there already"
 WHY_NOT: dict[Way, str] = {
     "gone": "its names are gone already, or what is left needs them",
     "widen": "nothing that could be deleted too uses it",
@@ -65,7 +66,8 @@ async def harden(
             continue
         out.mkdir(parents=True, exist_ok=True)
         settings = replace(settings or MakeSettings(), wording="terse" if way == "terser" else "normal")
-        renamed, new_level = replace(harder, id=folder.name), "gone" if way == "gone" else level
+        renamed = replace(harder, id=folder.name)
+        new_level = "gone" if way == "gone" else level
         outcomes.append(await make_task(workshop, renamed, new_level, folder, spec, settings))
     return outcomes
 

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
 HELPER_LINES = 12
-EASY, HARD = 20, 60  # lines, and what further files and callers count as
-FILE_LINES, MAX_CALLERS = 10, 10
+EASY = 20  # lines, and what further files and callers count as
+HARD = 60
+FILE_LINES = 10
+MAX_CALLERS = 10
 COPIED = "its code is in another place too"
 REPEATED = "nearly the same as a task of another repository"
 UNCHECKED = "no test has a mutant or can be blanked"
@@ -148,11 +150,16 @@ class _Request:
     words: dict[str, str]  # the request, complete
 
     def __init__(self, workshop: Workshop, deletion: Deletion, settings: MakeSettings, show: Show, clock: Clock):
-        self.workshop, self.deletion, self.settings, self.show, self.clock = workshop, deletion, settings, show, clock
+        self.workshop = workshop
+        self.deletion = deletion
+        self.settings = settings
+        self.show = show
+        self.clock = clock
 
     async def objection(self, seen: Verdict) -> tuple[str, str] | None:
         """That it gives the code away, or does not say what the tests ask for."""
-        removed, clock = self.deletion.removed, self.clock
+        removed = self.deletion.removed
+        clock = self.clock
         self.shown = shown = await asyncio.to_thread(self.show, self.workshop, self.deletion, seen)
         clock.mark("words")
         leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=False)  # as before
@@ -215,7 +222,8 @@ async def task_from(
     verdict = await verify(workshop, deletion, spec, settings.verify, request.objection, clock)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
-    shown, words = request.shown, request.words
+    shown = request.shown
+    words = request.words
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":
@@ -286,7 +294,8 @@ def _write(task: Task, contents: Contents) -> None:
 
 
 def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Path, instruction: str) -> Task:
-    repository, facts = workshop.repository, _deleted(workshop, deletion, verdict)
+    repository = workshop.repository
+    facts = _deleted(workshop, deletion, verdict)
     return Task(
         **places(folder),
         instruction=instruction,
@@ -305,7 +314,8 @@ def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Pa
 
 
 def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Deleted:
-    feature, symbols = deletion.feature, workshop.symbols
+    feature = deletion.feature
+    symbols = workshop.symbols
     users = {user for key in feature.targets for user in symbols.callers.get(key, ())} - {*feature.functions}
     code = {path: text for path, text in deletion.files.items() if path.endswith(".py")}
     patch = gold_patch({path: workshop.files[path] for path in code}, code)

@@ -142,7 +142,11 @@ class _Run:
     """One call of `make_tasks`."""
 
     def __init__(self, out: Path, spec: SandboxSpec, settings: MakeSettings, progress: Progress, on_outcome: OnOutcome):
-        self.out, self.spec, self.settings, self.progress, self.on_outcome = out, spec, settings, progress, on_outcome
+        self.out = out
+        self.spec = spec
+        self.settings = settings
+        self.progress = progress
+        self.on_outcome = on_outcome
         self.slots = asyncio.Semaphore(settings.jobs)  # candidates at a time, of all repositories
         self.taken = Taken(out / ".factory")
         self.asked = {"level": settings.level, "limit": settings.max_tasks}  # what made.json is the answer to
@@ -184,7 +188,8 @@ class _Run:
 
     async def prepare(self, made: Made) -> None:
         """Prepare and map one repository; `made.unprepared` says why it cannot be done."""
-        folder, began = self.folder(made), time.monotonic()
+        folder = self.folder(made)
+        began = time.monotonic()
         try:
             ready = prepare_release if is_release(made.source) else prepare
             repository = await ready(made.source, folder, self.spec, self.progress, self.settings.prepare)
@@ -203,7 +208,8 @@ class _Run:
             made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
             self.on_outcome(made)
             return
-        made.name, made.version = repository.name, repository.version
+        made.name = repository.name
+        made.version = repository.version
         made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
         made.prepare_s = time.monotonic() - began
         made.differs = differing(folder, self.settings)
@@ -226,7 +232,8 @@ class _Run:
         self.on_outcome(made)
 
     async def _candidates(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
-        folder, began = self.folder(made), time.monotonic()
+        folder = self.folder(made)
+        began = time.monotonic()
         self.progress(f"{made.name}: reading everything that an agent could read")
         workshop = await asyncio.to_thread(open_workshop, folder)
         (self.out / made.split).mkdir(parents=True, exist_ok=True)
@@ -255,7 +262,9 @@ class _Run:
             found = _MADE.validate_python(data["made"])
             folders = [self.out / made.split / outcome.id for outcome in found.verified]
             if data["asked"] == self.asked and all((folder / "task.toml").is_file() for folder in folders):
-                made.candidates, made.left_out, made.outcomes = found.candidates, found.left_out, found.outcomes
+                made.candidates = found.candidates
+                made.left_out = found.left_out
+                made.outcomes = found.outcomes
                 made.make_s = found.make_s
                 return True
         return False

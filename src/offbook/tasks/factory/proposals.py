@@ -95,7 +95,8 @@ def apply_proposal(files: Mapping[str, str], patch: str) -> dict[str, str | None
 
 def deletion_of(workshop: Workshop, proposal: Proposal, changed: Mapping[str, str | None]) -> Deletion:
     """The functions that a patch changes or takes away, with the tests that enter them, as a deletion like our own."""
-    symbols, files = workshop.symbols, workshop.files
+    symbols = workshop.symbols
+    files = workshop.files
     left = {path: text for path, text in changed.items() if text is not None and path in symbols.modules}
     after = read_symbols(left, symbols.import_roots).functions
     before = {key: function for key, function in symbols.functions.items() if key.path in changed}

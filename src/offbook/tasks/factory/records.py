@@ -48,7 +48,8 @@ def options_of(settings: MakeSettings) -> dict[str, str]:
 
 def differing(folder: Path, settings: MakeSettings) -> str:
     """Which options the first call had otherwise, in one sentence; or nothing."""
-    path, now = folder / "asked.json", options_of(settings)
+    path = folder / "asked.json"
+    now = options_of(settings)
     if not path.is_file():
         if not (folder / "outcomes.jsonl").is_file():  # or the first call did not write it down
             write_atomic(path, json.dumps(now))

@@ -31,9 +31,12 @@ LIBRARY = "python"  # how the standard library is called in a leak's path
 REPEATED = 0.25  # of the removed lines, that the product may have elsewhere
 SOURCE = (".py", ".pyi", ".pyx", ".pxd")
 TREE = "tree"  # the place that a task's own files lie in
-WINDOW, RENAMED_WINDOW = copies.FEWEST, 6
+WINDOW = copies.FEWEST
+RENAMED_WINDOW = 6
 # What share of the kept shingles makes a file worth opening. Lower than the shares that decide.
-CANDIDATE_SOURCE, CANDIDATE_OTHER, CANDIDATE_RENAMED = 0.6, 0.35, 0.35
+CANDIDATE_SOURCE = 0.6
+CANDIDATE_OTHER = 0.35
+CANDIDATE_RENAMED = 0.35
 NEAR = 1500  # bytes around a name in which all its parameters stand, if the two belong together
 WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{2,}")
 # Machine code, pictures and what is compressed hold every short word somewhere and no table of symbols.
@@ -229,7 +232,8 @@ def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
 @lru_cache(maxsize=2048)  # repositories have pytest and what it needs in common, and a candidate's files are read twice
 def _kept_of(text: str) -> tuple[copies.Hashes, copies.Hashes]:
     tokens = copies.tokens_of(copies.normalise(text))
-    named, renamed = copies.named_shingles(tokens), copies.renamed_shingles(tokens)
+    named = copies.named_shingles(tokens)
+    renamed = copies.renamed_shingles(tokens)
     return copies.winnowed(named, WINDOW), copies.winnowed(renamed, RENAMED_WINDOW)
 
 

@@ -142,7 +142,9 @@ def _git_objects(folder: Path, name: str, unread: Noted) -> Iterator[Leaf]:
             total = 0
             try:
                 while header := process.stdout.readline().split():
-                    digest, kind, size = header[0].decode(), header[1].decode(), int(header[2])
+                    digest = header[0].decode()
+                    kind = header[1].decode()
+                    size = int(header[2])
                     total += size
                     if total > MOST_UNPACKED or size > MOST_BYTES:
                         unread(name, "the objects are more than is read")

@@ -113,7 +113,8 @@ class Resolver:
 
     def ancestry(self, owner: FunctionKey) -> list[FunctionKey]:
         """The class and its bases, near ones first."""
-        found, waiting = [], [owner]
+        found = []
+        waiting = [owner]
         while waiting:
             one = waiting.pop(0)
             if one not in found:
@@ -222,7 +223,8 @@ class Resolver:
         for part in ast.walk(node):
             if not isinstance(part, ast.Assign) or len(part.targets) != 1:
                 continue
-            target, kind = part.targets[0], self.class_of_expression(part.value, scope)
+            target = part.targets[0]
+            kind = self.class_of_expression(part.value, scope)
             if kind and isinstance(target, ast.Attribute) and rooted(target.value) == "self":
                 yield target.attr, kind
 
@@ -243,9 +245,11 @@ class Resolver:
                 scope.types[argument.arg] = kind
         for part in ast.walk(node):
             if isinstance(part, ast.Assign) and len(part.targets) == 1 and isinstance(part.targets[0], ast.Name):
-                name, value = part.targets[0].id, part.value
+                name = part.targets[0].id
+                value = part.value
             elif isinstance(part, ast.withitem) and isinstance(part.optional_vars, ast.Name):
-                name, value = part.optional_vars.id, part.context_expr
+                name = part.optional_vars.id
+                value = part.context_expr
             else:
                 continue
             if kind := self.class_of_expression(value, scope):

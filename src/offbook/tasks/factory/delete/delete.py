@@ -114,7 +114,8 @@ def _overrides(function: Function, symbols: Symbols) -> bool:
         return False
     known = {name: bases for module in symbols.modules.values() for name, bases in module.bases.items()}
     owners = {f.owner.rpartition(".")[2] for f in symbols.functions.values() if f.owner and f.simple == function.simple}
-    waiting, seen = list(known.get(function.owner.rpartition(".")[2], ())), set()
+    waiting = list(known.get(function.owner.rpartition(".")[2], ()))
+    seen = set()
     while waiting:
         base = waiting.pop()
         if base in owners:
@@ -199,7 +200,8 @@ def drop_unused_imports(files: Mapping[str, str], symbols: Symbols, attempt: Att
         module = symbols.modules[path]
         if text is None or text == files[path] or path.endswith("__init__.py"):
             continue
-        before, after = uses(files[path]), uses(text)
+        before = uses(files[path])
+        after = uses(text)
         unused = {
             imported.bound
             for imported in module.imports

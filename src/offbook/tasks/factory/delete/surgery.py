@@ -159,7 +159,8 @@ class _Surgeon(Scoped):
     def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | cst.RemovalSentinel:
         if self.in_function:
             return updated_node
-        lost, modules = self._orders.lost, self._orders.modules
+        lost = self._orders.lost
+        modules = self._orders.modules
         return _fewer(
             updated_node, original_node.names, lambda alias: dotted(alias.name) in modules or bound_by(alias) in lost
         )

@@ -346,7 +346,8 @@ class _Reader(ast.NodeVisitor):
         for part in [*node.decorator_list, *_defaults(node)]:
             self.visit(part)
         self._locals.append(frozenset(local_names(node)))
-        before, self._in_class_body = self._in_class_body, False
+        before = self._in_class_body
+        self._in_class_body = False
         for statement in node.body:
             self.visit(statement)
         self._in_class_body = before
@@ -363,7 +364,8 @@ class _Reader(ast.NodeVisitor):
         for part in [*node.decorator_list, *node.bases, *node.keywords]:
             self.visit(part)
         self._classes.append(node.name)
-        before, self._in_class_body = self._in_class_body, True
+        before = self._in_class_body
+        self._in_class_body = True
         for statement in node.body:
             self.visit(statement)
         self._in_class_body = before

@@ -170,7 +170,8 @@ def modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symbo
 
 def vanished(files_before: Mapping[str, str], files_after: Mapping[str, str], import_roots: tuple[str, ...]) -> Lost:
     """What each module binds no longer. Through a star import names come and go unseen: those are followed."""
-    before, after = modules_of(files_before, import_roots), modules_of(files_after, import_roots)
+    before = modules_of(files_before, import_roots)
+    after = modules_of(files_after, import_roots)
     lost: Lost = {}
     for path in before.modules:
         now = _all_names(path, after, set()) if path in after.modules else set()

@@ -17,7 +17,9 @@ from offbook.tasks.factory.types import Deletion
 from offbook.tasks.factory.workshop import Workshop
 from offbook.types import Context
 
-OPEN, EDITS, LINT = 5, 3, 4  # at most
+OPEN = 5  # at most
+EDITS = 3
+LINT = 4
 FRONT = 0.7  # how often a file of the change is the one in front
 
 

@@ -27,7 +27,9 @@ from offbook.tasks.factory.types import FunctionKey
 from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
 
-MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
+MAX_LINE = 160  # characters, and lines of one example
+MAX_EXAMPLE = 360
+MAX_LINES = 8
 MAX_ROWS = 200  # of a table of cases
 FOLDER = "tmp_path"  # the one fixture that everybody knows
 NEW_FOLDER = ("import pathlib", "import tempfile", f"{FOLDER} = pathlib.Path(tempfile.mkdtemp())")
@@ -242,7 +244,8 @@ def _with_needed(
     before: Sequence[tuple[ast.stmt, set[str], set[str]]], check: ast.stmt, known: Collection[str], *, asserts: bool
 ) -> list[ast.stmt]:
     """A check after the statements that make or change what it reads."""
-    parts, needed = [check], _read(check).difference(known)
+    parts = [check]
+    needed = _read(check).difference(known)
     for statement, read, bound in reversed(before):
         if not needed & (read | bound) or (isinstance(statement, ast.Assert) and not asserts):
             continue

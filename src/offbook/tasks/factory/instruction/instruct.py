@@ -81,8 +81,11 @@ class _Writer:
         return choices[zlib.crc32(f"{self._feature.id}/{what}".encode()) % len(choices)]
 
     def terse(self) -> str:
-        names, many, where = self._names, self._many, listed(self._paths)
-        it, them = _n(many, "it", "them"), _n(many, "its body", "their bodies")
+        names = self._names
+        many = self._many
+        where = listed(self._paths)
+        it = _n(many, "it", "them")
+        them = _n(many, "its body", "their bodies")
         if self._gone:
             choices = [
                 f"We need {names} back in {where}: the code was removed.",
@@ -143,8 +146,10 @@ class _Writer:
         return self._opening_of(self._targets, gone=bool(self._gone))
 
     def _opening_of(self, functions: Sequence[Function], gone: bool) -> str:
-        names, many = listed([f"`{f.key.name}`" for f in functions]), len(functions) > 1
-        files, it = listed([f"`{path}`" for path in _unique(f.key.path for f in functions)]), _n(many, "it", "them")
+        names = listed([f"`{f.key.name}`" for f in functions])
+        many = len(functions) > 1
+        files = listed([f"`{path}`" for path in _unique(f.key.path for f in functions)])
+        it = _n(many, "it", "them")
         if gone:
             choices = [
                 f"{names} {_n(many, 'has', 'have')} been removed from {files}. Write {it} again.",
@@ -165,7 +170,8 @@ class _Writer:
 
     def _named_others(self) -> list[Function]:
         """Stubs, which anyone finds, and public functions that are gone."""
-        stubbed, deleted = self._deletion.stubbed, self._deletion.deleted
+        stubbed = self._deletion.stubbed
+        deleted = self._deletion.deleted
         return [f for f in self._others() if not f.nested and (f.key in stubbed or (f.public and f.key in deleted))]
 
     def _also_missing(self) -> str:

@@ -128,7 +128,8 @@ class Needs:
             for name in _absolute_names(test_module, used) if test_module else ():
                 parts = name.split(".")
                 for at in range(1, len(parts)):
-                    module, own = ".".join(parts[:at]), parts[at]
+                    module = ".".join(parts[:at])
+                    own = parts[at]
                     if own in gone.get(module, ()) or (at == len(parts) - 1 and name in files):
                         found.setdefault((module, own), path)
         return found
@@ -280,7 +281,8 @@ class Needs:
 
     @cached_property
     def candidates(self) -> list[Example]:
-        roots, failing = self.symbols.import_roots, self.failing
+        roots = self.symbols.import_roots
+        failing = self.failing
         found = examples(self.code, self._tests, roots, failing, self.functions)
         hidden = [name for name in self.attributes if name.startswith("_")]  # an example must not give it away
         return [example for example in found if not any(has_word(example.text, name) for name in hidden)]

@@ -20,6 +20,7 @@ import tempfile
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -39,7 +40,9 @@ from offbook.tasks.factory.types import Repository, Unprepared
 from offbook.tasks.suite import suite_sandbox
 from offbook.types import STRICT, Limits, MachineFault, ModelLost, OffbookError, Task
 
-NUM_CHECKS, NUM_TARGETS, TRIES = 10, 3, 5
+NUM_CHECKS = 10
+NUM_TARGETS = 3
+TRIES = 5
 CHECK_S = 120.0
 COMPILE_S = 300.0
 ANSWER_CHARS = 1500  # of what a failing check printed
@@ -113,7 +116,8 @@ class _Work:
 
     async def propose(self) -> list[Check]:
         """By an agent that has no network. Those that do not hold now come first: they tell something."""
-        name, problem = self.stuck.draft.name, ""
+        name = self.stuck.draft.name
+        problem = ""
         self.progress(f"{name}: an agent proposes how one would see that it works")
         async with await open_sandbox(self.stuck.draft.tree, self.spec, python=self.folder) as sandbox:
             for _ in range(TRIES):
@@ -138,6 +142,9 @@ class _Work:
         indexes = [without_secrets(url) for url in settings.indexes if url.startswith("http")]
         allow = (*dict.fromkeys(hosts_of([*indexes, *await file_urls()])), *self.allow)
         problems: list[str] = []
+        certificates = f"{DOOR}/certificates.pem" if settings.certificates else ""  # as the sandbox sees them
+        if certificates:
+            shutil.copyfile(settings.certificates, self.door / "certificates.pem")
         keep_before(self.folder)
         async with (
             EgressProxy(self.door / SOCKET, allow) as proxy,
@@ -145,7 +152,7 @@ class _Work:
                 self.stuck.draft.tree,
                 replace(self.spec, disk_mb=LIMIT_MB),
                 self.door,
-                variables(self.stuck.draft, indexes, self._shown(settings.certificates)),
+                variables(self.stuck.draft, indexes, certificates),
                 python=self.folder,
                 mounts={"/opt/pip/pip": _own_pip()},
             ) as sandbox,
@@ -203,13 +210,6 @@ class _Work:
             raise Unprepared("\n\n".join(f"{check}\nfailed:\n{output}" for check, output in bad.items()))
         return await self.stuck.finished(repository)
 
-    def _shown(self, certificates: str) -> str:
-        """The file of certificates as the sandbox sees it."""
-        if not certificates:
-            return ""
-        shutil.copyfile(certificates, self.door / "certificates.pem")
-        return f"{DOOR}/certificates.pem"
-
 
 async def failing(repository: Repository, checks: Sequence[Check], spec: SandboxSpec) -> dict[Check, str]:
     """The checks that do not hold in a sandbox without a network, with what they printed."""
@@ -257,7 +257,8 @@ def _own_pip() -> Path:
 
 def keep_before(folder: Path) -> None:
     """deps/ becomes what it was before any agent, which stays in deps.before/."""
-    before, deps = folder / "deps.before", folder / "deps"
+    before = folder / "deps.before"
+    deps = folder / "deps"
     if not before.is_dir():
         deps.rename(before)
     shutil.rmtree(deps, ignore_errors=True)
@@ -266,11 +267,8 @@ def keep_before(folder: Path) -> None:
 
 def keep_modules(packages: Path, into: Path) -> None:
     """Keep modules that the agent wrote itself: images of the tasks have it from no index."""
-    listed = {
-        packages / row.partition(",")[0]
-        for record in packages.glob("*.dist-info/RECORD")
-        for row in record.read_text(errors="replace").splitlines()
-    }
+    installed = metadata.distributions(path=[str(packages)])
+    listed = {packages / file for distribution in installed for file in distribution.files or []}
     for path in packages.rglob("*.py"):
         if path.is_file() and path not in listed and path.relative_to(packages).parts[0] != "bin":
             target = into / path.relative_to(packages)
@@ -280,14 +278,9 @@ def keep_modules(packages: Path, into: Path) -> None:
 
 def lay_over(packages: Path, deps: Path) -> None:
     """The files of one folder in the place of another's, whose own are links and must not be written to."""
-    for path in sorted(packages.rglob("*")):
-        target = deps / path.relative_to(packages)
-        if path.is_dir():
-            if target.is_file() or target.is_symlink():
-                target.unlink()
-            target.mkdir(exist_ok=True)
-        else:
-            if target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target)
-            target.unlink(missing_ok=True)
-            shutil.move(path, target)
+
+    def move(source: str, target: str) -> None:
+        Path(target).unlink(missing_ok=True)
+        shutil.move(source, target)
+
+    shutil.copytree(packages, deps, copy_function=move, dirs_exist_ok=True)

@@ -25,7 +25,8 @@ from offbook.tasks.factory.types import Unprepared
 from offbook.tasks.folder import write_files
 from offbook.types import OffbookError
 
-INSTALL_S, LIMIT_MB = 600.0, 1500
+INSTALL_S = 600.0
+LIMIT_MB = 1500
 RUNNER = ("pytest", "hypothesis", "pytest-timeout")
 # What every run of a test suite imports: without one of its features nothing would run at all, or a task could be
 # solved by looking at the copy that runs the tests.

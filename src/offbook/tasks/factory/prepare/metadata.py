@@ -90,7 +90,8 @@ def read_project(tree: Path, name: str, version: str, markers: Mapping[str, str]
         return readable(lines_of(value), extra, markers or {})
 
     pyproject = read_toml(tree / "pyproject.toml")
-    standard, poetry = table_of(pyproject, "project"), table_of(pyproject, "tool", "poetry")
+    standard = table_of(pyproject, "project")
+    poetry = table_of(pyproject, "tool", "poetry")
     setup = _ini(tree / "setup.cfg")
     dependency_groups = table_of(pyproject, "dependency-groups")
     groups = {name: lines(_group(dependency_groups, name, frozenset())) for name in dependency_groups}
@@ -154,7 +155,8 @@ def readable(lines: Iterable[Any], extra: str, markers: Mapping[str, str]) -> li
     for line in lines:
         try:
             requirement = Requirement(str(line).partition(" #")[0].strip())
-            marker, requirement.marker = requirement.marker, None
+            marker = requirement.marker
+            requirement.marker = None
             applies = marker is None or marker.evaluate({**markers, "extra": ""})
             if extra:
                 applies = not applies and marker is not None and marker.evaluate({**markers, "extra": extra})

@@ -84,7 +84,8 @@ async def prepare(
 
     After Unprepared nothing is left but folder/prepare.log, and that only if the source could be had.
     """
-    settings, sandbox = settings or PrepareSettings(), sandbox or SandboxSpec()
+    settings = settings or PrepareSettings()
+    sandbox = sandbox or SandboxSpec()
     folder = folder.resolve()
     ready = folder / "repository.json"
     marker = folder / "source.json"
@@ -165,7 +166,9 @@ async def fetch_project(
     spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Progress
 ) -> Project:
     """Its source in folder/tree, scrubbed, and what its metadata say."""
-    tree, marker, saved = folder / "tree", folder / "source.json", folder / "project.json"
+    tree = folder / "tree"
+    marker = folder / "source.json"
+    saved = folder / "project.json"
     if marker.is_file():
         return _PROJECT.validate_json(saved.read_bytes())
     progress(f"fetching {spec}")

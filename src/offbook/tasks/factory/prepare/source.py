@@ -85,7 +85,8 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, pytho
 
 async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fetched:
     """The source as it came, in `work` or where it was."""
-    what, message = spec, ""
+    what = spec
+    message = ""
     if spec.startswith("pypi:"):
         name, wanted = _requirement(spec.removeprefix("pypi:"))
         archive, version = await source_distribution(name, wanted, work, limits, python)
@@ -146,7 +147,8 @@ async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> tuple[
 
     There is no checkout, so no hook, no filter and no submodule has a say.
     """
-    git, archive = work / "git", work / "tree.tar"
+    git = work / "git"
+    archive = work / "tree.tar"
     quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes", "LC_ALL": "C"}
     quiet = {name: value for name, value in quiet.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
     here = ["git", "--git-dir", str(git), "-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never"]
@@ -216,7 +218,9 @@ async def run_quietly(
     command: list[str], timeout_s: float, environment: dict[str, str] | None = None
 ) -> tuple[int | None, str]:
     """How a trusted command ended and what it printed; None as exit code where it ran past the deadline."""
-    quiet, pipe, both = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    quiet = asyncio.subprocess.DEVNULL
+    pipe = asyncio.subprocess.PIPE
+    both = asyncio.subprocess.STDOUT
     try:
         process = await asyncio.create_subprocess_exec(*command, env=environment, stdin=quiet, stdout=pipe, stderr=both)
     except FileNotFoundError:
@@ -285,6 +289,14 @@ async def source_distribution(
     return _written(content, file.url, work), str(newest)
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    url: str
+    digest: str
+    requires_python: str
+    yanked: bool
+
+
 def _listed(name: str, settings: PipSettings, limits: SourceLimits) -> dict[Version, _File]:
     """The source distributions, of whatever Python they are."""
     found: dict[Version, _File] = {}
@@ -296,42 +308,32 @@ def _listed(name: str, settings: PipSettings, limits: SourceLimits) -> dict[Vers
         except Missing:
             continue
         known = True
-        for file in _files(content, kind, page):
-            try:
-                file_project, file_version = parse_sdist_filename(file.name)
-            except InvalidSdistFilename:
-                continue
-            if file_project == name:
-                found.setdefault(file_version, file)
+        for file_name, link, required, yanked in _json_rows(content) if "json" in kind else _html_rows(content):
+            address, _, digest = urllib.parse.urljoin(page, link).partition("#")
+            with contextlib.suppress(InvalidSdistFilename):
+                file_project, file_version = parse_sdist_filename(file_name)
+                if file_project == name:
+                    found.setdefault(file_version, _File(address, digest, required, yanked))
     if not known:
         raise Unprepared(f"the package index has no package {name}")
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str
-    url: str
-    digest: str
-    requires_python: str
-    yanked: bool
+Row = tuple[str, str, str, bool]  # name of a file, its link with its digest behind a #, required Python, yanked
 
 
-def _files(content: bytes, kind: str, page: str) -> Iterator[_File]:
-    """What a page of the index lists, which is JSON (PEP 691) or HTML."""
-    if "json" in kind:
-        for file in json.loads(content)["files"]:
-            digest = f"sha256={file['hashes']['sha256']}" if "sha256" in file["hashes"] else ""
-            required = file.get("requires-python") or ""
-            yield _File(
-                file["filename"], urllib.parse.urljoin(page, file["url"]), digest, required, bool(file.get("yanked"))
-            )
-        return
+def _json_rows(content: bytes) -> Iterator[Row]:
+    """PEP 691."""
+    for file in json.loads(content)["files"]:
+        digest = f"#sha256={file['hashes']['sha256']}" if "sha256" in file["hashes"] else ""
+        yield file["filename"], file["url"] + digest, file.get("requires-python") or "", bool(file.get("yanked"))
+
+
+def _html_rows(content: bytes) -> Iterator[Row]:
     for attributes, text in re.findall(r"<a\s([^>]*)>([^<]*)</a>", content.decode(errors="replace"), re.I):
         values = {key.lower(): html.unescape(value) for key, _, value in re.findall(ATTRIBUTE, attributes)}
-        link, _, digest = values.get("href", "").partition("#")
-        required, yanked = values.get("data-requires-python", ""), "data-yanked" in attributes.lower()
-        yield _File(html.unescape(text).strip(), urllib.parse.urljoin(page, link), digest, required, yanked)
+        required = values.get("data-requires-python", "")
+        yield html.unescape(text).strip(), values.get("href", ""), required, "data-yanked" in attributes.lower()
 
 
 def runs_on(required: str, python: str) -> bool:

@@ -80,10 +80,13 @@ async def find_baseline(
     if strict_warnings and (len(run.passed) * 2 <= len(run.collected) or run.broken):
         more += ("-o", "filterwarnings=")
     if more:
-        other, other_state = replace(repository, pytest_options=(*repository.pytest_options, *more)), _State()
+        other = replace(repository, pytest_options=(*repository.pytest_options, *more))
+        other_state = _State()
         other_run = await _whole_run(other, None, HASH_SEEDS[0], spec, limits, other_state)
         if len(other_run.passed) > len(run.passed):
-            repository, run, state = other, other_run, other_state
+            repository = other
+            run = other_run
+            state = other_state
     _refuse_hopeless(repository, run, limits)
     alive = _sort_out(run, state.collected, state, limits, "")
     for number, seed in enumerate(HASH_SEEDS[1:], start=2):
@@ -156,7 +159,8 @@ async def _whole_run(
     for attempt in range(ATTEMPTS):
         files = repository.test_files if tests is None else files_of(tests)
         async with await suite_sandbox(repository.tree, repository.suite, spec) as sandbox:
-            whole, began = Round(files, tests, per_test_s=limits.per_test_s), time.monotonic()
+            whole = Round(files, tests, per_test_s=limits.per_test_s)
+            began = time.monotonic()
             (run,) = await run_rounds(
                 sandbox, repository.suite, [whole], limits.suite_s,
                 hash_seed=hash_seed, max_tests=limits.max_tests, collect_s=limits.collect_s,
@@ -249,7 +253,8 @@ async def map_tests(repository: Repository, sandbox: SandboxSpec) -> Map:
         return load_map(path)
     tests_of: dict[FunctionKey, set[str]] = {}
     at_import: set[FunctionKey] = set()
-    pending, size = list(repository.tests), TESTS_A_RUN
+    pending = list(repository.tests)
+    size = TESTS_A_RUN
     traced: set[str] = set()
     for _ in range(ROUNDS):
         again: list[str] = []
@@ -268,7 +273,8 @@ async def map_tests(repository: Repository, sandbox: SandboxSpec) -> Map:
                         at_import.add(keys[number])
             traced |= run.enters.keys()
             again += [test for test in chosen if test not in run.passed or test not in run.enters]
-        pending, size = again, max(1, size // 4)
+        pending = again
+        size = max(1, size // 4)
         if not pending:
             break
     lost = [test for test in pending if test not in traced]

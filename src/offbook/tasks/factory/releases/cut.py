@@ -44,7 +44,8 @@ from offbook.tasks.factory.workshop import Workshop
 from offbook.tasks.grade import put
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 
-START_S, SLOWER = 20.0, 4.0
+START_S = 20.0
+SLOWER = 4.0
 MAX_PIECES = 40
 MAX_ROUNDS = 600  # of tests; what is begun is finished
 PROBED = 12  # tests that speak for those with the same changed functions
@@ -194,12 +195,14 @@ def _key(node: ast.stmt, prefix: str) -> tuple[str, str]:
 
 def _compare(found: Hunks, path: str, old: Sequence[_Statement], new: Sequence[_Statement]) -> None:
     both = {*_divisible(old)} & {*_divisible(new)}
-    before, after = _numbered(_divided(old, both)), _numbered(_divided(new, both))
+    before = _numbered(_divided(old, both))
+    after = _numbered(_divided(new, both))
     moved: dict[str, int | None] = {}  # what moved is one hunk in two places
     stretches: list[tuple[int | None, str, str]] = []
     matcher = difflib.SequenceMatcher(None, list(before), list(after), autojunk=False)
     for how, i1, i2, j1, j2 in matcher.get_opcodes():
-        gone, came = list(before)[i1:i2], list(after)[j1:j2]
+        gone = list(before)[i1:i2]
+        came = list(after)[j1:j2]
         for key in (*gone, *came):
             one = after.get(key) or before[key]
             was, now = (side[key].text if key in side else "" for side in (before, after))
@@ -287,7 +290,8 @@ class Cutter:
 
     async def cut(self) -> tuple[frozenset[str], list[Piece]]:
         """The tests that pass on both trees, and the pieces: those that are refused first."""
-        name, tests = self.release.repository.name, self.release.repository.tests
+        name = self.release.repository.name
+        tests = self.release.repository.tests
         self.progress(f"{name}: the newer tests on the older tree, {len(self.every)} hunks apart")
         without, whole = await self.run([frozenset(), self.every], tests)
         self.stable = frozenset(without.passed & whole.passed)
@@ -427,7 +431,8 @@ class Cutter:
 
 async def minimal(start: frozenset[int], passing: Passing) -> frozenset[int]:
     """No hunk of it can be left out alone. Hunks are left out in ever smaller groups."""
-    kept, size = start, max(1, len(start) // 2)
+    kept = start
+    size = max(1, len(start) // 2)
     while kept:
         order = sorted(kept)
         groups = [frozenset(order[first : first + size]) for first in range(0, len(order), size)]
@@ -448,7 +453,8 @@ async def minimal(start: frozenset[int], passing: Passing) -> frozenset[int]:
 
 
 MAX_LINES = 1200
-MOST_LINES, MOST_BEHAVIOURS = 16, 10
+MOST_LINES = 16
+MOST_BEHAVIOURS = 10
 FEWEST_LINES = 2  # of a block that was added inside of a function, to be looked for elsewhere
 
 
@@ -464,9 +470,11 @@ async def make_piece(
 ) -> Outcome:
     """`stable` are the tests that pass on both trees."""
     lines = sum(hunks.hunks[number].changed_lines for number in piece.hunks)
-    refused, evidence = piece.refused, piece.evidence
+    refused = piece.refused
+    evidence = piece.evidence
     if not refused and lines > MAX_LINES:
-        refused, evidence = f"it takes over {MAX_LINES} lines", f"{lines} lines"
+        refused = f"it takes over {MAX_LINES} lines"
+        evidence = f"{lines} lines"
     if refused:
         return Outcome(
             identity(release, hunks, piece), release.repository.name, "release", "release", refused, evidence
@@ -525,7 +533,8 @@ def change_of(release: Release, hunks: Hunks, piece: Piece, stable: Collection[s
     after = hunks.applied(piece.hunks)
     before = {path: release.product.get(path) for path in after}
     roots = release.repository.import_roots
-    old, new = read_symbols(release.product, roots), read_symbols({**release.product, **after}, roots)
+    old = read_symbols(release.product, roots)
+    new = read_symbols({**release.product, **after}, roots)
     own = {key for key, function in new.functions.items() if key.path in after and not function.nested}
     sources = {key: new.functions[key].source(after[key.path]) for key in own}
     known = {key: old.functions[key].source(before[key.path] or "") for key in own & old.functions.keys()}

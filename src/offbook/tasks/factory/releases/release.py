@@ -73,7 +73,8 @@ def pair_of(source: str) -> tuple[str, str]:
         name = canonicalize_name(match[1])
         return f"pypi:{name}=={match[2]}", f"pypi:{name}=={match[3]}"
     for dots in re.finditer(r"(?=\.\.)", rest):  # paths may have dots of their own
-        old, new = rest[: dots.start()], rest[dots.start() + 2 :]
+        old = rest[: dots.start()]
+        new = rest[dots.start() + 2 :]
         if os.path.exists(old) and os.path.exists(new):
             return os.path.realpath(old), os.path.realpath(new)
     raise Unprepared(f"{source} is neither release:NAME==OLD..NEW nor two files as release:OLD..NEW")
@@ -230,7 +231,8 @@ def entries_between(old: Mapping[str, str], new: Mapping[str, str], version: str
         name = PurePosixPath(path)
         if name.suffix not in ("", ".md", ".rst", ".txt") or not CHANGELOG.fullmatch(name.name.partition(".")[0]):
             continue
-        text, known = new[path], {*_items(old.get(path, ""))}
+        text = new[path]
+        known = {*_items(old.get(path, ""))}
         heading = re.compile(rf"^[^\w\n]*(?:version |release |v)?{re.escape(version)}(?![\w.]*\d)", re.I | re.M)
         if version and not known and (match := heading.search(text)):  # the older one brings no changelog
             text = text[: match.start()]
