@@ -23,7 +23,7 @@ from typing import TypeVar
 from offbook.core.pycode import FUNCTIONS, arguments_of, binds, bound_in, nodes, parse, rooted, text_in
 from offbook.core.pycode import Function as Definition
 from offbook.tasks.factory.delete.symbols import Import, Symbols, module_name, module_of
-from offbook.tasks.factory.types import FunctionKey
+from offbook.tasks.factory.types import FunctionKey, last
 from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
 
@@ -56,31 +56,27 @@ def reached(tests: Mapping[str, str], import_roots: tuple[str, ...], failing: It
     rather too much than too little.
     """
     modules = {path: module for path, text in tests.items() if (module := module_of(path, text, import_roots))}
-    near: dict[str, list[str]] = {}
-    for path, module in modules.items():
-        imported = {part for one in module.imports for part in (one.module.rpartition(".")[2], one.name)}
-        above = {str(folder / "conftest.py") for folder in PurePosixPath(path).parents}
-        others = (o for o in modules if o in above or modules[o].name.rpartition(".")[2] in imported)
-        near[path] = [path, *others]
     found: dict[int, Code] = {}
     for test in failing:
         path, *names = test.partition("[")[0].split("::")
         if path not in modules or not names:
             continue
-        around = [node for name in names[:-1] for node in _defined(tests[path]).get(name, ())]
-        own = [node for node in _defined(tests[path]).get(names[-1], ()) if not around or _is_in(node, around)]
-        waiting: list[tuple[str, ast.stmt]] = [(path, node) for node in own or around]
-        for place in near[path]:
-            for name, defined in _defined(tests[place]).items():
-                is_inherited = not own and name == names[-1]
-                is_set_up = bool(around) and SETUP.fullmatch(name)
-                waiting += [(place, node) for node in defined if is_inherited or is_set_up or _is_automatic(node)]
+        imported = {part for one in modules[path].imports for part in (last(one.module), one.name)}
+        above = {str(folder / "conftest.py") for folder in PurePosixPath(path).parents}
+        near = [path, *(o for o in modules if o in above or last(modules[o].name) in imported)]
+        waiting = [
+            (place, node)
+            for place in near
+            for name, defined in _defined(tests[place]).items()
+            for node in defined
+            if name == names[-1] or SETUP.fullmatch(name) or _is_automatic(node)
+        ]
         while waiting:
             place, node = waiting.pop()
             if id(node) not in found:
                 found[id(node)] = Code(place, node, test)
                 used = _identifiers(node)
-                for other in near[place]:
+                for other in near:
                     defined_there = _defined(tests[other])
                     waiting += [(other, one) for name in used & defined_there.keys() for one in defined_there[name]]
     return [*found.values()]
@@ -102,19 +98,15 @@ def _defined(source: str) -> dict[str, list[ast.stmt]]:
     return found
 
 
-def _is_in(node: ast.stmt, around: Iterable[ast.stmt]) -> bool:
-    return any(node is part for one in around for part in ast.walk(one))
-
-
 def _is_automatic(node: ast.stmt) -> bool:
     calls = [one for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call)]
-    return any(_last(one) == "fixture" and "autouse" in {keyword.arg for keyword in one.keywords} for one in calls)
+    return any(last_name(one) == "fixture" and "autouse" in {keyword.arg for keyword in one.keywords} for one in calls)
 
 
 def _identifiers(node: ast.AST) -> set[str]:
     """Names that a piece of code reads, of fixtures too."""
     found = _read(node) | {n.attr for n in nodes(node, ast.Attribute)} | {n.arg for n in nodes(node, ast.arg)}
-    named = (call for call in nodes(node, ast.Call) if _last(call) in {"usefixtures", "getfixturevalue"})
+    named = (call for call in nodes(node, ast.Call) if last_name(call) in {"usefixtures", "getfixturevalue"})
     return found | {text_in(argument) for call in named for argument in call.args}
 
 
@@ -128,8 +120,8 @@ def split_name(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()
 
 
-def _last(node: ast.AST) -> str:
-    return rooted(node).rpartition(".")[2]
+def last_name(node: ast.AST) -> str:
+    return last(rooted(node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +205,7 @@ def _cases(node: Definition) -> Sequence[Mapping[str, ast.expr]]:
     """Values of the test's parameters, a mapping a case; one empty mapping where it has no table."""
     rows = []
     for call in node.decorator_list:
-        if isinstance(call, ast.Call) and _last(call) == "parametrize" and len(call.args) > 1:
+        if isinstance(call, ast.Call) and last_name(call) == "parametrize" and len(call.args) > 1:
             names = re.findall(r"\w+", text_in(call.args[0])) or [*map(text_in, getattr(call.args[0], "elts", []))]
             for row in getattr(call.args[1], "elts", [])[:MAX_ROWS]:
                 values = [row] if len(names) == 1 else getattr(row, "elts", [])
@@ -231,10 +223,10 @@ def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
             yield told
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        if _last(call) in EQUAL and len(call.args) >= 2:
+        if last_name(call) in EQUAL and len(call.args) >= 2:
             yield ast.Assert(ast.Compare(call.args[0], [ast.Eq()], [call.args[1]]))
     elif isinstance(statement, ast.With):
-        if all(_last(item.context_expr) in RAISING for item in statement.items):
+        if all(last_name(item.context_expr) in RAISING for item in statement.items):
             yield statement
     elif isinstance(statement, ast.For) and any(isinstance(part, ast.Assert) for part in ast.walk(statement)):
         yield statement

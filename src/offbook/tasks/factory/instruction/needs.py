@@ -33,6 +33,7 @@ from offbook.tasks.factory.instruction.examples import (
     are_enough,
     best_of,
     examples,
+    last_name,
     reached,
     words_of,
 )
@@ -206,14 +207,14 @@ class Needs:
     @cached_property
     def errors(self) -> dict[str, str]:
         """Errors that the tests expect, the gone code raises and no docstring names -> the test."""
-        raised = {_last(n.exc) for tree in self._gone_code for n in nodes(tree, ast.Raise) if n.exc}
+        raised = {last_name(n.exc) for tree in self._gone_code for n in nodes(tree, ast.Raise) if n.exc}
         told = "\n".join(self.symbols.functions[key].docstring for key in self.functions)
         found: dict[str, str] = {}
         for code in self.code:
             for call in nodes(code.node, ast.Call):
-                if _last(call) in RAISING and call.args:
+                if last_name(call) in RAISING and call.args:
                     kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
-                    for kind in {*map(_last, kinds)} & raised - {""}:
+                    for kind in {*map(last_name, kinds)} & raised - {""}:
                         if not has_word(told, kind):
                             found.setdefault(kind, code.test)
         return found
@@ -460,15 +461,13 @@ def _parsed(source: str) -> ast.Module | None:
     return copies.parsed(source)[1]
 
 
-def _last(node: ast.AST) -> str:
-    return rooted(node).rpartition(".")[2]
-
-
 def _checks(node: ast.AST) -> Iterator[ast.AST]:
     """Where a test says what should come out: assertions, comparisons, keys, tables of cases, `match=`."""
     for part in nodes(node, ast.Assert, ast.Compare, ast.Subscript, ast.Call, ast.Assign):
         calls = isinstance(part, ast.Call)
-        names = [_last(part)] if calls else map(rooted, part.targets) if isinstance(part, ast.Assign) else ["expect"]
+        names = (
+            [last_name(part)] if calls else map(rooted, part.targets) if isinstance(part, ast.Assign) else ["expect"]
+        )
         if any(COMPARING.search(name) if calls else "expect" in name.lower() for name in names):
             yield part
 
