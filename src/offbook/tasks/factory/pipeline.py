@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -40,9 +41,9 @@ from offbook.tasks.factory.prepare.source import one_spelling
 from offbook.tasks.factory.prepare.tests import map_tests
 from offbook.tasks.factory.proposals import Proposal, Refused, apply_proposal, deletion_of
 from offbook.tasks.factory.records import Taken, differing, earlier_outcomes, record, settle
-from offbook.tasks.factory.releases.cut import Piece, cut_release, hunks_between, identity, make_piece
+from offbook.tasks.factory.releases.cut import cut_release, hunks_between, identity, make_piece
 from offbook.tasks.factory.releases.release import is_release, open_release, prepare_release
-from offbook.tasks.factory.types import LEVELS, Feature, Level, Unprepared
+from offbook.tasks.factory.types import LEVELS, Level, Unprepared
 from offbook.tasks.factory.verification.verify import ENDLESS
 from offbook.tasks.factory.workshop import Workshop, open_workshop
 from offbook.types import OffbookError
@@ -84,7 +85,7 @@ class _Candidate:
     id: str
     kind: str
     level: str
-    make: Callable[[Path], Awaitable[Outcome]]  # into that folder
+    make: Callable[[Path, SandboxSpec, MakeSettings, Taken], Awaitable[Outcome]]  # into that folder
 
 
 OnOutcome = Callable[[Made], None]
@@ -274,28 +275,22 @@ class _Run:
         features = finder.features()
         made.left_out = {str(key): why for key, why in sorted(finder.left_out(features).items())}
 
-        def candidate(feature: Feature) -> _Candidate:
+        candidates = []
+        for feature in features:
             level = level_of(feature.id, self.settings.level)
-
-            async def make(folder: Path) -> Outcome:
-                return await make_task(workshop, feature, level, folder, self.spec, self.settings, self.taken)
-
-            return _Candidate(feature.id, feature.kind, level, make)
-
-        await self._all(made, [candidate(feature) for feature in features])
+            candidates.append(_Candidate(feature.id, feature.kind, level, partial(make_task, workshop, feature, level)))
+        await self._all(made, candidates)
 
     async def releases(self, made: Made, workshop: Workshop) -> None:
         release = open_release(workshop)
         hunks = hunks_between(release.product, release.newer)
         cut = await cut_release(release, hunks, self.spec, self.progress)
 
-        def candidate(piece: Piece) -> _Candidate:
-            async def make(folder: Path) -> Outcome:
-                return await make_piece(release, hunks, piece, cut.stable, folder, self.spec, self.settings, self.taken)
-
-            return _Candidate(identity(release, hunks, piece), "release", "release", make)
-
-        await self._all(made, [candidate(piece) for piece in cut.pieces])
+        candidates = []
+        for piece in cut.pieces:
+            make = partial(make_piece, release, hunks, piece, cut.stable)
+            candidates.append(_Candidate(identity(release, hunks, piece), "release", "release", make))
+        await self._all(made, candidates)
 
     async def _all(self, made: Made, candidates: Sequence[_Candidate]) -> None:
         made.candidates = len(candidates)
@@ -341,7 +336,7 @@ class _Run:
         if enough():
             return None
         try:
-            outcome = await candidate.make(folder)
+            outcome = await candidate.make(folder, self.spec, self.settings, self.taken)
         except Exception as error:  # the border of a candidate
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
