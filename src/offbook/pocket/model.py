@@ -69,7 +69,23 @@ def make_pocket(cache: Path, seed: int, progress: Callable[[str, float], None], 
     folder = cache / f"pocket-{seed}-{hashlib.sha256(written.encode()).hexdigest()[:8]}"
     if folder.is_dir():
         return folder
-    tokenizer = _train_tokenizer(recipe, seed)
+    # Byte-level BPE. Words do not include the space before them, so a name is the same token everywhere and the model
+    # only has to learn to copy it.
+    tokenizer = Tokenizer(models.BPE())
+    words = Regex(r"[A-Za-z_]+|[0-9]|[^\sA-Za-z_0-9]+(?: [^\sA-Za-z_0-9]+)* ?|\n *|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocabulary,
+        special_tokens=[BLOCK_START, BLOCK_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(recipe, seed), trainer)
+    marks = (CALL_START, CALL_END, *_phrases(recipe))
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
     samples = make_demonstrations(
         tokenizer, seed, recipe.episodes, recipe.habits, lambda share: progress("pocket: demonstrations", share)
     )
@@ -99,27 +115,6 @@ def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
         yield from (script.next_message() for _ in range(4))
         yield from (write_hint(rule, draft.tools).text for rule in learned_rules(recipe.habits))
         yield from ("system", "user", "assistant", "tool", "edited", "done", "error: there is no tool")
-
-
-def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
-    """Byte-level BPE. Words do not include the space before them, so a name is the same token everywhere and the model
-    only has to learn to copy it."""
-    tokenizer = Tokenizer(models.BPE())
-    words = Regex(r"[A-Za-z_]+|[0-9]|[^\sA-Za-z_0-9]+(?: [^\sA-Za-z_0-9]+)* ?|\n *|\s+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary,
-        special_tokens=[BLOCK_START, BLOCK_END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_corpus(recipe, seed), trainer)
-    marks = (CALL_START, CALL_END, *_phrases(recipe))
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
-    return tokenizer
 
 
 def _phrases(recipe: Recipe) -> Iterator[str]:
@@ -165,7 +160,13 @@ def imitate(
     progress: Callable[[float], None],
 ) -> None:
     """Train `model` on every sample once, `size` of them a step."""
-    batches = _batches(samples, size, random.Random(seed))
+    # Group samples of similar length to avoid padding; batches in random order within a window.
+    rng = random.Random(seed)
+    batches = []
+    for start in range(0, len(samples), WINDOW):
+        part = sorted(samples[start : start + WINDOW], key=lambda sample: len(sample.ids))
+        inside = [part[place : place + size] for place in range(0, len(part), size)]
+        batches += rng.sample(inside, len(inside))
     settings = TrainConfig(steps=len(batches), learning_rate=learning_rate, schedule="cosine", warmup_steps=20)
     how: dict[str, Any] = {"lr": learning_rate, "method": CLASSIC, "scale": 7.0, "weight_decay": 0.01}
     optimizers = [Muon(half, units_of(half), **how) for half in _halves(model)]
@@ -209,13 +210,3 @@ def _halves(model: nn.Module) -> tuple[list[Named], list[Named]]:
     for number, named in enumerate(sorted(model.named_parameters(), key=lambda named: named[1].shape)):
         halves[number % 2].append(named)
     return halves
-
-
-def _batches(samples: Sequence[Sample], size: int, rng: random.Random) -> list[list[Sample]]:
-    """Group samples of similar length to avoid padding; batches in random order within a window."""
-    batches = []
-    for start in range(0, len(samples), WINDOW):
-        part = sorted(samples[start : start + WINDOW], key=lambda sample: len(sample.ids))
-        inside = [part[place : place + size] for place in range(0, len(part), size)]
-        batches += rng.sample(inside, len(inside))
-    return batches

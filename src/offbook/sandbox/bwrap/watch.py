@@ -85,25 +85,22 @@ class AccessWatch:
             except OSError:  # a file of this batch cannot be opened by us, or there is no descriptor left
                 self._cut += 1
                 continue
-            self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        offset = 0
-        while offset < len(data):
-            length, _, _, _, mask, descriptor, _ = EVENT.unpack_from(data, offset)
-            offset += length
-            if mask & OVERFLOW:
-                self._cut += 1
-            if descriptor < 0:
-                continue
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
-            os.close(descriptor)
-            if path in self._paths:
-                continue
-            if len(self._paths) < MAX_PATHS:
-                self._paths[path] = None
-            else:
-                self._cut += 1
+            offset = 0
+            while offset < len(data):
+                length, _, _, _, mask, descriptor, _ = EVENT.unpack_from(data, offset)
+                offset += length
+                if mask & OVERFLOW:
+                    self._cut += 1
+                if descriptor < 0:
+                    continue
+                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                os.close(descriptor)
+                if path in self._paths:
+                    continue
+                if len(self._paths) < MAX_PATHS:
+                    self._paths[path] = None
+                else:
+                    self._cut += 1
 
     def opened(self) -> Opened:
         self.read()

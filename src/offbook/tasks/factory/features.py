@@ -59,7 +59,20 @@ class Finder:
         for key in map.tests_of.keys() & symbols.functions.keys():
             if owner := symbols.functions[key].owner:
                 self._methods[FunctionKey(key.path, owner)].add(key)
-        self._uses = self._used()
+        # What each uses: resolved, by the name of a method that only one class has, and its inner functions.
+        by_name: dict[str, list[FunctionKey]] = defaultdict(list)
+        for key, function in self.symbols.functions.items():
+            if function.owner and key.simple not in BUILTIN:
+                by_name[key.simple].append(key)
+        used: dict[FunctionKey, set[FunctionKey]] = {key: set() for key in self.symbols.functions}
+        for key in self.symbols.functions:
+            calls = self.symbols.calls[key]
+            used[key] |= calls.functions & used.keys()
+            used[key] |= {by_name[name][0] for name in calls.unknown if len(by_name.get(name, ())) == 1}
+            around = FunctionKey(key.path, key.name.rpartition(".<locals>.")[0])
+            if around in used:
+                used[around].add(key)
+        self._uses = used
         self._candidates = [candidate for entering in self._by_tests for candidate in self._of_tests(entering)]
 
     def features(self) -> list[Feature]:
@@ -119,22 +132,6 @@ class Finder:
             functions = self.closure([target], entering)
             yield _Candidate(entering, target, frozenset(functions))
             left -= functions
-
-    def _used(self) -> dict[FunctionKey, set[FunctionKey]]:
-        """What each uses: resolved, by the name of a method that only one class has, and its inner functions."""
-        by_name: dict[str, list[FunctionKey]] = defaultdict(list)
-        for key, function in self.symbols.functions.items():
-            if function.owner and key.simple not in BUILTIN:
-                by_name[key.simple].append(key)
-        used: dict[FunctionKey, set[FunctionKey]] = {key: set() for key in self.symbols.functions}
-        for key in self.symbols.functions:
-            calls = self.symbols.calls[key]
-            used[key] |= calls.functions & used.keys()
-            used[key] |= {by_name[name][0] for name in calls.unknown if len(by_name.get(name, ())) == 1}
-            around = FunctionKey(key.path, key.name.rpartition(".<locals>.")[0])
-            if around in used:
-                used[around].add(key)
-        return used
 
     def _singles(self) -> list[Feature]:
         found = [

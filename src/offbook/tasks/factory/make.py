@@ -295,7 +295,21 @@ def _write(task: Task, contents: Contents) -> None:
 
 def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Path, instruction: str) -> Task:
     repository = workshop.repository
-    facts = _deleted(workshop, deletion, verdict)
+    feature = deletion.feature
+    symbols = workshop.symbols
+    users = {user for key in feature.targets for user in symbols.callers.get(key, ())} - {*feature.functions}
+    code = {path: text for path, text in deletion.files.items() if path.endswith(".py")}
+    patch = gold_patch({path: workshop.files[path] for path in code}, code)
+    facts = Deleted(
+        kind=feature.kind,
+        level=deletion.level,
+        targets=deletion.targets,
+        functions=tuple(map(str, feature.functions)),
+        lines=sum(line.startswith("+") and not line.startswith("+++") for line in patch.split("\n")),
+        files=len(code),
+        callers=len(users),
+        floor=round(verdict.floor, 3),
+    )
     return Task(
         **places(folder),
         instruction=instruction,
@@ -310,24 +324,6 @@ def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Pa
         suite=repository.suite,
         sources=product_of(repository),
         deleted=facts,
-    )
-
-
-def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Deleted:
-    feature = deletion.feature
-    symbols = workshop.symbols
-    users = {user for key in feature.targets for user in symbols.callers.get(key, ())} - {*feature.functions}
-    code = {path: text for path, text in deletion.files.items() if path.endswith(".py")}
-    patch = gold_patch({path: workshop.files[path] for path in code}, code)
-    return Deleted(
-        kind=feature.kind,
-        level=deletion.level,
-        targets=deletion.targets,
-        functions=tuple(map(str, feature.functions)),
-        lines=sum(line.startswith("+") and not line.startswith("+++") for line in patch.split("\n")),
-        files=len(code),
-        callers=len(users),
-        floor=round(verdict.floor, 3),
     )
 
 

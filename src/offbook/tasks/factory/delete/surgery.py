@@ -208,11 +208,10 @@ class _Surgeon(Scoped):
         if not all(isinstance(target, cst.Name | cst.Attribute) for target in targets):
             return statement
         for target in targets:
-            self.taken[self.qualified(dotted(target))] |= {self._full(name) for name in left}
+            self.taken[self.qualified(dotted(target))] |= {
+                (name if name in self._orders.lost else self.qualified(name)) for name in left
+            }
         return None
-
-    def _full(self, name: str) -> str:
-        return name if name in self._orders.lost else self.qualified(name)
 
 
 def _fewer(

@@ -211,7 +211,21 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
             functions[function.key] = _merged(functions.get(function.key), function)
     resolver = Resolver(trees, modules)
     calls = {key: resolver.calls(key) for key in functions}
-    public = _with_reexports(functions, modules)
+    # A name that its own `__all__` keeps back is public all the same where a package imports it for others.
+    by_name = {module.name: path for path, module in modules.items()}
+    shown = {
+        (by_name[imported.module], imported.name)
+        for path, module in modules.items()
+        if path.endswith("__init__.py")
+        for imported in module.imports
+        if imported.module in by_name and imported.top
+    }
+    public = {
+        key: replace(function, public=True)
+        if (key.path, key.name.partition(".")[0]) in shown and _is_public(key.name, None)
+        else function
+        for key, function in functions.items()
+    }
     return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors)
 
 
@@ -277,26 +291,6 @@ def _merged(before: Function | None, after: Function) -> Function:
         statements=before.statements + after.statements,
         body_lines=before.body_lines + after.body_lines,
     )
-
-
-def _with_reexports(
-    functions: Mapping[FunctionKey, Function], modules: Mapping[str, Module]
-) -> dict[FunctionKey, Function]:
-    """A name that its own `__all__` keeps back is public all the same where a package imports it for others."""
-    by_name = {module.name: path for path, module in modules.items()}
-    shown = {
-        (by_name[imported.module], imported.name)
-        for path, module in modules.items()
-        if path.endswith("__init__.py")
-        for imported in module.imports
-        if imported.module in by_name and imported.top
-    }
-    return {
-        key: replace(function, public=True)
-        if (key.path, key.name.partition(".")[0]) in shown and _is_public(key.name, None)
-        else function
-        for key, function in functions.items()
-    }
 
 
 def _callers(calls: Mapping[FunctionKey, Calls]) -> dict[FunctionKey, tuple[FunctionKey, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from offbook.core import pycode
 from offbook.core.pycode import Function as Definition
@@ -29,7 +29,17 @@ def context_of(workshop: Workshop, deletion: Deletion, tree: Mapping[str, str | 
     files = {path: text for path, text in {**before, **deletion.files, **tree}.items() if text is not None}
     python = [path for path in sorted(files) if path.endswith(".py") and files[path].strip()]
     touched = [path for path in sorted(deletion.files) if path in python]
-    near = _near(touched, python, files, workshop.repository.import_roots)
+    # Files that import what is touched, or are their tests.
+    names = {
+        module.name for path in touched if (module := module_of(path, files[path], workshop.repository.import_roots))
+    }
+    near = [
+        path
+        for path in python
+        if path not in touched
+        and (module := module_of(path, files[path], workshop.repository.import_roots))
+        and any(map(module.imports_module, names))
+    ]
     others = [path for path in python if path not in touched]
     mine = rng.sample(touched, min(len(touched), rng.randint(1, 2)))
     wide = rng.sample(near, min(len(near), 1)) + rng.sample(others, min(len(others), rng.randint(2, 3)))
@@ -44,20 +54,6 @@ def context_of(workshop: Workshop, deletion: Deletion, tree: Mapping[str, str | 
     findings = [f"{path}:{line}" for path in dict.fromkeys(looked) for line in lint(files[path])]
     few = rng.sample(findings, min(len(findings), rng.randint(1, LINT)))
     return Context(opened, edits, tuple(sorted(few)))
-
-
-def _near(
-    touched: Sequence[str], python: Sequence[str], files: Mapping[str, str], import_roots: tuple[str, ...]
-) -> list[str]:
-    """Files that import what is touched, or are their tests."""
-    names = {module.name for path in touched if (module := module_of(path, files[path], import_roots))}
-    return [
-        path
-        for path in python
-        if path not in touched
-        and (module := module_of(path, files[path], import_roots))
-        and any(map(module.imports_module, names))
-    ]
 
 
 def _line(path: str, files: Mapping[str, str], rng: random.Random) -> int:

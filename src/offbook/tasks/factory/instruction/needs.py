@@ -242,7 +242,9 @@ class Needs:
         for code in self.code:
             is_table = not isinstance(code.node, (*FUNCTIONS, ast.ClassDef))  # a constant of the test file
             checked = {id(n) for check in _checks(code.node) for n in ast.walk(check)}
-            reads_back = _reads_back(code.node)
+            # Whether it reads what was written to a file, a stream or a log.
+            attributes = nodes(code.node, ast.Attribute)
+            reads_back = any(n.attr in READING | WRITTEN or rooted(n.value) == "caplog" for n in attributes)
             for node in nodes(code.node, ast.Constant):
                 found.append((node.value, code.test, is_table or id(node) in checked, reads_back))
         return found
@@ -470,12 +472,6 @@ def _checks(node: ast.AST) -> Iterator[ast.AST]:
         )
         if any(COMPARING.search(name) if calls else "expect" in name.lower() for name in names):
             yield part
-
-
-def _reads_back(test: ast.AST) -> bool:
-    """Whether it reads what was written to a file, a stream or a log."""
-    attributes = nodes(test, ast.Attribute)
-    return any(n.attr in READING | WRITTEN or rooted(n.value) == "caplog" for n in attributes)
 
 
 def _fenced(lines: Iterable[str]) -> str:

@@ -74,8 +74,21 @@ def settle(project: Project, deps: Path) -> None:
     size = sum(path.lstat().st_size for path in deps.rglob("*")) >> 20
     if size > LIMIT_MB:
         raise Unprepared(f"the dependencies of {project.name} take {size} MB, more than {LIMIT_MB}")
-    _remove_own(project, deps)
-    _write_own_metadata(project, deps)
+    # A copy of the package that a dependency brought along would be found where the tree's was deleted.
+    for distribution in metadata.distributions(path=[str(deps)]):
+        if canonicalize_name(distribution.metadata["Name"]) == canonicalize_name(project.name):
+            named = {Path(os.path.normpath(deps / file)) for file in distribution.files or []}
+            there = [path.relative_to(deps) for path in named if path.is_relative_to(deps) and os.path.lexists(path)]
+            write_files(deps, dict.fromkeys(map(str, there)))
+    # So that `importlib.metadata.version` and entry points work although the package is not installed.
+    name = canonicalize_name(project.name).replace("-", "_")
+    folder = deps / f"{name}-{project.version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {project.name}", f"Version: {project.version}"]
+    lines += [f"Requires-Dist: {line}" for line in project.needs]
+    (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    if project.entry_points:
+        (folder / "entry_points.txt").write_text(project.entry_points)
 
 
 async def _install(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
@@ -113,27 +126,6 @@ async def _install(wanted: list[str], deps: Path, base: Path, *more: str) -> str
         raise Unprepared(f"pip is not installed for {sys.executable}")
     reasons = re.findall(r"^(?:ERROR: |error: |\s*╰─▶ )(.*)", output, re.M)
     return "" if exit_code == 0 else reasons[-1] if reasons else f"the installer ended with {exit_code}"
-
-
-def _remove_own(project: Project, deps: Path) -> None:
-    """A copy of the package that a dependency brought along would be found where the tree's was deleted."""
-    for distribution in metadata.distributions(path=[str(deps)]):
-        if canonicalize_name(distribution.metadata["Name"]) == canonicalize_name(project.name):
-            named = {Path(os.path.normpath(deps / file)) for file in distribution.files or []}
-            there = [path.relative_to(deps) for path in named if path.is_relative_to(deps) and os.path.lexists(path)]
-            write_files(deps, dict.fromkeys(map(str, there)))
-
-
-def _write_own_metadata(project: Project, deps: Path) -> None:
-    """So that `importlib.metadata.version` and entry points work although the package is not installed."""
-    name = canonicalize_name(project.name).replace("-", "_")
-    folder = deps / f"{name}-{project.version}.dist-info"
-    folder.mkdir(exist_ok=True)
-    lines = ["Metadata-Version: 2.1", f"Name: {project.name}", f"Version: {project.version}"]
-    lines += [f"Requires-Dist: {line}" for line in project.needs]
-    (folder / "METADATA").write_text("\n".join(lines) + "\n")
-    if project.entry_points:
-        (folder / "entry_points.txt").write_text(project.entry_points)
 
 
 ASK_S = 30.0

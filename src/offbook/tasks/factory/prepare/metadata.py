@@ -131,12 +131,7 @@ def read_project(tree: Path, name: str, version: str, markers: Mapping[str, str]
         project.extras["test"] = _requirement_files(tree, lines)
     files = (str(table_of(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
     project.version_file = next(filter(None, files), "")
-    _refuse_odd(project, tree)
-    return project
-
-
-def _refuse_odd(project: Project, tree: Path) -> None:
-    """Refuse names that would lead out of the folders that are written by them."""
+    # Refuse names that would lead out of the folders that are written by them.
     if not is_normalized_name(canonicalize_name(project.name)):
         raise Unprepared(f"the project's name {project.name!r} is not a name by PEP 508")
     try:
@@ -147,6 +142,7 @@ def _refuse_odd(project: Project, tree: Path) -> None:
         beneath(tree, project.version_file or "none")
     except BadArchive as error:
         raise Unprepared(f"the project's version file: {error}") from None
+    return project
 
 
 def readable(lines: Iterable[Any], extra: str, markers: Mapping[str, str]) -> list[str]:

@@ -180,23 +180,20 @@ async def fetch_project(
     if removed:
         _log(folder, f"no source, taken out: {', '.join(removed)}")
     if project.version_file:
-        _write_version(fetched.tree / project.version_file, project.version)
+        # Building would write this file, from tags that are not here.
+        path = fetched.tree / project.version_file
+        if not path.exists() and path.parent.is_dir():
+            numbers = tuple(int(part) for part in project.version.split(".") if part.isdigit())
+            path.write_text(
+                f"__version__ = version = {project.version!r}\n__version_tuple__ = version_tuple = {numbers}\n"
+                "__commit_id__ = commit_id = None\n"
+            )
     fetched.tree.rename(tree)
     (folder / "fetched").rmdir()
     write_atomic(saved, _PROJECT.dump_json(project))
     said = {"spec": spec, "name": project.name, "version": project.version, "message": fetched.message}
     write_atomic(marker, json.dumps(said))
     return project
-
-
-def _write_version(path: Path, version: str) -> None:
-    """Building would write this file, from tags that are not here."""
-    if not path.exists() and path.parent.is_dir():
-        numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
-        path.write_text(
-            f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers}\n"
-            "__commit_id__ = commit_id = None\n"
-        )
 
 
 async def _install(project: Project, folder: Path, python: Interpreter, progress: Progress) -> None:

@@ -87,7 +87,17 @@ async def find_baseline(
             repository = other
             run = other_run
             state = other_state
-    _refuse_hopeless(repository, run, limits)
+    if run.timed_out and not run.collected:
+        raise Unprepared(f"the tests of {repository.name} cannot be imported within {limits.collect_s:.0f} s")
+    if run.exit_code not in COMPLETED and not run.passed:
+        raise Unprepared(f"the tests of {repository.name} cannot be run ({_last_words(run)})")
+    if not run.collected and run.broken:
+        reason = next(iter(run.broken.values()))
+        raise Unprepared(f"the tests of {repository.name} cannot be imported ({reason})")
+    if not run.collected:
+        raise Unprepared(f"{repository.name} has no tests that pytest finds")
+    if len(run.collected) > limits.max_tests:
+        raise Unprepared(f"{repository.name} has more than {limits.max_tests} tests")
     alive = _sort_out(run, state.collected, state, limits, "")
     for number, seed in enumerate(HASH_SEEDS[1:], start=2):
         progress(f"{repository.name}: run {number} of {len(HASH_SEEDS)}, {len(alive)} tests pass so far")
@@ -113,20 +123,6 @@ async def find_baseline(
         excluded=state.excluded,
         seconds={test: state.seconds[test] for test in alive},
     )
-
-
-def _refuse_hopeless(repository: Repository, run: SuiteRun, limits: BaselineLimits) -> None:
-    if run.timed_out and not run.collected:
-        raise Unprepared(f"the tests of {repository.name} cannot be imported within {limits.collect_s:.0f} s")
-    if run.exit_code not in COMPLETED and not run.passed:
-        raise Unprepared(f"the tests of {repository.name} cannot be run ({_last_words(run)})")
-    if not run.collected and run.broken:
-        reason = next(iter(run.broken.values()))
-        raise Unprepared(f"the tests of {repository.name} cannot be imported ({reason})")
-    if not run.collected:
-        raise Unprepared(f"{repository.name} has no tests that pytest finds")
-    if len(run.collected) > limits.max_tests:
-        raise Unprepared(f"{repository.name} has more than {limits.max_tests} tests")
 
 
 def _broken_conftest(run: SuiteRun, repository: Repository) -> str:

@@ -383,7 +383,18 @@ class Cutter:
         """The piece with all tests that it makes pass. If it breaks others, once more with what these take."""
         hunks = frozenset(piece.hunks)
         for is_last in (False, True):
-            noticing = self._noticing(hunks)
+            # Stable tests that enter a file which the hunks change, the quick ones first, up to a limit.
+            paths = {self.hunks.hunks[number].path for number in hunks}
+            tests_of = self.release.workshop.map.tests_of
+            entering = {test for key, tests in tests_of.items() if key.path in paths for test in tests}
+            seconds = self.release.repository.seconds
+            noticing: list[str] = []
+            spent_s = 0.0
+            for test in sorted(entering & self.stable, key=lambda test: (seconds[test], test)):
+                spent_s += seconds[test]
+                if spent_s > NOTICING_S:
+                    break
+                noticing.append(test)
             (run,) = await self.run([hunks], [*noticing, *waiting])
             broken = [test for test in noticing if test not in run.passed]
             if not broken:
@@ -393,21 +404,6 @@ class Cutter:
             more = hunks.union(*self._entered(broken))
             hunks = await self._needed(self._with_names(more), [*piece.tests[:PROBED], *broken[:PROBED]])
         return Piece(piece.hunks, piece.tests, BREAKS, broken[0])
-
-    def _noticing(self, hunks: Iterable[int]) -> list[str]:
-        """Stable tests that enter a file which the hunks change, the quick ones first, up to a limit."""
-        paths = {self.hunks.hunks[number].path for number in hunks}
-        tests_of = self.release.workshop.map.tests_of
-        entering = {test for key, tests in tests_of.items() if key.path in paths for test in tests}
-        seconds = self.release.repository.seconds
-        found: list[str] = []
-        spent_s = 0.0
-        for test in sorted(entering & self.stable, key=lambda test: (seconds[test], test)):
-            spent_s += seconds[test]
-            if spent_s > NOTICING_S:
-                break
-            found.append(test)
-        return found
 
     async def run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         """The tests with each set of hunks on the older tree."""
