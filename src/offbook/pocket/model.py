@@ -44,7 +44,7 @@ CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """Hyperparameters of the pocket model; each recipe has its own cache entry."""
 

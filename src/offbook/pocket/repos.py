@@ -70,7 +70,7 @@ class Module:
     functions: tuple[Function, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """Size of repositories, including the module of callers."""
 
@@ -168,7 +168,7 @@ class Repository:
         return header + "".join(text for name, text in tests if f"{path}::{name}" not in unseen)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Spot:
     """A function of a repository, and where it is."""
 
@@ -313,7 +313,7 @@ Kind = Literal["number", "items", "truth"]
 Example = tuple[Any, Any]  # argument and result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Op:
     """A template of one step. In both texts {a} is the argument and {k} the constant."""
 
@@ -357,7 +357,7 @@ INPUTS: dict[Kind, tuple[Any, ...]] = {
 MIN_INPUTS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     op: Op
     constant: int

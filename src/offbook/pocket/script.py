@@ -29,7 +29,7 @@ CLOSINGS = ("done", "ready", "all good")  # that name nothing
 FORGETS = 0.2  # of the functions that a summary should name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Habits:
     """Probability of each mistake."""
 

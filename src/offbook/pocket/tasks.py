@@ -53,7 +53,7 @@ READING_TOOLS = (("read_file",), ("read_file",), ("run_command",), ("run_command
 FINDING_TOOLS = ((), ("search_codebase",), ("list_dir",), ("search_codebase", "list_dir"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Level:
     """Number of missing functions per task. Tasks with one are short."""
 

@@ -34,7 +34,7 @@ BYTECODE = re.compile(r"\.(pyc|pyo|class)$|/__pycache__/")
 SYSTEM = re.compile(r"^/(usr/|lib\w*/|bin/|sbin/|etc/|dev/|proc/|sys/)|/pyvenv\.cfg$|\.pth$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opened:
     """The files that processes opened, each once, in the order they were first seen."""
 

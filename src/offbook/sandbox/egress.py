@@ -109,7 +109,7 @@ class _Refused(Exception):
         self.target = target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Request:
     host: str
     port: int

@@ -38,7 +38,7 @@ def environment(python: str, home: str, temporary: str) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SandboxSpec:
     """Which kind of sandbox, and how much of the machine one sandbox may use."""
 
@@ -51,7 +51,7 @@ class SandboxSpec:
     watch: bool = False  # tell which files commands open; bwrap only, and only for root
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExecResult:
     """How a command ended and what it printed, stdout and stderr as they came.
 

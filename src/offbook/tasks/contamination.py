@@ -32,7 +32,7 @@ STATE = re.compile(r"-(main|master|trunk|develop|head|[0-9a-f]{40}|v\d[\w.+-]*|\
 NO_RUNS: Hashes = np.zeros(0, dtype=np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Overlap:
     """Shares of one task's runs that training tasks have too; `bodies` are functions with an equal body there."""
 
@@ -59,7 +59,7 @@ class Known:
     repositories: set[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sought:
     """What would give tasks away: the code that their solutions add, and the functions that these complete."""
 

@@ -61,7 +61,7 @@ def places(folder: Path) -> Places:
     return Places(folder=folder, tree=folder / "environment/repo", hidden_tests=folder / "tests/hidden")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contents:
     """What a task folder is filled with, besides the task. Files are path -> text, paths relative to the repository."""
 

@@ -50,7 +50,7 @@ def _leads_out(name: str) -> bool:
     return path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceLimits:
     """How much of a source is taken before it counts as too large."""
 

@@ -51,7 +51,7 @@ FLAGS = (
 POINTS = dict(zip(PARTS, (TREE, HOME, TEMPORARY), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """The host folders that a sandbox sees besides the system."""
 

@@ -37,7 +37,7 @@ VIEW = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
 TRY_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Isolation:
     works: bool  # a sandbox can be opened
     bwrap: str  # path; empty where there is none
@@ -196,7 +196,7 @@ echo ready && read go"'
 _free_users: list[int] = []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Groups:
     """Where this process may make control groups, and which controllers they have."""
 
@@ -204,7 +204,7 @@ class Groups:
     controllers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ControlGroup:
     """The group of one sandbox, which bounds all of it together."""
 

@@ -29,13 +29,13 @@ IGNORED = "__pycache__"  # no change by anybody
 Kind = Literal["file", "folder", "link", "other", "whiteout"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     kind: Kind
     descriptor: int  # the open folder that holds the name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resolved:
     """Where a path leads: names from the tree's root with no link among them."""
 

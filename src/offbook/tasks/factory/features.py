@@ -15,7 +15,7 @@ from offbook.tasks.factory.delete.symbols import Function, Symbols
 from offbook.tasks.factory.types import BUILTIN, Feature, FunctionKey, Kind, Map, identity_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FeatureSettings:
     repo: str  # begins every feature's id
     max_share: float = 0.25  # of all tests, for a single feature
@@ -31,7 +31,7 @@ class FeatureSettings:
     across_files: float = 0.25  # share of all features that touch more than one file, where clusters can bring it there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Candidate:
     """A function and what it leads to and only these tests enter."""
 

@@ -46,7 +46,7 @@ REPEATED = "nearly the same as a task of another repository"
 UNCHECKED = "no test has a mutant or can be blanked"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MakeSettings:
     """How tasks are made of repositories."""
 
@@ -66,7 +66,7 @@ class MakeSettings:
     verify: VerifySettings = field(default_factory=VerifySettings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """What became of a candidate. `refused` is a reason out of few; the evidence is about this one."""
 
@@ -94,7 +94,7 @@ class Outcome:
     asked: str = ""  # the level that was asked for, of which `level` came
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shown:
     """What the agent gets to see, and the tests that it is judged by."""
 

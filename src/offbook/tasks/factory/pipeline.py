@@ -80,7 +80,7 @@ class Made:
         return [outcome for outcome in self.outcomes if not outcome.refused]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Candidate:
     id: str
     kind: str

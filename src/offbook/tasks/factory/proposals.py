@@ -32,7 +32,7 @@ class Refused(OffbookError):
     """A proposed deletion that cannot be used, and why, in one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Proposal:
     __pydantic_config__ = STRICT
 

@@ -55,7 +55,7 @@ class FunctionKey:
         return any(FunctionKey(self.path, ".".join(parts[:end])) in others for end in range(1, len(parts)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Repository:
     """A repository that is ready: its source, its tests, what they need, and which tests can be relied on."""
 
@@ -85,7 +85,7 @@ class Repository:
         return Suite(self.folder, self.import_roots, self.pytest_options, self.start)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Map:
     """Which test enters which function, and what runs when the package is imported."""
 
@@ -93,7 +93,7 @@ class Map:
     at_import: frozenset[FunctionKey]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Feature:
     """A target and its exclusive closure: every function that only the target's tests enter. Or a cluster of such."""
 
@@ -104,7 +104,7 @@ class Feature:
     tests: tuple[str, ...]  # what should fail without it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Deletion:
     """A feature taken out of the tree."""
 

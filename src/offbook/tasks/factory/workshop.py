@@ -17,7 +17,7 @@ from offbook.tasks.factory.prepare.tests import load_map
 from offbook.tasks.factory.types import Deletion, Map, Repository
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workshop:
     repository: Repository
     map: Map

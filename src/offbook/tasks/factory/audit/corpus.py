@@ -48,7 +48,7 @@ MOST_LINKED = 20_000  # files behind one link that leads out of a place
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Leak:
     """A place that the agent can read and that gives deleted code away."""
 
@@ -61,7 +61,7 @@ class Leak:
         return f"{self.what} in {self.path} ({self.how}): {self.evidence}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Traces:
     """Deleted code, and what compiled files and symbol tables keep of it."""
 
@@ -183,7 +183,7 @@ class Corpus:
                 yield path, leaf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Postings:
     """Which leaves have which hash: two parallel arrays, sorted by hash."""
 
@@ -198,7 +198,7 @@ class _Postings:
         return np.bincount(np.concatenate(runs), minlength=num_leaves) if runs else np.zeros(num_leaves, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Index:
     where: list[list[tuple[Path | None, str]]]  # of each leaf: the file it comes out of, its names; equal ones are one
     is_source: npt.NDArray[np.bool_]

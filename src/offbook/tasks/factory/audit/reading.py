@@ -60,7 +60,7 @@ Noted = Callable[[str, str], None]  # what was not read, and why
 Packed = Iterator[tuple[str, IO[bytes]]]  # its name inside, and its content
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Leaf:
     """Something with content. Archive members are named outer.zip!inner/path."""
 

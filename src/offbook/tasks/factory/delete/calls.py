@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEPTH = 8  # re-exports in a row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Calls:
     """What one function uses."""
 
@@ -35,7 +35,7 @@ class Calls:
     unknown: frozenset[str] = frozenset()  # attributes of things whose class is not known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModulePlace:
     name: str  # dotted
 
@@ -299,7 +299,7 @@ def _own_names(node: Definition) -> Iterator[ast.Name | ast.Attribute]:
             waiting += ast.iter_child_nodes(part)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scope:
     """What names mean inside of a function."""
 

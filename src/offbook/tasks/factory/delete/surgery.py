@@ -16,7 +16,7 @@ Item = TypeVar("Item", cst.ImportAlias, cst.BaseElement, cst.BaseDictElement)
 Importing = TypeVar("Importing", cst.Import, cst.ImportFrom)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Orders:
     """What is to be done to one file. Names are qualified as Python has them."""
 

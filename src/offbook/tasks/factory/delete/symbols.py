@@ -21,7 +21,7 @@ from offbook.tasks.factory.types import FunctionKey, last
 PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abstractproperty"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Import:
     """One imported thing. `import a.b` has no name and binds `a`; a star is the name `*`."""
 
@@ -31,7 +31,7 @@ class Import:
     top: bool  # outside of functions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Module:
     path: str
     name: str  # dotted
@@ -49,7 +49,7 @@ class Module:
         return any(name in {imported.module, f"{imported.module}.{imported.name}"} for imported in self.imports)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Function:
     """A function or method. Where a name is defined more than once, all its definitions are one Function."""
 
@@ -91,7 +91,7 @@ class Function:
         return self.statements == 0 or "abstractmethod" in kinds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Symbols:
     functions: dict[FunctionKey, Function]
     modules: dict[str, Module]  # by path
@@ -307,7 +307,7 @@ Lost = dict[str, dict[str, Origins]]  # path -> name that is bound there no long
 REFLECTION = ("attr", "caller", "import", "resolve", "lookup", "patch")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Uses:
     """What a file reads. Names that are local where they are read are left out."""
 

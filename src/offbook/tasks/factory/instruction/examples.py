@@ -40,7 +40,7 @@ RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warn
 SETUP = re.compile(r"(async)?(setUp|tearDown)(Class)?|(setup|teardown)(_method|_class)?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Code:
     """A piece of a test file that a test leads to."""
 
@@ -124,7 +124,7 @@ def last_name(node: ast.AST) -> str:
     return last(rooted(node))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Example:
     text: str
     test: str  # the name of the function it is from
@@ -310,7 +310,7 @@ def documented(number):
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tried:
     lines: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of what is gone, of each example that is true
     documented: frozenset[int] = frozenset()  # lines that the docstrings' examples run

@@ -60,7 +60,7 @@ WRITTEN = {"out", "err", "output", "stdout", "stderr", "messages"}  # or as an a
 EVERYDAY = {11, 12, 15, 24, 25, 36, 75, 99, 120, 180, 360, 365, 366, 999, 1440, 3600, 86400, 0.25, 0.75, 1.5, 2.5}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Missing:
     """What the tests check and cannot be known. `reason` is one of those above."""
 

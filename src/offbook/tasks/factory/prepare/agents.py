@@ -52,7 +52,7 @@ TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command",
 AGAIN = "What was wrong after your last try, of which all files are still there:"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     __pydantic_config__ = STRICT
 
@@ -66,7 +66,7 @@ class Check:
 _CHECKS = TypeAdapter(list[Check])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SetUpAgents:
     """The model `name` behind `url`. `allow` names hosts, besides the package index, that it may reach."""
 
@@ -101,7 +101,7 @@ class SetUpAgents:
             await engine.aclose()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Work:
     stuck: Stuck
     spec: SandboxSpec

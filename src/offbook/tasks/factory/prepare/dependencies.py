@@ -143,7 +143,7 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Interpreter:
     path: Path  # with no link in it
     version: str  # 3.12.1

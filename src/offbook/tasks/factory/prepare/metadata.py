@@ -267,7 +267,7 @@ HONOURED = ("--import-mode", "--asyncio-mode", "--ignore", "--ignore-glob", "--d
 LOOKS_LIKE_TESTS = re.compile(rb"^\s*(async )?def test|unittest|import pytest", re.M)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     import_roots: tuple[str, ...]
     modules: tuple[str, ...]  # what an import of the product names
@@ -278,7 +278,7 @@ class Layout:
     strict_warnings: bool  # its settings turn warnings into errors
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Settings:
     """The pytest settings of a repository, from the one file that pytest would take."""
 

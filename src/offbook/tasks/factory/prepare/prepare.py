@@ -49,7 +49,7 @@ _PROJECT = TypeAdapter(Project)
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stuck:
     """A repository that does not get ready by itself, for those who set it up."""
 
@@ -63,7 +63,7 @@ class Stuck:
 SetUp = Callable[[Stuck, SandboxSpec, Progress], Awaitable[Repository]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrepareSettings:
     source: SourceLimits = field(default_factory=SourceLimits)
     baseline: BaselineLimits = field(default_factory=BaselineLimits)

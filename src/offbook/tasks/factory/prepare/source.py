@@ -51,7 +51,7 @@ print(json.dumps([indexes, options.cert or "", options.find_links]))
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fetched:
     """Source in a folder: as it was published, without version control and caches."""
 
@@ -249,7 +249,7 @@ async def file_urls() -> list[str]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PipSettings:
     indexes: list[str]
     certificates: str  # a file, or nothing
@@ -289,7 +289,7 @@ async def source_distribution(
     return _written(content, file.url, work), str(newest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _File:
     url: str
     digest: str

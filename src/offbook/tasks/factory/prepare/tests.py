@@ -35,7 +35,7 @@ MOST_CONFTESTS = 20  # that may keep their folders' tests from running
 CLOCKS = {"perf_counter", "perf_counter_ns", "process_time", "process_time_ns", "monotonic", "timeit"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BaselineLimits:
     suite_s: float = 300.0
     per_test_s: float = PER_TEST_S

@@ -62,7 +62,7 @@ LISTS = (ast.ImportFrom, ast.Import, ast.Assign, ast.AnnAssign, ast.AugAssign)
 Passing = Callable[[Sequence[frozenset[int]]], Awaitable[list[bool]]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Hunk:
     number: int
     path: str
@@ -127,7 +127,7 @@ def hunks_between(old: Mapping[str, str], new: Mapping[str, str]) -> Hunks:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Statement:
     """A statement with the comments above it. `parts` are a class's head and members, or the lines of a list."""
 
@@ -244,7 +244,7 @@ def _numbered(statements: Iterable[_Statement]) -> dict[str, _Statement]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Piece:
     hunks: tuple[int, ...]
     tests: tuple[str, ...]
@@ -252,7 +252,7 @@ class Piece:
     evidence: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cut:
     stable: tuple[str, ...]  # tests that pass on both trees
     pieces: tuple[Piece, ...]
@@ -506,7 +506,7 @@ def identity(release: Release, hunks: Hunks, piece: Piece) -> str:
     return identity_of(release.repository.name, release.new_version, named.name if named else stem, digest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """A piece as a deletion: `old` and `new` are the product without and with it."""
 
