@@ -330,7 +330,6 @@ def test_the_same_command_goes_on(made: Path) -> None:
             "the URL of the model server must look like https://host/v1, not host",
         ),
         (("make", "--proposals", "none.jsonl"), "there is no file none.jsonl with proposals"),
-        (("make", "x", "--shard", "3/2"), "--shard takes I/N with I from 1 to N, as in 2/4, and not 3/2"),
         (("make", "--from", "none.txt"), "there is no file none.txt with repositories"),
         (("make", "x", "--ray", "--propose", "1", "--url", "http://x/v1", "--name", "m"), "proposals are made without"),
         (("check", "nowhere"), "nowhere holds no task folders"),

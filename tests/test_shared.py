@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from offbook.cli.tasks import part_of, read_sources
+from offbook.cli.tasks import read_sources
 from offbook.core.copies import SAME, SKETCH_SIZE, shared, sketch_of
 from offbook.tasks import load_task
 from offbook.tasks.factory.records import Taken
@@ -256,17 +256,7 @@ def test_only_tasks_of_other_repositories_count_also_those_of_other_processes(tm
     assert taken.repeats("a", sketch) == "d-parts"
 
 
-# --- parts, lists, processes
-
-
-def test_every_source_is_in_one_part() -> None:
-    sources = [f"pypi:p{n}" for n in range(10)]
-    parts = [part_of(sources, f"{n}/3") for n in (1, 2, 3)]
-    assert sorted(source for part in parts for source in part) == sorted(sources)
-    assert part_of(sources, "") == sources
-    for bad in ("0/3", "4/3", "3", "a/b", "1/", "-1/2"):
-        with pytest.raises(OffbookError, match="--shard takes I/N"):
-            part_of(sources, bad)
+# --- lists, processes
 
 
 def test_a_list_of_sources_has_remarks(tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ def make(
     ] = False,
     listed: Annotated[Path | None, typer.Option("--from", help="A file with more repositories, one per line.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for every two cores.")] = 0,
-    shard: Annotated[str, typer.Option(help="Only the I-th of N parts of the repositories, as in 1/4.")] = "",
     ray: Annotated[bool, typer.Option("--ray", help="As Ray tasks, one per repository.")] = False,
     ray_address: Annotated[str, typer.Option(help="The Ray cluster; one is started here where left out.")] = "",
     plain: Plain = False,
@@ -88,10 +87,7 @@ def make(
     from offbook.tasks.factory.records import held_out
     from offbook.tasks.factory.workers import workers as started
 
-    given = [*(sources or []), *(read_sources(listed) if listed else [])]
-    sources = part_of(given, shard)
-    if given and not sources:
-        raise OffbookError(f"none of the {len(given)} repositories is in shard {shard}: there are fewer than shards")
+    sources = [*(sources or []), *(read_sources(listed) if listed else [])]
     if not sources and proposals is None:
         kinds = "a folder, a git URL, an archive, or pypi:NAME"
         raise OffbookError(f"give at least one repository: {kinds}, as in: offbook tasks make ./my-repository")
@@ -237,16 +233,6 @@ def read_sources(path: Path) -> list[str]:
     if found := [source for line in lines if (source := re.split(r"(?:^|\s)#", line)[0].strip())]:
         return found
     raise OffbookError(f"{path} names no repository; give one per line")
-
-
-def part_of(sources: list[str], shard: str) -> list[str]:
-    """The I-th of N parts: every N-th source."""
-    if not shard:
-        return sources
-    which, _, count = shard.partition("/")
-    if not (which.isdecimal() and count.isdecimal() and 1 <= int(which) <= int(count)):
-        raise OffbookError(f"--shard takes I/N with I from 1 to N, as in 2/4, and not {shard}")
-    return sources[int(which) - 1 :: int(count)]
 
 
 @app.command("check", epilog="For example: offbook tasks check tasks")
