@@ -72,7 +72,11 @@ class Script:
         if roll < self.habits.unknown_tool:
             return render_call(self.rng.choice(self._missing_tools()), arguments)
         if roll < self.habits.unknown_tool + self.habits.malformed and arguments:
-            return self._malformed(name, arguments)
+            # Mostly a parameter's name that the tool does not have, sometimes a brace too few.
+            if self.rng.random() < 0.2:
+                return render_call(name, arguments).replace("}}</tool_call>", "}</tool_call>")
+            first, *rest = arguments
+            return render_call(name, {"file": arguments[first], **{key: arguments[key] for key in rest}})
         self._enter(after)
         return render_call(name, arguments or (self._closing() if name == "finish" else {}))
 
@@ -139,13 +143,6 @@ class Script:
     def _missing_tools(self) -> list[str]:
         removed = [name for name in OTHER_TOOLS.get(self.stage, ()) if name not in self.draft.tools]
         return [*INVENTED[self.stage], *removed]
-
-    def _malformed(self, name: str, arguments: dict[str, Any]) -> str:
-        """Mostly a parameter's name that the tool does not have, sometimes a brace too few."""
-        if self.rng.random() < 0.2:
-            return render_call(name, arguments).replace("}}</tool_call>", "}</tool_call>")
-        first, *rest = arguments
-        return render_call(name, {"file": arguments[first], **{key: arguments[key] for key in rest}})
 
 
 class LongScript(Script):

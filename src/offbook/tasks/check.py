@@ -43,7 +43,12 @@ async def check(task: Task, spec: SandboxSpec | None = None, timeout_s: float = 
 
         return "it is solved by doing nothing" if await reward_by_taskset(task, {}, None, spec) >= 1 else ""
     if task.script:
-        return await _check_script(task, spec, timeout_s)
+        gold = await solved_by_script(task, spec, timeout_s)
+        reward, words = await reward_by_script(task, gold, spec, timeout_s)
+        if reward < 1:
+            return f"its solution earns {reward:g}, not 1 ({words}); what its Dockerfile installs may be missing here"
+        reward, _ = await reward_by_script(task, {}, spec, timeout_s)
+        return "it is solved by doing nothing" if reward >= 1 else ""
     if task.leave:
         untouched = await grade(task, {}, spec, timeout_s)
         return "" if untouched.solved else f"nothing is to be changed, and it is refused: {why_refused(untouched)}"
@@ -96,15 +101,6 @@ async def check_gold(task: Task, spec: SandboxSpec, timeout_s: float = TIMEOUT_S
     if not accepted.solved:
         return f"its gold patch is refused: {why_refused(accepted)}"
     return ""
-
-
-async def _check_script(task: Task, spec: SandboxSpec, timeout_s: float) -> str:
-    gold = await solved_by_script(task, spec, timeout_s)
-    reward, words = await reward_by_script(task, gold, spec, timeout_s)
-    if reward < 1:
-        return f"its solution earns {reward:g}, not 1 ({words}); what its Dockerfile installs may be missing here"
-    reward, _ = await reward_by_script(task, {}, spec, timeout_s)
-    return "it is solved by doing nothing" if reward >= 1 else ""
 
 
 def why_refused(result: Grade) -> str:
