@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from offbook.agent.chat import HERMES, Chat, Transcript, as_json, chat_for
+from offbook.agent.chat import Chat, Transcript, as_json, chat_for
 from offbook.agent.chat.dialects import render_xml
 from offbook.core.config import cache_folder
 from offbook.train.algorithms import hint_branch
@@ -49,12 +49,9 @@ class Family:
     model_type: str
     call: str
     template: tuple[str, str] | None = None
-    has_tools: bool = True  # else the prompt tells of them, and a result is a message of the user
 
     def message(self, words: str) -> dict[str, Any]:
         """The model's message with words and a call, as a template takes it."""
-        if not self.has_tools:
-            return {"role": "assistant", "content": words + self.call}
         call = {"type": "function", "function": {"name": "head", "arguments": ARGUMENTS}}
         return {"role": "assistant", "content": words.strip(), "tool_calls": [call]}
 
@@ -66,7 +63,6 @@ FAMILIES = {
     "Qwen3-Coder": Family("qwen3", "qwen3_moe", render_xml("head", ARGUMENTS), (LLAMA_CPP, "Qwen3-Coder.jinja")),
     "Llama 3.2": Family("llama3_2", "llama", LLAMA_CALL),
     "Llama 3.1": Family("llama3_2", "llama", LLAMA_CALL, (TRL, "llama3_1.jinja")),
-    "Gemma 3": Family("gemma3", "gemma3_text", HERMES_CALL, has_tools=False),
 }
 
 
@@ -138,7 +134,7 @@ def by_template(folder: Path, family: Family, messages: list[dict[str, Any]], op
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = tokenizer.apply_chat_template(
         messages,
-        tools=as_json((TOOL,)) if family.has_tools else None,
+        tools=as_json((TOOL,)),
         add_generation_prompt=open_answer,
         tokenize=False,
         date_string="26 Jul 2024",  # Llama 3.2 has today's where none is given
@@ -154,7 +150,7 @@ def test_the_ids_are_those_of_the_models_own_template(
     family = FAMILIES[name]
     folder, transcript = folder_of(family), Transcript(chat_of(family), (TOOL,))
     messages: list[dict[str, Any]] = []
-    result = "tool" if family.has_tools else "user"
+    result = "tool"
     for role, text in (("system", "Be brief."), ("user", "print(x)\nplease")):
         transcript.add(role, text)
         messages.append({"role": role, "content": text})
@@ -167,7 +163,7 @@ def test_the_ids_are_those_of_the_models_own_template(
     transcript.add("user", "And the rest?")
     messages += [{"role": "assistant", "content": "It is done."}, {"role": "user", "content": "And the rest?"}]
     assert transcript.prompt() == by_template(folder, family, messages)
-    if family.has_tools and not name.startswith("Llama"):  # one call a message is all that Llama's template takes
+    if not name.startswith("Llama"):  # one call a message is all that Llama's template takes
         say(transcript, f"{family.call}\n{family.call}")
         assert [call.arguments for call in transcript.segment.messages[-1].calls] == [ARGUMENTS] * 2
         both = family.message("")
@@ -181,7 +177,7 @@ def test_the_ids_are_those_of_the_models_own_template(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calls_are_read_and_spans_resolve(name: str, chat_of: Callable[[Family], Chat]) -> None:
     family, chat = FAMILIES[name], chat_of(FAMILIES[name])
-    assert chat.tells_tools == family.has_tools
+    assert chat.tells_tools
     transcript = Transcript(chat, (TOOL,))
     transcript.add("system", f"s {FORGED}")
     transcript.add("user", f"{FORGED} u")
@@ -208,8 +204,7 @@ def test_calls_are_read_and_spans_resolve(name: str, chat_of: Callable[[Family],
         assert text.strip() == message.text.strip()
     assert position == len(segment.ids)
     assert "".join(chat.pieces(segment.ids)) == chat.decode(segment.ids)
-    merged = 0 if family.has_tools else 1  # Gemma's system is the begin of the user's message
-    assert sum(segment.ids.count(stop) for stop in chat.stop_ids) == len(segment.messages) - merged
+    assert sum(segment.ids.count(stop) for stop in chat.stop_ids) == len(segment.messages)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -235,14 +230,9 @@ def test_a_spliced_hint_is_one_more_message_of_the_user(
     assert spliced == conversation(hinted=True).ids
     assert chat.decode(plain.ids[slice(*branch.spans[0])]).startswith("done")
     upto = [*spliced[: branch.insert + len(branch.inserted)], *chat.assistant_header]
-    if family.has_tools:
-        asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, family.message("")]
-        answered = [{"role": "tool", "content": "x = 1"}, {"role": "user", "content": hint}]
-        assert upto == by_template(folder_of(family), family, [*asked, *answered])
-    else:  # its template refuses two messages of the user in a row, so the form is all there is to see
-        end = f"x = 1<end_of_turn>\n<start_of_turn>user\n{hint}<end_of_turn>\n<start_of_turn>model\n"
-        assert chat.decode(upto).endswith(end)
-        assert branch.inserted == by_template(folder_of(family), family, [{"role": "user", "content": hint}], False)[1:]
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, family.message("")]
+    answered = [{"role": "tool", "content": "x = 1"}, {"role": "user", "content": hint}]
+    assert upto == by_template(folder_of(family), family, [*asked, *answered])
 
 
 def test_what_cannot_be_trained_is_said(folder_of: Callable[[Family], Path]) -> None:
@@ -269,5 +259,5 @@ def test_what_was_not_sampled_is_written_as_the_family_writes_it(
     assert [(call.name, call.arguments, call.error) for call in chat.parse(ids, (TOOL,))] == [("head", ARGUMENTS, None)]
     if not words:
         written = chat.decode(ids)
-        assert written == (family.call if family.has_tools else HERMES.render("head", ARGUMENTS))
+        assert written == (family.call)
     assert chat.answer("Look.") == chat.encode("Look.")

@@ -165,23 +165,6 @@ def test_a_retry_gets_what_the_first_attempt_came_to() -> None:
     assert len(rollout.segments) == 1
 
 
-def test_an_answer_that_did_not_arrive_is_taken_back() -> None:
-    async def work(session: Session, engine: Scripted) -> None:
-        first = await session.answer(Asked((USER,)))
-        history = (USER, own(first), Said("user", "next"))
-        lost = await session.answer(Asked(history))
-        session.take_back(lost)
-        given = await session.answer(Asked(history))
-        assert given.shown == lost.shown
-        session.take_back(given)
-        await session.answer(Asked((USER, own(first), Said("user", "something else"))))
-
-    rollout, engine = recorded(work, "one", "lost", "three")
-    assert len(engine.log) == 3
-    (segment,) = rollout.segments
-    assert [message.text for message in segment.messages[1:]] == ["one", "something else", "three"]
-
-
 def test_a_request_that_is_given_up_leaves_nothing() -> None:
     async def work(session: Session, engine: Scripted) -> None:
         first = await session.answer(Asked((USER,)))
@@ -294,16 +277,13 @@ def test_notes_are_events_at_their_answers() -> None:
 def test_what_is_dropped_is_said_and_an_end_is_an_end() -> None:
     async def work(session: Session, engine: Scripted) -> None:
         first = await session.answer(Asked((USER,)))
-        session.take_back(first)
-        second = await session.answer(Asked((USER,)))
-        waiting = asyncio.create_task(session.answer(Asked((USER, own(second), Said("user", "more")))))
+        waiting = asyncio.create_task(session.answer(Asked((USER, own(first), Said("user", "more")))))
         await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.wait({waiting})
-        late = asyncio.create_task(session.answer(Asked((USER, own(second), Said("user", "late")))))
+        late = asyncio.create_task(session.answer(Asked((USER, own(first), Said("user", "late")))))
         await asyncio.sleep(0.01)
         rollout = session.end()
-        session.take_back(second)
         assert session.end() is rollout
         with pytest.raises(Over, match="before the answer"):
             await late
@@ -311,5 +291,5 @@ def test_what_is_dropped_is_said_and_an_end_is_an_end() -> None:
             await session.answer(Asked((USER,)))
 
     rollout, _ = recorded(work, "one", None, 0.05, "late")
-    assert [event.kind for event in rollout.events] == ["taken_back", "given_up"]
+    assert [event.kind for event in rollout.events] == ["given_up"]
     assert [message.text for message in rollout.segments[0].messages] == ["hello there", "one"]

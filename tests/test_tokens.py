@@ -172,18 +172,6 @@ def test_a_template_that_writes_otherwise_is_refused(chat: ChatFormat, tmp_path:
         chat_for(folder_with(chat, tmp_path / "broken", "{% if %}"))
 
 
-def test_a_template_that_never_ends_is_refused(
-    chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offbook.agent.chat.chatml.RENDER_S", 0.5)
-    nested = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
-    endless = f"{{% if messages[0].content == 'never' %}}{nested}{{% endif %}}"  # so that the thread ends with the test
-    assert chat_for(folder_with(chat, tmp_path / "sound", endless + TEMPLATE))
-    slow = "{% for a in range(3000) %}{% for b in range(3000) %}{{ a }}{% endfor %}{% endfor %}"
-    with pytest.raises(OffbookError, match="does not finish a short conversation"):
-        chat_for(folder_with(chat, tmp_path / "slow", slow + TEMPLATE))
-
-
 def test_what_stands_behind_the_results_is_the_templates(chat: ChatFormat, tmp_path: Path) -> None:
     plain = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     result = "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response>TAIL<|im_end|>\n"
@@ -208,38 +196,6 @@ def test_a_model_may_end_its_message_as_its_maker_says(chat: ChatFormat, tmp_pat
         assert made.stop_ids == {chat.end_id, *other}  # 7 is a word
         assert made.closing([65, end]) == (made.newline_ids if other else [chat.end_id, *made.newline_ids])
     assert made.closing([65, chat.end_id]) == made.newline_ids
-
-
-GEMMA_LIKE = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
-    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
-    "{% for message in rest %}<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
-    "{{ first if loop.first else '' }}{{ message.content | trim }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-
-
-def test_gemmas_system_opens_the_users_message(chat: ChatFormat, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_str(chat.tokenizer.to_str().replace("im_start", "was_start"))
-    tokenizer.add_special_tokens(["<bos>", "<start_of_turn>", "<end_of_turn>"])
-    gemma = chat_for(folder_with(ChatFormat(tokenizer), tmp_path / "gemma", GEMMA_LIKE))
-    assert (gemma.dialect.name, gemma.results, gemma.tells_tools) == ("hermes", "user", False)
-    transcript = Transcript(gemma, (FINISH,))
-    transcript.add("system", "Be brief.<bos>")
-    assert gemma.decode(transcript.segment.ids) == "<bos><start_of_turn>user\nBe brief.<bos><end_of_turn>\n"
-    transcript.add("user", " go ")
-    ids = [*gemma.encode("ok"), gemma.end_id]
-    transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids)))
-    transcript.add("tool", "x\n")
-    asked = "<bos><start_of_turn>user\nBe brief.<bos>\n\ngo<end_of_turn>\n<start_of_turn>model\nok<end_of_turn>\n"
-    answered = "<start_of_turn>user\nx<end_of_turn>\n"
-    assert gemma.decode(transcript.prompt()) == f"{asked}{answered}<start_of_turn>model\n"
-    segment = transcript.segment
-    assert segment.ids.count(tokenizer.token_to_id("<bos>")) == 1
-    words = [gemma.decode(segment.ids[message.body : message.body_end]) for message in segment.messages]
-    assert words == ["Be brief.<bos>\n\n", "go", "ok", "x"]
-    assert [message.start for message in segment.messages][1:] == [message.end for message in segment.messages][:-1]
-    assert gemma.block("user", "h") == [*gemma.header("user"), *gemma.encode("h"), gemma.end_id, *gemma.newline_ids]
 
 
 def test_other_chat_formats_are_refused() -> None:

@@ -83,7 +83,7 @@ def as_json(tools: Tools) -> list[dict[str, Any]]:
 # What the dialects share
 
 
-def after_space(text: str, position: int) -> int:
+def after_space(text: str, position: int = 0) -> int:
     found = SPACE.match(text, position)
     assert found  # the pattern also matches the empty string
     return found.end()
@@ -94,7 +94,7 @@ def malformed(name: str, reason: str, start: int) -> ToolCall:
     return ToolCall(name, error=reason, start=start)
 
 
-def _read_calls(text: str, position: int, read: Callable[[int], tuple[ToolCall, int | None]]) -> tuple[ToolCall, ...]:
+def _in_tags(text: str, position: int, read: Callable[[int], tuple[ToolCall, int | None]]) -> tuple[ToolCall, ...]:
     """Every attempt in tags, in order. `read` takes the position of an opening tag and returns the call's end if known.
 
     A call whose end is unknown ends the reading: what follows may be its own inside, or may build on it. A closing tag
@@ -122,19 +122,17 @@ def read_json(text: str, position: int) -> tuple[Any, int, str | None]:
     problems: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(items)
-        if len(value) < len(items):
+        if len({key for key, _ in items}) < len(items):
             problems.append("a key is there twice")
-        return value
+        return dict(items)
 
     def constant(literal: str) -> None:
         problems.append(f"{literal} is no JSON")
 
     def number(literal: str) -> float:
-        value = float(literal)
-        if math.isinf(value):
+        if math.isinf(float(literal)):
             problems.append(f"{literal} is too large")
-        return value
+        return float(literal)
 
     decoder = json.JSONDecoder(object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
     try:
@@ -159,40 +157,8 @@ def can_be_written(value: Any) -> bool:
     return True
 
 
-# hermes
-
-NAME = re.compile(r'"name"\s*:\s*"(\w+)"')
-
-
-def render_hermes(name: str, arguments: dict[str, Any]) -> str:
-    return f"{CALL_START}{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}{CALL_END}"
-
-
-def parse_hermes(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
-    """Every attempted call in order. An attempt that is not a well-formed call is kept, with the reason."""
-    return _read_calls(text, answer_start(text, thinking), lambda start: _read_hermes(text, start))
-
-
-def _read_hermes(text: str, start: int) -> tuple[ToolCall, int | None]:
-    """The call whose opening tag is at `start`, and its end if known."""
-    body = after_space(text, start + len(CALL_START))
-    seen = NAME.search(text, body)
-    name = seen.group(1) if seen else ""
-    closed = CALL_END in text[body:]
-    try:
-        value, end, problem = read_json(text, body)
-    except ValueError as error:
-        if not closed:
-            return malformed(name, f"the call is not closed by {CALL_END}", start), None
-        if text.startswith(CALL_START, body):
-            return malformed(name, f"{CALL_START} stands inside a call: close one before the next begins", start), None
-        return malformed(name, f"the call is not valid JSON ({error})", start), None
-    end = after_space(text, end)
-    if not text.startswith(CALL_END, end):
-        follows = f"only {CALL_END} may follow the call's JSON object"
-        return malformed(name, follows if closed else f"the call is not closed by {CALL_END}", start), None
-    end += len(CALL_END)
-    return _call_of(value, problem, name, start), end
+def _object(name: str, arguments: dict[str, Any]) -> str:
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def _call_of(value: Any, problem: str | None, name: str, start: int) -> ToolCall:
@@ -209,19 +175,53 @@ def _call_of(value: Any, problem: str | None, name: str, start: int) -> ToolCall
     return malformed(name, reason, start) if reason else ToolCall(value["name"], value["arguments"], start=start)
 
 
+# hermes
+
+NAME = re.compile(r'"name"\s*:\s*"(\w+)"')
+
+
+def render_hermes(name: str, arguments: dict[str, Any]) -> str:
+    return f"{CALL_START}{_object(name, arguments)}{CALL_END}"
+
+
+def parse_hermes(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
+    """Every attempted call in order. An attempt that is not a well-formed call is kept, with the reason."""
+
+    def read(start: int) -> tuple[ToolCall, int | None]:
+        body = after_space(text, start + len(CALL_START))
+        seen = NAME.search(text, body)
+        name = seen[1] if seen else ""
+        reason = ""
+        try:
+            value, end, problem = read_json(text, body)
+            end = after_space(text, end)
+            if text.startswith(CALL_END, end):
+                return _call_of(value, problem, name, start), end + len(CALL_END)
+            reason = f"only {CALL_END} may follow the call's JSON object"
+        except ValueError as error:
+            reason = f"the call is not valid JSON ({error})"
+            if text.startswith(CALL_START, body):
+                reason = f"{CALL_START} stands inside a call: close one before the next begins"
+        if CALL_END not in text[body:]:
+            reason = f"the call is not closed by {CALL_END}"
+        return malformed(name, reason, start), None
+
+    return _in_tags(text, answer_start(text, thinking), read)
+
+
 # xml
 
 FUNCTION_END, PARAMETER_START, PARAMETER_END = "</function>", "<parameter=", "</parameter>"
 FUNCTION = re.compile(r"<function=([\w.-]+)>")
 PARAMETER = re.compile(r"<parameter=([\w.-]+)>")
 ENDS = re.compile(f"{FUNCTION_END}{SPACE.pattern}{CALL_END}")
-KINDS: dict[str, Callable[[Any], bool]] = {
-    "integer": lambda value: type(value) is int,
-    "number": lambda value: type(value) in (int, float),
-    "boolean": lambda value: isinstance(value, bool),
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "null": lambda value: value is None,
+KINDS: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
 }
 
 
@@ -238,42 +238,33 @@ def render_xml(name: str, arguments: dict[str, Any]) -> str:
 
 def parse_xml(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
     """Every attempted call in order. A call of a tool that is not among `tools` keeps its values as text."""
-    return _read_calls(text, answer_start(text, thinking), lambda start: _read_xml(text, start, tools))
 
-
-def _read_xml(text: str, start: int, tools: Tools) -> tuple[ToolCall, int | None]:
-    """The call whose opening tag is at `start`, and its end if known."""
-    function = FUNCTION.match(text, after_space(text, start + len(CALL_START)))
-    if not function:
-        return malformed("", f"write <function=NAME> right after {CALL_START}", start), None
-    name, last = function.group(1), "<function=NAME>"
-    written: list[tuple[str, str]] = []
-    position = after_space(text, function.end())
-    while parameter := PARAMETER.match(text, position):
-        key = parameter.group(1)
-        end = text.find(PARAMETER_END, parameter.end())
-        value = text[parameter.end() : end]
-        if end < 0 or _has_tag(value):
-            return malformed(name, f"the value of {key} is not closed by {PARAMETER_END}", start), None
-        written.append((key, value.removeprefix("\n").removesuffix("\n")))
-        last = f"the parameter {key}"
-        position = after_space(text, end + len(PARAMETER_END))
-    ends = ENDS.match(text, position)
-    if not ends:
-        reason = f"only <parameter=KEY> or {FUNCTION_END}{CALL_END} may stand after {last}"
-        return malformed(name, reason, start), None
-    schema = next((tool.parameters for tool in tools if tool.name == name), None)
-    arguments: dict[str, Any] = {}
-    for key, value in written:
-        if key in arguments:
-            return malformed(name, f"the parameter {key} is there twice", start), ends.end()
-        if schema is not None and key not in schema.get("properties", {}):
-            return malformed(name, f"{name} takes no {key}", start), ends.end()
+    def read(start: int) -> tuple[ToolCall, int | None]:
+        function = FUNCTION.match(text, after_space(text, start + len(CALL_START)))
+        if not function:
+            return malformed("", f"write <function=NAME> right after {CALL_START}", start), None
+        name, last = function[1], "<function=NAME>"
+        written: list[tuple[str, str]] = []
+        position = after_space(text, function.end())
+        while parameter := PARAMETER.match(text, position):
+            end = text.find(PARAMETER_END, parameter.end())
+            value = text[parameter.end() : end]
+            if end < 0 or _has_tag(value):
+                return malformed(name, f"the value of {parameter[1]} is not closed by {PARAMETER_END}", start), None
+            written.append((parameter[1], value.removeprefix("\n").removesuffix("\n")))
+            last = f"the parameter {parameter[1]}"
+            position = after_space(text, end + len(PARAMETER_END))
+        ends = ENDS.match(text, position)
+        if not ends:
+            reason = f"only <parameter=KEY> or {FUNCTION_END}{CALL_END} may stand after {last}"
+            return malformed(name, reason, start), None
+        schema = next((tool.parameters for tool in tools if tool.name == name), None)
         try:
-            arguments[key] = value if schema is None else _typed(key, value, schema["properties"][key])
+            return ToolCall(name, _arguments(name, written, schema), start=start), ends.end()
         except ValueError as error:
             return malformed(name, str(error), start), ends.end()
-    return ToolCall(name, arguments, start=start), ends.end()
+
+    return _in_tags(text, answer_start(text, thinking), read)
 
 
 def _has_tag(value: str) -> bool:
@@ -281,19 +272,27 @@ def _has_tag(value: str) -> bool:
     return PARAMETER_START in value or FUNCTION_END in value
 
 
-def _typed(key: str, text: str, schema: dict[str, Any]) -> Any:
-    declared = schema.get("type", "string")
-    kinds = [declared] if isinstance(declared, str) else declared
-    if "string" in kinds:
-        return text
-    problem = f"{key} must be {' or '.join(kinds)}, written as JSON"
-    try:
-        value, end, wrong = read_json(text, after_space(text, 0))
-    except ValueError:
-        raise ValueError(problem) from None
-    if wrong or after_space(text, end) < len(text) or not any(KINDS[kind](value) for kind in kinds):
-        raise ValueError(problem)
-    return value
+def _arguments(name: str, written: list[tuple[str, str]], schema: dict[str, Any] | None) -> dict[str, Any]:
+    """The values with the types of the tool's schema. A ValueError says what does not fit."""
+    arguments: dict[str, Any] = {}
+    for key, text in written:
+        if key in arguments:
+            raise ValueError(f"the parameter {key} is there twice")
+        if schema is not None and key not in schema.get("properties", {}):
+            raise ValueError(f"{name} takes no {key}")
+        declared = schema["properties"][key].get("type", "string") if schema is not None else "string"
+        kinds = [declared] if isinstance(declared, str) else declared
+        arguments[key] = text
+        if "string" in kinds:
+            continue
+        try:
+            arguments[key], end, wrong = read_json(text, after_space(text))
+            wrong = wrong or text[end:].strip(" \t\r\n")
+        except ValueError as error:
+            wrong = str(error)
+        if wrong or not any(type(arguments[key]) in KINDS[kind] for kind in kinds):
+            raise ValueError(f"{key} must be {' or '.join(kinds)}, written as JSON")
+    return arguments
 
 
 # json
@@ -304,20 +303,22 @@ CALL_BLOCKS = ("json", "tool_call", "")  # what models name the blocks of their 
 
 
 def render_json(name: str, arguments: dict[str, Any]) -> str:
-    return f"{FENCE}json\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{FENCE}"
+    return f"{FENCE}json\n{_object(name, arguments)}\n{FENCE}"
 
 
 def parse_json(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
     """Every attempted call in order: of blocks, or of a message that begins with the object."""
     begin = after_space(text, answer_start(text, thinking))
-    if text.startswith("{", begin) and (call := _json_attempt(text[begin:], begin, tools)):
-        return (call,)
+    if text.startswith("{", begin):
+        call = _json_attempt(text[begin:], begin, tools)
+        if call:
+            return (call,)
     calls = []
     while block := BLOCK.search(text, begin):
         start, body = block.span()
         end = text.find(f"\n{FENCE}", body - 1)
         begin = len(text) if end < 0 else end + len(FENCE) + 1
-        label = block.group(1).strip()
+        label = block[1].strip()
         call = _json_attempt(text[body : max(body, end)] if end >= 0 else text[body:], start, tools)
         if call is None or label not in CALL_BLOCKS:
             continue
@@ -332,8 +333,8 @@ def parse_json(text: str, tools: Tools = (), thinking: bool = False) -> tuple[To
 def _json_attempt(text: str, start: int, tools: Tools) -> ToolCall | None:
     """The call that all of `text` is, malformed if more than that is wrong; None where it is none."""
     seen = NAME.search(text)
-    name = seen.group(1) if seen else ""
-    begin = after_space(text, 0)
+    name = seen[1] if seen else ""
+    begin = after_space(text)
     try:
         value, end, problem = read_json(text, begin)
     except ValueError as error:
@@ -342,7 +343,7 @@ def _json_attempt(text: str, start: int, tools: Tools) -> ToolCall | None:
     first = value[0] if isinstance(value, list) and value else value
     if not isinstance(first, dict):
         return None
-    if not {"name", "arguments"} <= set(first) and not any(tool.name == first.get("name") for tool in tools):
+    if not {"name", "arguments"} <= set(first) and all(tool.name != first.get("name") for tool in tools):
         return None
     if first is not value or after_space(text, end) < len(text):
         return malformed(name, "only the JSON object of one call may stand there", start)
@@ -352,7 +353,9 @@ def _json_attempt(text: str, start: int, tools: Tools) -> ToolCall | None:
 # bash
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-OPENING = re.compile(r"```(?:bash|mswea_bash_command)(?![\w-])([^\n]*)")
+HOW_BASH = f"Write one fenced block:\n\n{FENCE}bash\nyour command\n{FENCE}"
+OPENING = re.compile(r"```(?:bash|mswea_bash_command)(?![\w-])")
+COMMAND = re.compile(r"(?:^|(?<=\n))```[a-z_]+[^\S\n]*\n(?:(.*?)\n)?```[^\S\n]*(?:\n(?!```)|$)", re.DOTALL)
 
 
 def render_bash(name: str, arguments: dict[str, Any]) -> str:
@@ -365,29 +368,21 @@ def render_bash(name: str, arguments: dict[str, Any]) -> str:
 
 def parse_bash(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:
     """No call, one call, or one malformed call."""
-    openings = list(OPENING.finditer(text, answer_start(text, thinking)))
+    openings = [found.start() for found in OPENING.finditer(text, answer_start(text, thinking))]
     if not openings:
         return ()
-    first = openings[0]
-    body = first.end() + 1  # behind the newline
-    end = text.find(f"\n{FENCE}", body - 1)
-    command = text[body : max(body, end)]
-    rest, _, below = text[end + 1 + len(FENCE) :].partition("\n")
+    start = openings[0]
+    block = COMMAND.match(text, start)
     problem = ""
     if len(openings) > 1:
         problem = f"{len(openings)} command blocks: write exactly one"
-    elif first.start() and text[first.start() - 1] != "\n":
-        problem = f"{FENCE}bash must stand at the beginning of a line"
-    elif first.group(1).strip():
-        problem = f"nothing may follow {FENCE}bash on its line"
-    elif first.end() == len(text) or end < 0:
-        problem = f"the command block is not closed: end it with a line {FENCE}"
-    elif rest.strip() or f"\n{FENCE}" in f"\n{below}":  # another fence: the first may not be the end
-        problem = f"the command must be the last block, and no line of it may begin with {FENCE}"
-    elif not command.strip():
+    elif block is None or f"\n{FENCE}" in text[block.end() :]:  # another fence: the first may not be the end
+        problem = f"the command block is not closed, or not the last one. {HOW_BASH}"
+    elif not (block[1] or "").strip():
         problem = "the command is empty"
-    call = ToolCall("bash", {"command": command}, start=first.start())
-    return (malformed("bash", problem, first.start()) if problem else call,)
+    else:
+        return (ToolCall("bash", {"command": block[1]}, start=start),)
+    return (malformed("bash", problem, start),)
 
 
 TAGS = re.compile(rf"{CALL_START}\s*(?:\{{|<function=)|{FUNCTION.pattern}\s*(?:{PARAMETER_START}|{FUNCTION_END})")
@@ -395,14 +390,15 @@ TAGS = re.compile(rf"{CALL_START}\s*(?:\{{|<function=)|{FUNCTION.pattern}\s*(?:{
 
 def other_attempt(text: str, tools: Tools, thinking: bool, how: str) -> tuple[ToolCall, ...]:
     """The first call in tags or in JSON, for a message in which the chat's own dialect finds none."""
-    calls = parse_json(text, tools, thinking)
+    starts = [call.start for call in parse_json(text, tools, thinking)]
     tags = TAGS.search(text, answer_start(text, thinking))
-    if not calls and not tags:
+    starts += [tags.start()] if tags else []
+    if not starts:
         return ()
-    start = calls[0].start if calls else tags.start()  # type: ignore[union-attr]
+    start = starts[0]
     named = NAME.search(text, start) or FUNCTION.search(text, start)
     error = f"this call is in another format, so it was not run. {how}"
-    return (ToolCall(named.group(1) if named else "", error=error, start=start, other_dialect=True),)
+    return (ToolCall(named[1] if named else "", error=error, start=start, other_dialect=True),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,14 +423,13 @@ class Dialect:
 
     def answer(self, text: str, calls: Sequence[ToolCall]) -> str:
         """A message's text: its words, then its calls, each on a line of its own."""
-        return "\n".join(filter(None, (text, *map(self._write, calls))))
-
-    def _write(self, call: ToolCall) -> str:
-        """The call in this dialect, or in hermes as a fallback."""
-        try:
-            return self.render(call.name, call.arguments)
-        except (ValueError, KeyError):
-            return render_hermes(call.name, call.arguments)
+        lines = [text] if text else []
+        for call in calls:
+            try:
+                lines.append(self.render(call.name, call.arguments))
+            except (ValueError, KeyError):  # this dialect cannot say it
+                lines.append(render_hermes(call.name, call.arguments))
+        return "\n".join(lines)
 
 
 HERMES = Dialect(
@@ -456,13 +451,11 @@ JSON = Dialect(
     f"To call a tool, write a JSON object in a fenced block:\n\n{FENCE}json\n{OBJECT}\n{FENCE}",
     (f"{FENCE}json", "{"),
 )
-BASH = Dialect(
-    "bash", parse_bash, render_bash, f"Write one fenced block:\n\n{FENCE}bash\nyour command\n{FENCE}", (FENCE,)
-)
+BASH = Dialect("bash", parse_bash, render_bash, HOW_BASH, (FENCE,))
 
 
 def dialect_named(name: str) -> Dialect:
-    for dialect in (HERMES, XML, JSON, BASH):
-        if dialect.name == name:
-            return dialect
-    raise OffbookError(f"there is no call dialect {name}; the dialects are hermes, xml, json and bash")
+    named = {dialect.name: dialect for dialect in (HERMES, XML, JSON, BASH)}
+    if name not in named:
+        raise OffbookError(f"there is no call dialect {name}; the dialects are {', '.join(named)}")
+    return named[name]

@@ -24,7 +24,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from offbook.agent.chat.chat import Chat, Encoded, Line, Span
-from offbook.agent.chat.chatml import ChatFormat, marks_of, own_dialect, read_template
+from offbook.agent.chat.chatml import ChatFormat, mark_ids, own_dialect, read_template
 from offbook.agent.chat.dialects import (
     HERMES,
     Dialect,
@@ -68,7 +68,7 @@ def chat_for(folder: Path | str, dialect: str = "auto", family: str = "") -> Cha
     model that neither its template nor its name gives away.
     """
     folder = Path(folder)
-    if family or not _has_marks(folder):
+    if family or not _is_chatml(folder):
         return rendered_chat(folder, dialect, family)
     if dialect == "auto":
         dialect = own_dialect(read_template(folder))
@@ -99,9 +99,9 @@ def _renderer(family: str, tokenizer: Any, renderers: ModuleType) -> Any:
     return renderers.create_renderer(tokenizer, config.model_copy(update={"thinking_retention": "all"}))
 
 
-def _has_marks(folder: Path) -> bool:
+def _is_chatml(folder: Path) -> bool:
     path = folder / "tokenizer.json"
-    return path.is_file() and marks_of(Tokenizer.from_file(str(path))) is not None
+    return path.is_file() and mark_ids(Tokenizer.from_file(str(path))) is not None
 
 
 def _name(folder: Path) -> str:

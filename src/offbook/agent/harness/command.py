@@ -16,9 +16,8 @@ from pathlib import Path
 
 from offbook.agent.harness.agent import first_message, record_at_end, record_opened, take_changes
 from offbook.agent.recorder import Session
-from offbook.agent.serve.app import Search, Sessions, make_app
+from offbook.agent.serve.app import MODEL, Search, Sessions, make_app
 from offbook.agent.serve.client import agent_environment
-from offbook.agent.serve.dialect import MODEL
 from offbook.agent.serve.server import Serving, listen_at
 from offbook.sandbox import BwrapSandbox, ExecResult, Sandbox
 from offbook.sandbox.access import own_packages

@@ -13,8 +13,6 @@ from offbook.agent.chat.dialects import Tools
 from offbook.core.thoughts import THINK_END, THINK_START, answer_start
 from offbook.types import CallStatus, OffbookError, Role, ToolCall
 
-UNFINISHED = "\ufffd"  # what the bytes of half a character are decoded to
-
 
 class Refused(OffbookError):
     """A request that can never be answered as it is; a retry fails again."""
@@ -36,12 +34,13 @@ class Said:
             return False
         if self.role != "assistant":
             return self.text == other.text
-        return self.text.strip() == other.text.strip() and _pairs(self.calls) == _pairs(other.calls)
+        calls = [(call.name, call.arguments) for call in self.calls]
+        return self.text.strip() == other.text.strip() and calls == [(c.name, c.arguments) for c in other.calls]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. `after` names the answer whose conversation the messages go on, where they are not all of it."""
+    """A request. `after` names the answer whose conversation the messages continue, if they are not all of it."""
 
     messages: tuple[Said, ...]
     tools: Tools = ()
@@ -49,13 +48,13 @@ class Asked:
     stream: bool = False
     after: str = ""
     retry: bool = False  # the client says that it retries because no answer came
-    ignored: dict[str, Any] = field(default_factory=dict)  # parameters that change nothing here
-    id: str = field(default_factory=lambda: secrets.token_hex(12))  # that the answer will have
+    ignored: dict[str, Any] = field(default_factory=dict)  # parameters without effect
+    id: str = field(default_factory=lambda: secrets.token_hex(12))  # of the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A call that cannot be read stays text. Words behind a call that can are in the record only."""
+    """A call that cannot be read stays text. Words after a readable call are in the record only."""
 
     thinking: str = ""
     text: str = ""
@@ -97,27 +96,30 @@ def num_shared(one: Sequence[Said], other: Sequence[Said]) -> int:
 
 
 def status_of(call: ToolCall, tools: Tools) -> tuple[CallStatus, str]:
-    """Whether a call is one of the tools that the client offered, and what is wrong with it."""
+    """Whether a call is of a tool that the client offered, and what is wrong with it."""
     if call.error:
         return "malformed", call.error
-    tool = next((tool for tool in tools if tool.name == call.name), None)
     if not tools:  # calls are text between the agent and the model
         return "ok", ""
+    tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
         return "unknown_tool", f"there is no tool {call.name}"
-    known, needed = tool.parameters.get("properties"), tool.parameters.get("required") or ()
-    if missing := [name for name in needed if name not in call.arguments]:
+    known = tool.parameters.get("properties")
+    missing = [name for name in tool.parameters.get("required") or () if name not in call.arguments]
+    if missing:
         return "malformed", f"{call.name} needs {', '.join(missing)}"
-    if known and (extra := [name for name in call.arguments if name not in known]):
+    extra = [name for name in call.arguments if known and name not in known]
+    if extra:
         return "malformed", f"{call.name} takes no {', '.join(extra)}"
     return "ok", ""
 
 
 class Reading:
-    """How a chat's sampled ids are shown. To a client that offers no tools all of it is text."""
+    """Shows sampled ids to a client. Without tools everything is text."""
 
     def __init__(self, chat: Chat, tools: Tools):
-        self._chat, self._tools = chat, tools
+        self._chat = chat
+        self._tools = tools
         self._thinks = chat.decode(chat.assistant_header).rstrip().endswith(THINK_START)
 
     def whole(self, words: list[int]) -> Shown:
@@ -126,15 +128,14 @@ class Reading:
         calls = self._chat.parse(words, self._tools) if self._tools else ()
         begin = answer_start(text, self._thinks)
         starts = [*(max(begin, call.start) for call in calls), len(text)]
-        pieces = [text[begin : starts[0]]]
-        pieces += [text[starts[n] : starts[n + 1]] for n, call in enumerate(calls) if call.error]
-        good = tuple(call for call in calls if not call.error)
-        return Shown(_thought(text[:begin]), "".join(pieces).strip(), good)
+        shown = text[begin : starts[0]]
+        shown += "".join(text[starts[n] : starts[n + 1]] for n, call in enumerate(calls) if call.error)
+        return Shown(_thought(text[:begin]), shown.strip(), tuple(call for call in calls if not call.error))
 
     def so_far(self, ids: list[int]) -> Shown:
         """The certain prefix of an unfinished message, for streaming. Calls are shown when it is complete."""
         words = ids[:-1] if set(ids[-1:]) & self._chat.stop_ids else ids
-        text = self._chat.decode(words).rstrip(UNFINISHED)
+        text = self._chat.decode(words).rstrip("\ufffd")  # half a character
         if not self._thinks and THINK_START.startswith(text.lstrip()[: len(THINK_START)]) and THINK_START not in text:
             return Shown()  # it may be the begin of a thought
         begin = answer_start(text, self._thinks)
@@ -151,11 +152,7 @@ def _thought(text: str) -> str:
 
 def _before(text: str, marks: Sequence[str]) -> str:
     """The text up to the first mark, or to a prefix of one at the end."""
-    found = [place for mark in marks if (place := text.find(mark)) >= 0]
-    text = text[: min(found)] if found else text
+    for mark in marks:
+        text = text.partition(mark)[0]
     begun = (size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
     return text[: len(text) - max(begun, default=0)]
-
-
-def _pairs(calls: Sequence[ToolCall]) -> list[tuple[str, dict[str, Any]]]:
-    return [(call.name, call.arguments) for call in calls]

@@ -10,31 +10,29 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
+from typing import Annotated, Any, TypeVar
 
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from offbook.agent.recorder import Over, Refused, Session
-from offbook.agent.serve.chat_completions import ChatCompletions
-from offbook.agent.serve.dialect import MODEL, Dialect, Json, member, name_in
-from offbook.agent.serve.messages import Messages
-from offbook.agent.serve.responses import Responses
-from offbook.agent.serve.streaming import Gone, Streamed, while_there
+from offbook.agent.recorder import Asked, Over, Refused, Session, Shown
+from offbook.agent.serve.apis import APIS, Api, ChatCompletions, Frame, Messages, Stream, blocks_of
+from offbook.agent.serve.reading import Json, read
 from offbook.types import ModelLost, OffbookError, PromptTooLong, Rollout, StopReason
 
 Search = Callable[[str], Awaitable[str]]
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
-MOST_REWARD = 1e6  # sums of such are still exact enough to learn from
-BODY_S = 60.0  # that a request has to arrive in
+T = TypeVar("T")
+MODEL = "offbook"  # what the model is called here; requests may call it what they like
+MAX_REWARD = 1e6  # sums of such are still exact enough to learn from
 TOKEN_BYTES = 64  # a body with more for each token of the context holds no prompt that fits
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 SESSION = "x-offbook-session"  # the header that names a session in requests with the owner's key
 RETRIES = "x-stainless-retry-count"  # of the clients of OpenAI and Anthropic
-NAME = re.compile(r"[\w./-]{0,200}")
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +42,10 @@ class NoKey(OffbookError):
 
 class TooLong(Refused):
     """The request is longer than any prompt that fits."""
+
+
+class Gone(Exception):
+    """The client has disconnected."""
 
 
 STATUSES: dict[type[Exception], tuple[int, str]] = {
@@ -58,6 +60,37 @@ STATUSES: dict[type[Exception], tuple[int, str]] = {
 }
 
 
+def _checked(name: str) -> str:
+    if not re.fullmatch(r"[\w./-]{0,200}", name):
+        raise ValueError("a name has up to 200 letters, digits and ./_-")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_checked)]
+Amount = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]
+
+
+class Opening(BaseModel):
+    id: Name = ""
+    task: Name = ""
+    group: Name = ""
+
+
+class Earned(BaseModel):
+    value: Amount
+    weight: Amount = 1.0
+    name: Name = "outcome"
+
+
+class Feedback(BaseModel):
+    text: str
+    answer: str = ""
+
+
+class Query(BaseModel):
+    query: str
+
+
 class Sessions:
     """The open sessions. `make` opens a recorder for a rollout; `keep` is a callback for finished ones. Without an
     owner's key none can be opened or ended over HTTP."""
@@ -69,7 +102,9 @@ class Sessions:
         owner: str = "",
         ended: Iterable[str] = (),
     ):
-        self._make, self._keep, self._owner = make, keep, owner
+        self._make = make
+        self._keep = keep
+        self._owner = owner
         self._open: dict[str, Session] = {}
         self._keys: dict[str, str] = {}  # by their digests, so that a look-up tells nothing about a key
         self._ended = {*ended}  # sessions already in the run folder count, too
@@ -79,9 +114,8 @@ class Sessions:
         id = id or secrets.token_hex(8)
         if id in self._open or id in self._ended:
             raise Refused(f"there is a session {id} already")
-        rollout = Rollout(id, task or id, group or task or id, (), foreign=True)
         assert self._make is not None
-        session = self._make(rollout)
+        session = self._make(Rollout(id, task or id, group or task or id, (), foreign=True))
         return session, self.add(session)
 
     def add(self, session: Session) -> str:
@@ -97,8 +131,7 @@ class Sessions:
 
     def end(self, id: str, stop: StopReason | None = None) -> Rollout:
         """End a session and keep it, if it has messages."""
-        session = self.named(id)
-        rollout = session.end(stop)
+        rollout = self.named(id).end(stop)
         if rollout.segments:
             self._keep(rollout)
         self.remove(id)
@@ -106,24 +139,20 @@ class Sessions:
         return rollout
 
     def end_idle(self, idle_s: float) -> list[Rollout]:
-        """End sessions without a request for `idle_s`."""
+        """End sessions without a request for `idle_s`. If one cannot be kept, the others still are."""
         before = time.monotonic() - idle_s
-        idle = [id for id, session in self._open.items() if session.touched < before and not session.is_asked]
-        return self._end_each(idle)
+        ended = []
+        for id, session in [*self._open.items()]:
+            if session.touched <= before and (not session.is_asked or idle_s < 0):
+                try:
+                    ended.append(self.end(id, "wall"))
+                except Exception as error:  # the border of a session
+                    log.error(f"the session {id} cannot be kept: {error}", exc_info=error)
+        return ended
 
     def end_all(self) -> list[Rollout]:
         """End all sessions, as the server stops."""
-        return self._end_each([*self._open])
-
-    def _end_each(self, ids: Iterable[str]) -> list[Rollout]:
-        """End sessions; if one cannot be kept, the others still are."""
-        ended = []
-        for id in ids:
-            try:
-                ended.append(self.end(id, "wall"))
-            except Exception as error:  # the border of a session: the others are kept
-                log.error(f"the session {id} cannot be kept: {error}", exc_info=error)
-        return ended
+        return self.end_idle(-1.0)
 
     def named(self, id: str) -> Session:
         if id not in self._open:
@@ -135,15 +164,12 @@ class Sessions:
         key, name = _key(request), request.headers.get(SESSION, "")
         if self.is_owner(key):
             if not name:
-                raise NoKey(
-                    f"the owner's key opens no session by itself: give a session's key, or its name as {SESSION}"
-                )
-            return self.named(name) if name in self._open or name in self._ended else self.open(_name(name))[0]
+                raise NoKey(f"the owner's key opens no session by itself: name one in the header {SESSION}")
+            known = name in self._open or name in self._ended
+            return self.named(name) if known else self.open(read(Opening, {"id": name}).id)[0]
         id = self._keys.get(_digest(key), "")
-        if not id:
+        if not id or name not in ("", id):
             raise NoKey("there is no open session with this key")
-        if name not in ("", id):
-            raise NoKey("this key is another session's")
         return self.named(id)
 
     def is_owner(self, key: str) -> bool:
@@ -153,44 +179,51 @@ class Sessions:
 def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
     """The application. `search` is the documentation search, if there is one: agents use it with their keys."""
 
-    def posted(path: str, does: Callable[[Request], Awaitable[Response]], dialect: Dialect = DIALECTS[0]) -> Route:
-        """A route whose errors are in the dialect's form."""
+    def posted(path: str, handle: Callable[[Request], Awaitable[Response]], api: type[Api] = ChatCompletions) -> Route:
+        """A route whose errors are in the API's form."""
 
-        async def answered(request: Request) -> Response:
+        async def endpoint(request: Request) -> Response:
             try:
-                return await does(request)
+                return await handle(request)
             except Exception as error:
-                return _refusal(error, dialect)
+                return _refusal(error, api)
 
-        return Route(path, answered, methods=["POST"])
+        return Route(path, endpoint, methods=["POST"])
 
-    def speaks(dialect: Dialect) -> Route:
-        return posted(dialect.path, lambda request: _answered(request, dialect, sessions), dialect)
+    def answered(api: type[Api]) -> Route:
+        async def handle(request: Request) -> Response:
+            session = sessions.asking(request)
+            body = await _body(request, session)
+            asked = replace(api.read(body), retry=request.headers.get(RETRIES, "0") != "0")
+            model = str(body.get("model") or MODEL)
+            if asked.stream:
+                return await _streamed(request, session, asked, api, model)
+            answer = await _while_there(request, session.answer(asked))
+            return JSONResponse(api(answer.id, model).whole(answer))
 
-    def owned(path: str, does: Callable[[str, Json], Json]) -> Route:
-        async def done(request: Request) -> Response:
+        return posted(api.path, handle, api)
+
+    def owned(path: str, handle: Callable[[str, Json], Json]) -> Route:
+        async def checked(request: Request) -> Response:
             if not sessions.is_owner(_key(request)):
                 raise NoKey("this needs the owner's key")
-            body = await _body(request, LEAST_BYTES)
-            return JSONResponse(does(request.path_params.get("id", ""), body))
+            return JSONResponse(handle(request.path_params.get("id", ""), await _body(request)))
 
-        return posted(path, done)
+        return posted(path, checked)
 
     def opened(_: str, body: Json) -> Json:
-        session, key = sessions.open(*(_name(name_in(body, name)) for name in ("id", "task", "group")))
+        session, key = sessions.open(**read(Opening, body).model_dump())
         return {"id": session.rollout.id, "key": key}
 
     def rewarded(id: str, body: Json) -> Json:
-        value, weight = (member({"weight": 1.0, **body}, name, float) for name in ("value", "weight"))
-        if not (abs(value) <= MOST_REWARD and abs(weight) <= MOST_REWARD):  # nor is NaN
-            raise Refused(f"a reward and its weight are numbers from {-MOST_REWARD:,.0f} to {MOST_REWARD:,.0f}")
-        reward, name = sessions.named(id).rollout.reward, _name(name_in(body, "name") or "outcome")
-        reward.parts[name], reward.weights[name] = value, weight
+        earned, reward = read(Earned, body), sessions.named(id).rollout.reward
+        reward.parts[earned.name] = earned.value
+        reward.weights[earned.name] = earned.weight
         return {"total": reward.total}
 
     def noted(id: str, body: Json) -> Json:
-        answer = name_in(body, "answer").rpartition("_")[2].rpartition("-")[2]
-        sessions.named(id).note("feedback", member(body, "text", str), answer)
+        feedback = read(Feedback, body)
+        sessions.named(id).note("feedback", feedback.text, re.split("[-_]", feedback.answer)[-1])
         return {}
 
     def ended(id: str, body: Json) -> Json:
@@ -202,23 +235,22 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
 
     async def counted(request: Request) -> Response:
         session = sessions.asking(request)
-        body = await _body(request, _most(session))
-        return JSONResponse({"input_tokens": session.count(Messages().read(body))})
+        return JSONResponse({"input_tokens": session.count(Messages.read(await _body(request, session)))})
 
     async def searched(request: Request) -> Response:
         session = sessions.asking(request)
-        body = await _body(request, LEAST_BYTES)
+        query = read(Query, await _body(request)).query
         if search is None:
             raise Refused("there is no documentation here; start the server with tools.pages")
-        answer = await search(member(body, "query", str))
-        session.note("search_docs", body["query"])
+        answer = await search(query)
+        session.note("search_docs", query)
         return JSONResponse({"answer": answer})
 
     routes = [
-        *map(speaks, DIALECTS),
+        *map(answered, APIS),
         Route("/v1/models", models),
         posted("/tools/search_docs", searched),
-        posted(f"{Messages.path}/count_tokens", counted, Messages()),
+        posted(f"{Messages.path}/count_tokens", counted, Messages),
         owned("/sessions", opened),
         owned("/sessions/{id:path}/reward", rewarded),
         owned("/sessions/{id:path}/feedback", noted),
@@ -227,34 +259,67 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
     return Starlette(routes=routes)
 
 
-async def _answered(request: Request, dialect: Dialect, sessions: Sessions) -> Response:
-    session = sessions.asking(request)
-    body = await _body(request, _most(session))
-    is_retry = request.headers.get(RETRIES, "0") != "0"
-    asked = replace(dialect.read(body), retry=is_retry)
-    model = str(body.get("model") or MODEL)
-    if asked.stream:
-        return await Streamed.begun(request, session, asked, dialect, model)
-    return JSONResponse(dialect.whole(await while_there(request, session.answer(asked)), model))
-
-
-def _most(session: Session) -> int:
-    """The maximum body size in bytes."""
-    return max(LEAST_BYTES, TOKEN_BYTES * session.limits.context)
-
-
-async def _body(request: Request, most: int) -> Json:
-    size, parts = 0, list[bytes]()
+async def _streamed(request: Request, session: Session, asked: Asked, api: type[Api], model: str) -> Response:
+    """Server-sent events, as the engine reports tokens. The stream starts with the first tokens: an earlier failure is
+    an HTTP error. A client that disconnects ends the sampling."""
+    news: asyncio.Queue[Shown | None] = asyncio.Queue()
+    work = asyncio.create_task(session.answer(asked, news.put_nowait))
+    work.add_done_callback(lambda _: news.put_nowait(None))
     try:
-        async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    raise TooLong(f"the request has more than {most} bytes, which no prompt of this model has")
-                parts.append(part)
-    except TimeoutError:
-        raise Refused(f"the request did not arrive within {BODY_S:g} s") from None
-    raw = b"".join(parts)
+        first = await _while_there(request, news.get())
+        writer = api(asked.id if first else work.result().id, model)
+    except BaseException:
+        work.cancel()
+        raise
+
+    async def events() -> AsyncIterator[bytes]:
+        stream, shown = Stream(writer), first
+        try:
+            yield _lines(writer.begin())
+            while shown is not None:
+                yield _lines(stream.more(blocks_of(shown)))
+                shown = await news.get()
+                while shown is not None and not news.empty():  # older ones are skipped
+                    shown = news.get_nowait()
+            yield _lines(stream.end(await work)) + api.last
+        except OffbookError as error:  # the status is out already
+            yield _lines([("error", api.error("api_error", str(error)))])
+        finally:
+            work.cancel()
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def _lines(frames: Iterable[Frame]) -> bytes:
+    lines = ((f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}\n\n" for name, data in frames)
+    return "".join(lines).encode()
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await the work, or raise Gone if the client disconnects first. The request's body has been read."""
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnect())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _body(request: Request, session: Session | None = None) -> Json:
+    most = max(MIN_BYTES, TOKEN_BYTES * session.limits.context) if session else MIN_BYTES
+    raw = b""
+    async for part in request.stream():
+        raw += part
+        if len(raw) > most:
+            raise TooLong(f"the request has more than {most} bytes, which no prompt of this model has")
     try:
         body = json.loads(raw or b"{}")
         if b"\\ud" in raw.lower():  # half a character could not be stored later
@@ -275,16 +340,10 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _name(text: str) -> str:
-    if not NAME.fullmatch(text):
-        raise Refused("names are up to 200 letters, digits and ./_-")
-    return text
-
-
-def _refusal(error: Exception, dialect: Dialect) -> Response:
+def _refusal(error: Exception, api: type[Api]) -> Response:
     """The error response. Clients retry after a 5xx, and after none of the others."""
     for kind, (status, code) in STATUSES.items():
         if isinstance(error, kind):
-            return JSONResponse(dialect.error(code, str(error)), status)
+            return JSONResponse(api.error(code, str(error)), status)
     log.error("a request failed", exc_info=error)
-    return JSONResponse(dialect.error("api_error", f"the server failed: {type(error).__name__}"), 500)
+    return JSONResponse(api.error("api_error", f"the server failed: {type(error).__name__}"), 500)
