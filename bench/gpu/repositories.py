@@ -1,11 +1,12 @@
 """A coding model on real packages, before and after imitation, RL, and RL with hints: docs/results/repositories.md.
 
-    python bench/gpu/repositories.py run TASKS --model 0.5b=FOLDER:0,1,2 --model 1.5b=FOLDER:0 --out OUT --minutes 24
+    python bench/gpu/repositories.py run TASKS --model 0.5b=FOLDER:0,1,2 --model 1.5b=FOLDER: --out OUT --minutes 24
     python bench/gpu/repositories.py report OUT --json FILE
 
-Per model: `offbook stages` up to RL (fit, evaluation, imitation, rejection sampling, imitation, evaluation); then RL
-with hints and without, from the same weights, for each seed. Models and arms run side by side. Training stops when
---eval-minutes are left. Folders that are not there yet are waited for; what is done already is not done again.
+Per model: `offbook fit` (unless --harness says the profile and dialect), an evaluation, imitation of demonstrations,
+an evaluation; then RL with hints and without, from the imitated weights, for each seed. Models and arms run side by
+side. Training stops when --eval-minutes are left. Folders that are not there yet are waited for; what is done already
+is not done again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -28,7 +30,6 @@ from offbook.evals.statistics import pass_at_k
 from offbook.signals.trajectory import Trajectory
 from offbook.types import Rollout
 
-STAGES = ["fit", "eval", "sft", "sample", "sft", "eval"]
 ARMS = {"rl": ["--feedback.weight", "0"], "hints": []}
 BEGAN = time.monotonic()
 Row = dict[str, Any]
@@ -70,24 +71,33 @@ class Bench:
         say(f"{name}: code {process.returncode} after {self.seconds[name]:.0f} s")
 
     async def model(self, name: str, folder: str, seeds: list[str]) -> None:
+        """What needs nothing of each other runs side by side: one evaluation before, and the imitation."""
         await there(Path(folder))
-        options, stages = self.options, self.out / name
+        options, out = self.options, self.out
         where = ["--tasks.source", options.folder, *self.keys, "--plain"]
-        settings = ["--stages.order", json.dumps(STAGES), "--eval.samples", str(options.n)]
-        await self.run(
-            f"{name}-stages", ["stages", "@", "repository", "--model", folder, "--out", str(stages), *settings, *where]
-        )
-        fitted = json.loads((stages / "1-fit" / "fit.json").read_text())
-        dialect = "auto" if fitted["profile"] == "bash" else fitted["dialect"]
-        harness = ["--harness.profile", fitted["profile"], "--harness.dialect", dialect]
-        imitated = str(stages / "5-sft")
-        parts = [self.run(f"{name}-demos-eval", ["eval", str(stages / "3-sft"), "-n", str(options.n // 2), "--plain"])]
+        harness = options.harness.split() or await self.fitted(name, folder, where)
+        keys = [*where, *harness]
+        before = ["eval", folder, "@", "repository", *keys, "-n", str(options.n)]
+        parts = [self.run(f"{name}-before-eval", [*before, "--out", str(out / f"{name}-before-eval")])]
+        parts.append(self.after(name, folder, str(out / f"{name}-sft"), seeds, keys))
         if options.hybrid:
-            parts += [self.on_hybrid(f"{name}-before-hybrid", folder, harness)]
-            parts += [self.on_hybrid(f"{name}-sft-hybrid", imitated, harness)]
+            parts.append(self.on_hybrid(f"{name}-before-hybrid", folder, harness))
+        await asyncio.gather(*parts)
+
+    async def fitted(self, name: str, folder: str, where: list[str]) -> list[str]:
+        recipe = self.out / f"{name}-fit.toml"
+        await self.run(f"{name}-fit", ["fit", folder, "@", "repository", *where, "--out", str(recipe)])
+        found = tomllib.loads(recipe.read_text())["harness"]
+        return [word for key, value in found.items() for word in (f"--harness.{key}", value)]
+
+    async def after(self, name: str, folder: str, imitated: str, seeds: list[str], keys: list[str]) -> None:
+        """Imitation, then its evaluation beside the arms."""
+        await self.run(f"{name}-sft", ["sft", "@", "repository", "--model", folder, "--out", imitated, *keys])
+        parts = [self.run(f"{name}-sft-eval", ["eval", imitated, "-n", str(self.options.n), "--plain"])]
+        if self.options.hybrid:
+            parts.append(self.on_hybrid(f"{name}-sft-hybrid", imitated, keys))
         for seed in seeds:
-            for arm, keys in ARMS.items():
-                parts.append(self.arm(f"{name}-{arm}-{seed}", imitated, seed, [*keys, *harness, *where]))
+            parts += [self.arm(f"{name}-{arm}-{seed}", imitated, seed, [*own, *keys]) for arm, own in ARMS.items()]
         await asyncio.gather(*parts)
 
     async def arm(self, name: str, model: str, seed: str, keys: list[str]) -> None:
@@ -101,15 +111,16 @@ class Bench:
 
     async def on_hybrid(self, name: str, model: str, keys: list[str]) -> None:
         await there(Path(self.options.hybrid))
-        where = ["--model", model, "--suite", self.options.hybrid, "--out", str(self.out / name), "-n", "2"]
-        await self.run(name, ["eval", "@", "repository", *where, *self.keys, *keys, "--plain"])
+        where = ["--suite", self.options.hybrid, "--out", str(self.out / name), "-n", "2", "--plain"]
+        recipe = [] if (Path(model) / "config.toml").is_file() else ["@", "repository"]
+        await self.run(name, ["eval", model, *recipe, *where, *self.keys, *keys])
 
     async def all(self) -> None:
         parts = []
         for one in self.options.model:
             name, given = one.split("=", 1)
             folder, _, seeds = given.partition(":")
-            parts.append(self.model(name, folder, seeds.split(",")))
+            parts.append(self.model(name, folder, [seed for seed in seeds.split(",") if seed]))
         await asyncio.gather(*parts)
         (self.out / "done").write_text("")
 
@@ -193,6 +204,7 @@ def main() -> None:
     parser.add_argument("--eval-minutes", type=float, default=4.0)
     parser.add_argument("--n", type=int, default=8, help="rollouts per held-out task; half for seeds other than 0")
     parser.add_argument("--hybrid", default="", help="a folder of hybrid tasks")
+    parser.add_argument("--harness", default="", help="keys instead of `offbook fit`, as in: --harness.dialect json")
     parser.add_argument("--keys", default="", help="more keys of every command")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
