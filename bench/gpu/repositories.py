@@ -136,10 +136,11 @@ def package(rollout: Rollout) -> str:
 
 def report(out: Path) -> list[Row]:
     """A row per evaluation."""
+    found = {file: file.parent.parent.name for file in out.rglob("eval/*.rollouts.jsonl")}
+    found |= {file: file.parents[1].name for file in out.glob("*/rollouts/*.jsonl")}
     rows = []
-    for file in sorted(out.rglob("*rollouts.jsonl")):
-        name = str(file.relative_to(out).parent)
-        if "eval" in name or "hybrid" in name:
+    for file, name in sorted(found.items()):
+        if "eval" in file.parts or (file.parents[1] / "results.json").is_file():
             rollouts, _ = load_lines(file, Rollout)
             rows.append({"evaluation": name, **measured(rollouts)})
     return rows
