@@ -135,7 +135,7 @@ def _victims(process: subprocess.Popen[bytes], blow: Blow) -> list[int]:
 
 def is_store_whole(out: Path) -> bool:
     """Whether a new reader gets the bits of the last checkpoint."""
-    reader = Reader(open_store(str(store_of(out))), "chaos")
+    reader = Reader(open_store(str(store_of(out))))
     try:
         found = reader.poll()
     except OffbookError:

@@ -75,7 +75,7 @@ def test_in_lockstep_all_follows_from_the_seed_and_a_restart_changes_nothing(
 ) -> None:
     store = str(tmp_path / "store")
     straight = run(given, tmp_path / "straight", **LOCKSTEP, **{"loop.store": store})
-    published = Reader(open_store(store), "late").poll()
+    published = Reader(open_store(store)).poll()
     assert published is not None
     assert published.version == 4
     assert all(torch.equal(published.tensors[name], weight) for name, weight in weights(straight).items())

@@ -79,7 +79,7 @@ def test_a_run_on_ranks_is_that_of_one_process(cache: Path, model: Path, uninter
     assert sorted(file.name for file in (tmp_path / "two" / "ckpt" / "step_00002").glob("*.safetensors")) == [
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     ]  # fmt: skip
-    published = Reader(FolderStore(store), "one").poll()
+    published = Reader(FolderStore(store)).poll()
     assert published is not None
     assert published.version == 2
     assert all(tensor.equal(published.tensors[name]) for name, tensor in weights(tmp_path / "two", 2).items())

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from offbook.core.config import LoraConfig, TrainConfig
 from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.local import Mode
-from offbook.engine.sync import FolderStore, MemoryStore, Publisher, Reader
+from offbook.engine.sync import FolderStore, Publisher, Reader
 from offbook.train.lora import make_trainable
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, ModelLost, OffbookError, Prompt
@@ -71,12 +72,12 @@ def slowed(model: PreTrainedModel, **how) -> LocalEngine:
 
 @pytest.mark.parametrize("static", [False, True])
 def test_a_message_is_of_three_versions_and_each_token_of_its_own(static: bool, tmp_path) -> None:
-    """Fetched and unpacked while the message is written; then only what changed goes in, between two steps."""
+    """Fetched and unpacked while the message is written; then it goes in, between two steps."""
     models = [tiny_model()]
     models += [later(models[0], 1)]
     models += [later(models[1], 2)]
     store = FolderStore(tmp_path)
-    publisher, reader = Publisher(store, shard_bytes=50_000), Reader(store, "engine")
+    publisher, reader = Publisher(store, shard_bytes=50_000), Reader(store)
     engine = slowed(models[0], mode="continuous", static=static)
 
     async def bring(version: int) -> None:
@@ -84,7 +85,6 @@ def test_a_message_is_of_three_versions_and_each_token_of_its_own(static: bool, 
         publisher.wait()
         weights = await asyncio.to_thread(reader.poll)
         assert weights is not None
-        assert (weights.changes is not None) == bool(version)
         await asyncio.to_thread(engine.apply, weights)
 
     async def main() -> tuple[Completion, Completion]:
@@ -109,12 +109,12 @@ def test_a_message_is_of_three_versions_and_each_token_of_its_own(static: bool, 
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "continuous"])
-def test_a_rollout_goes_on_with_new_weights_and_nothing_of_the_old_is_read(mode: Mode) -> None:
+def test_a_rollout_goes_on_with_new_weights_and_nothing_of_the_old_is_read(mode: Mode, tmp_path: Path) -> None:
     """Two messages of one session with a swap in between, and a session that begins after it with the same tokens."""
     models = [tiny_model()]
     models += [later(models[0], 1)]
-    store = MemoryStore()
-    publisher, reader = Publisher(store), Reader(store, "engine")
+    store = FolderStore(tmp_path)
+    publisher, reader = Publisher(store), Reader(store)
     engine = LocalEngine(copied(models[0]), frozenset(), mode=mode)
 
     async def main() -> list[tuple[list[int], Completion]]:
@@ -136,15 +136,14 @@ def test_a_rollout_goes_on_with_new_weights_and_nothing_of_the_old_is_read(mode:
         check(models, prompt, completion)
 
 
-def test_in_bfloat16_the_engine_has_the_trainers_bits_after_each_of_many_versions() -> None:
-    """Real steps: changes alone for the engine that follows, everything for one that has other weights."""
+def test_in_bfloat16_the_engine_has_the_trainers_bits_after_each_of_many_versions(tmp_path: Path) -> None:
+    """Real steps."""
     trained = in_bfloat16(tiny_model())
     masters = [parameter.detach().float() for parameter in trained.parameters()]
     optimizer = torch.optim.AdamW(masters, lr=3e-6)
-    store = MemoryStore()
-    publisher, reader = Publisher(store, anchor_every=3), Reader(store, "engine")
+    store = FolderStore(tmp_path)
+    publisher, reader = Publisher(store, anchor_every=3), Reader(store)
     engine = LocalEngine(copied(trained), frozenset())
-    sparse = 0
     for version in range(8):
         loss = trained(torch.tensor([PROMPT]), labels=torch.tensor([PROMPT])).loss
         loss.backward()
@@ -156,25 +155,21 @@ def test_in_bfloat16_the_engine_has_the_trainers_bits_after_each_of_many_version
                 parameter.copy_(master)
         publisher.publish(Weights(version, trained.state_dict()))
         publisher.wait()
-        if version == 5:
-            engine.apply(Weights(77, tiny_model(seed=3).state_dict()))  # what comes next does not follow on this
         weights = reader.poll()
         assert weights is not None
-        sparse += weights.changes is not None
         engine.apply(weights)
         assert engine.version == version
         assert same(engine.model, trained)
-    assert sparse >= 4
 
 
-def test_a_real_adapter_reaches_the_engine() -> None:
+def test_a_real_adapter_reaches_the_engine(tmp_path: Path) -> None:
     """peft's own configuration has sets and enums in it."""
     trained, served = tiny_model(), tiny_model()
     for model in (trained, served):
         make_trainable(model, LoraConfig(rank=4), "", seed=0)
     trainer = Trainer(trained, TrainConfig(learning_rate=0.01, lora=LoraConfig(rank=4)))
-    store = MemoryStore()
-    publisher, reader = Publisher(store), Reader(store, "engine")
+    store = FolderStore(tmp_path)
+    publisher, reader = Publisher(store), Reader(store)
     engine = LocalEngine(served, frozenset())
     ids = torch.tensor([PROMPT])
     for version in (1, 2):

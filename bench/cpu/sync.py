@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,8 +32,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from offbook.core.adapters import adapter_tensors
 from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
-from offbook.engine.local import _pieces
-from offbook.engine.sync import MemoryStore, Publisher, Reader
+from offbook.engine.sync import FolderStore, Publisher, Reader
 from offbook.engine.sync.codec import _gaps, _ordered, _zigzag, decode, encode
 from offbook.engine.sync.layout import Layout, digest
 from offbook.train.optim.muon import Muon
@@ -162,9 +163,9 @@ def speeds(olds: list[np.ndarray], news: list[np.ndarray]) -> Row:
 
 
 def whole_way(before: Tensors, after: Tensors, model: PreTrainedModel | None) -> Row:
-    """Through a publisher, a store in memory and a reader, one thread each, into an engine."""
-    store = MemoryStore()
-    publisher, reader = Publisher(store, threads=1), Reader(store, "bench", threads=1)
+    """Through a publisher, a folder in memory and a reader, one thread each, into an engine."""
+    store = FolderStore(tempfile.mkdtemp(dir="/dev/shm"))
+    publisher, reader = Publisher(store, threads=1), Reader(store, threads=1)
     publisher.publish(Weights(0, before))
     publisher.wait()
     began = time.perf_counter()
@@ -182,18 +183,15 @@ def whole_way(before: Tensors, after: Tensors, model: PreTrainedModel | None) ->
     poll_s = time.perf_counter() - began
     assert second is not None
     assert all(torch.equal(second.tensors[name], tensor) for name, tensor in after.items())
-    anchor = next(key for key in store.keys("versions/"))
     row = {"trainer waits": copied_s, "publish": publish_s, "poll": poll_s, "join": join_s}
-    row["bytes"] = manifest.ways[0].bytes
-    row["anchor bytes"] = sum(len(store.get(key)) for key in store.keys(anchor.rsplit("/", 1)[0] + "/"))
+    row["bytes"] = manifest.bytes
+    row["anchor bytes"] = sum(len(store.get(key)) for key in store.keys("patches/000000001"))
+    shutil.rmtree(store.folder)
     if model is not None:
         engine = LocalEngine(model.to(torch.bfloat16), frozenset())
         engine.apply(first)
         own = engine.model.state_dict()
-        pieces = _pieces(own, second)
-        row["pause, everything"] = best(lambda: engine._swap(own, second, None))
-        engine.apply(first)
-        row["pause, only changes"] = best(lambda: engine._swap(own, second, pieces))
+        row["pause"] = best(lambda: engine._swap(own, second))
         assert all(torch.equal(tensor, second.tensors[name]) for name, tensor in own.items())
     return row
 

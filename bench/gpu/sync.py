@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,7 @@ from vllm_engine import guarded, prompts
 
 from offbook.core.weights import Weights
 from offbook.engine import LocalEngine, VllmEngine
-from offbook.engine.local import _pieces
-from offbook.engine.sync import MemoryStore, Publisher, Reader
+from offbook.engine.sync import FolderStore, Publisher, Reader
 from offbook.types import Completion, Prompt
 
 Row = dict[str, Any]
@@ -66,8 +66,8 @@ def seconds(job: Callable[[], object], rounds: int = 3) -> float:
 def way(options: argparse.Namespace) -> Row:
     row: Row = {}
     for threads in (1, options.threads):
-        model, store = network(options), MemoryStore()
-        publisher, reader = Publisher(store, threads=threads), Reader(store, "bench", threads=threads)
+        model, store = network(options), FolderStore(tempfile.mkdtemp(dir="/dev/shm"))
+        publisher, reader = Publisher(store, threads=threads), Reader(store, threads=threads)
         publisher.publish(Weights(0, model.state_dict()))
         publisher.wait()
         began = time.perf_counter()
@@ -86,7 +86,7 @@ def way(options: argparse.Namespace) -> Row:
         assert got is not None
         assert all(torch.equal(tensors[name].cpu(), tensor) for name, tensor in got.tensors.items())
         full = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
-        found |= {"MB": full / 1e6, "times smaller": full / manifest.ways[0].bytes}
+        found |= {"MB": full / 1e6, "times smaller": full / manifest.bytes}
         row[f"{threads} threads"] = found
     return row
 
@@ -113,8 +113,8 @@ def errors(states: list[dict[str, Tensor]], model: PreTrainedModel, prompt: list
 
 def in_flight(engine: LocalEngine | VllmEngine, options: argparse.Namespace) -> Row:
     """One message of three versions, which come through a store while it is written."""
-    model, store = network(options), MemoryStore()
-    publisher, reader = Publisher(store, threads=options.threads), Reader(store, "bench", threads=options.threads)
+    model, store = network(options), FolderStore(tempfile.mkdtemp(dir="/dev/shm"))
+    publisher, reader = Publisher(store, threads=options.threads), Reader(store, threads=options.threads)
     states = [{name: tensor.clone() for name, tensor in model.state_dict().items()}]
     states += [{name: tensor.clone() for name, tensor in moved(model, signs=True).items()} for _ in range(2)]
     prompt = prompts(options, 1, seed=1)[0][: options.length // 2]
@@ -143,8 +143,8 @@ def in_flight(engine: LocalEngine | VllmEngine, options: argparse.Namespace) -> 
 
 
 def local(options: argparse.Namespace) -> Row:
-    model, store = network(options), MemoryStore()
-    publisher, reader = Publisher(store, threads=options.threads), Reader(store, "bench", threads=options.threads)
+    model, store = network(options), FolderStore(tempfile.mkdtemp(dir="/dev/shm"))
+    publisher, reader = Publisher(store, threads=options.threads), Reader(store, threads=options.threads)
     engine = LocalEngine(network(options), frozenset(), mode="continuous")
     publisher.publish(Weights(0, model.state_dict()))
     publisher.wait()
@@ -156,11 +156,7 @@ def local(options: argparse.Namespace) -> Row:
     second = reader.poll()
     assert second is not None
     own = engine.model.state_dict()
-    row: Row = {"pause, everything_s": seconds(lambda: engine._swap(own, second, None))}
-    engine.apply(first)
-    row["gathered before the pause_s"] = seconds(lambda: _pieces(own, second))
-    pieces = _pieces(own, second)
-    row["pause, only changes_s"] = seconds(lambda: engine._swap(own, second, pieces))
+    row: Row = {"pause_s": seconds(lambda: engine._swap(own, second))}
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in own.items())
     row["in flight"] = in_flight(engine, options)
     return row

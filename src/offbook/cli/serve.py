@@ -81,7 +81,7 @@ def serve(
     from offbook.rl.collector import Collector
     from offbook.rl.models import local_or_remote
 
-    reader = Reader(open_store(follow), f"serve-{secrets.token_hex(4)}") if follow else None
+    reader = Reader(open_store(follow)) if follow else None
     folder = RunFolder(config.out)
     folder.refuse_file()
     if folder.checkpoints():

@@ -8,14 +8,6 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """Where weights differ from those whose digest is `base`: indices into flat tensors, of those that do at all."""
-
-    base: str
-    places: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Gathered(Mapping[str, Any]):
     """Tensors that lie over ranks, each put together when it is asked for: who takes one after the other never has all.
 
@@ -42,14 +34,11 @@ class Weights:
 
     With `adapter`, PEFT's configuration of it, they are those of an adapter alone, by the names that PEFT's files have;
     those on experts are in the form that they have in a model (adapters.py).
-    What comes through a store has a `digest` of all its bits, and `changes` where it follows on others that have one.
     """
 
     version: int
     tensors: Mapping[str, Any]
     adapter: Mapping[str, Any] | None = None
-    digest: str = ""
-    changes: Changes | None = None
 
     @property
     def like(self) -> Mapping[str, Any]:

@@ -44,7 +44,6 @@ from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt
 
 T = TypeVar("T")
 Mode = Literal["lockstep", "continuous"]
-Piece = tuple[Tensor, Tensor, Tensor]  # a flat tensor of the model, where it changes, and to what
 CPU_TOKENS = 131_072  # a fixed number: batches are the same on every machine
 FREE_SHARE = 0.25  # of a GPU's memory; the trainer's states and activations are still to come
 LOOK_S = 0.2
@@ -133,7 +132,6 @@ class LocalEngine(Engine):
     open_sessions: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "decode"), repr=False)
     _decoding: asyncio.Task[None] | None = field(default=None, repr=False)
-    _digest: str = ""  # of the weights now in `model`, where they have one
     _torn: bool = False  # some of the weights are new and some are old
     _read_s: float = 0.0
     _write_s: float = 0.0
@@ -206,9 +204,7 @@ class LocalEngine(Engine):
         """
         own = self.model.state_dict() if weights.adapter is None else adapter_tensors(self.model)
         _refuse_others(own, weights)
-        follows = weights.changes is not None and weights.changes.base == self._digest
-        pieces = _pieces(own, weights) if follows else None
-        work, signs = self._submit(partial(self._swap, own, weights, pieces)), (-1, -1)
+        work, signs = self._submit(partial(self._swap, own, weights)), (-1, -1)
         while self._signs != signs:
             signs = self._signs
             with suppress(TimeoutError):
@@ -217,15 +213,12 @@ class LocalEngine(Engine):
         raise ModelHung(f"the model has not taken version {weights.version} of the weights: it hangs (loop.deadline_s)")
 
     @torch.no_grad()
-    def _swap(self, own: dict[str, Tensor], weights: Weights, pieces: list[Piece] | None) -> None:
-        self._torn, self._digest = True, ""
-        if pieces is None:
-            for name, tensor in own.items():
-                tensor.copy_(weights.tensors[name])
-        else:
-            for flat, index, words in pieces:
-                flat.index_copy_(0, index, words)
-        self._torn, self._digest, self.version = False, weights.digest, weights.version
+    def _swap(self, own: dict[str, Tensor], weights: Weights) -> None:
+        self._torn = True
+        for name, tensor in own.items():
+            tensor.copy_(weights.tensors[name])
+        self._torn = False
+        self.version = weights.version
         self.decoder.renew(weights.version)
 
     def _submit(self, job: Callable[[], T]) -> Future[T]:
@@ -410,16 +403,3 @@ def _refuse_others(own: dict[str, Tensor], weights: Weights) -> None:
             theirs = "no" if found is None else f"the shape {list(found.shape)} of"
             ours = f"which is {list(tensor.shape)} here; publish the weights of this model"
             raise OffbookError(f"version {weights.version} of the weights has {theirs} {name}, {ours}")
-
-
-def _pieces(own: dict[str, Tensor], weights: Weights) -> list[Piece] | None:
-    """Only what changed, already where the model is."""
-    assert weights.changes is not None
-    if not all(own[name].is_contiguous() for name in weights.changes.places if name in own):
-        return None
-    pieces = []
-    for name, index in weights.changes.places.items():
-        if name in own:
-            words = weights.tensors[name].reshape(-1)[index]
-            pieces.append((own[name].view(-1), index.to(own[name].device), words.to(own[name])))
-    return pieces

@@ -134,7 +134,7 @@ class Samplers(Engine):
         firsts = weights.firsts()
         own = {name: weights.tensors[name].detach().cpu() for name in set(firsts.values())}
         tensors = {name: own[first] for name, first in firsts.items()}
-        self._weights = self.ray.put(replace(weights, tensors=tensors, changes=None))
+        self._weights = self.ray.put(replace(weights, tensors=tensors))
         for replica, given in [(one, one.actor.apply.remote(self._weights)) for one in self.replicas]:
             try:
                 self._wait(given)

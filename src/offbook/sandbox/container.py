@@ -1,9 +1,7 @@
-"""A sandbox in a container, for tasks that bring an image.
+"""A sandbox in a container, for tasks that bring an image. Tested with podman 4.3 and runc, not with docker.
 
-The image needs a shell, cat, readlink, mkdir and rm. What differs from the other sandboxes: `disk_mb` bounds each file
-and not all of them together; an exit code above 128 is read as a signal, as engines tell the two no other way; a
-process that made itself a session while commands overlapped lives until a command ends alone. Tried with podman 4.3
-and runc; not yet with a docker daemon.
+The image needs a shell, cat, readlink, mkdir and rm. Unlike other sandboxes, `disk_mb` bounds each file and not their
+sum, an exit code above 128 is read as a signal, and a snapshot does nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ import subprocess
 import tarfile
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -29,29 +27,26 @@ from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, PathRef
 from offbook.types import OffbookError
 
 LAST_WORDS_S = 5.0
-CRASHED = "\n[the container broke down; it is back at its last snapshot]\n"
 TREE = "/app"
-ENGINE_S = 120.0  # an engine that takes longer over anything hangs
+ENGINE_S = 120.0  # timeout of an engine
 
-# Engines start each command as the leader of a session of its own, so its number is that of its process group.
+# Engines start each command as the leader of a session of its own.
 LAUNCH = """
 exec 2>&1
-echo $$ > /dev/shm/$1.group
-ulimit -f $2
-[ "$3" ] && exec 3> /dev/shm/$1.report
-exec /bin/sh -c "$4"
+ulimit -f $1
+[ "$2" ] && exec 3> /dev/shm/report
+exec /bin/sh -c "$3"
 """
-# Kills what is left of a command, then tells what control groups counted, then the report.
+# Kills what is left of a command, then prints what control groups counted, then the report.
 AFTER = """
 exec 2> /dev/null
-kill -9 -$(cat /dev/shm/$1.group)
-[ "$2" ] && kill -9 -1
+kill -9 -1
 cd /sys/fs/cgroup
 echo counted
 cat memory.events
 echo
-cat /dev/shm/$1.report
-rm -f /dev/shm/$1.group /dev/shm/$1.report
+cat /dev/shm/report
+rm -f /dev/shm/report
 """
 # Follows links as far as the path exists. The rest is for `write` to make, and cannot lead back up.
 RESOLVE = """
@@ -73,7 +68,7 @@ LIST = """
 [ -e "$real" ] || exit 92
 cd "$real" || exit 1
 for name in * .[!.]* ..?*; do
-    if [ -d "$name" ]; then printf '%s/\\0' "$name"
+    if [ -d "$name" ] && [ ! -L "$name" ]; then printf '%s/\\0' "$name"
     elif [ -e "$name" ] || [ -L "$name" ]; then printf '%s\\0' "$name"
     fi
 done
@@ -81,6 +76,8 @@ done
 
 
 class ContainerSandbox(Sandbox):
+    """Commands run one after the other."""
+
     python = "python3"  # the image's own
 
     def __init__(self, engine: str, spec: SandboxSpec, base: dict[str, str]):
@@ -89,10 +86,9 @@ class ContainerSandbox(Sandbox):
         self._base = base  # path -> hash of the tree that the sandbox was made from
         self._history = Path(tempfile.mkdtemp(prefix="offbook-history-"))
         self._history.chmod(0o755)
-        self._name = ""
-        self._images: list[str] = []  # those that this sandbox made; the last is its snapshot
-        self._quiet = asyncio.Condition()
-        self._num_running = 0
+        self._name = f"offbook-{uuid.uuid4().hex}"
+        self._image = ""  # that was made for this fork
+        self._lock = asyncio.Lock()
         self._num_memory_kills = 0
         self._closed = False
 
@@ -110,7 +106,6 @@ class ContainerSandbox(Sandbox):
             user, group = (await must(*sandbox._inside("/", "/bin/sh", "-c", "id -u; id -g"))).split()
             contents = await asyncio.to_thread(packed, tree, int(user), int(group))
             await must(engine, "cp", "-", f"{sandbox._name}:/", stdin=contents)
-            await sandbox.snapshot()
         except BaseException:
             await sandbox.close()
             raise
@@ -118,28 +113,27 @@ class ContainerSandbox(Sandbox):
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         output = Output()
-        key = uuid.uuid4().hex
-        blocks = str(self._spec.disk_mb * 2048)
-        async with self._beside_commands():
-            name = self._name
-            num_kills = self._num_memory_kills
+        timed_out = False
+        async with self._lock:
             try:
                 write_end = output.open()
                 try:
-                    arguments = ["/bin/sh", "-c", LAUNCH, "sh", key, blocks, "3" if report else "", command]
+                    launch = [LAUNCH, "sh", str(self._spec.disk_mb * 2048), "3" if report else "", command]
                     process = await asyncio.create_subprocess_exec(
-                        *self._inside(TREE, *arguments), stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end
+                        *self._inside(TREE, "/bin/sh", "-c", *launch),
+                        stdin=subprocess.DEVNULL,
+                        stdout=write_end,
+                        stderr=write_end,
                     )
                 finally:
                     os.close(write_end)
-                timed_out = False
                 try:
                     await asyncio.wait_for(process.wait(), timeout_s)
                 except TimeoutError:
                     timed_out = True
                 finally:
-                    crashed, written = await self._clean_up(key, name)
-                    with suppress(TimeoutError):  # the command is gone; its last words may still be on their way
+                    after = await must(*self._inside("/", "/bin/sh", "-c", AFTER))
+                    with suppress(TimeoutError):  # the command is gone; its last output may still be on its way
                         await asyncio.wait_for(process.wait(), LAST_WORDS_S)
                     if process.returncode is None:
                         process.kill()
@@ -147,24 +141,29 @@ class ContainerSandbox(Sandbox):
                 output.read()
             finally:
                 output.close()
-        exhausted = "memory" if self._num_memory_kills > num_kills else ""
+        counts, _, written = after.decode(errors="replace").partition("\n\n")
+        kills = re.search(r"^oom_kill (\d+)$", counts, re.M)
+        before = self._num_memory_kills
+        self._num_memory_kills = int(kills[1]) if kills else 0
+        exhausted = "memory" if self._num_memory_kills > before else ""
         code = -9 if timed_out else 128 - exit_code if exit_code > 128 else exit_code
-        text = output.text() + (CRASHED if crashed else "")
-        return ExecResult(code, text, timed_out, output.truncated, written if report else "", exhausted)
+        return ExecResult(code, output.text(), timed_out, output.truncated, written if report else "", exhausted)
 
     async def read(self, path: str) -> str:
         return (await self._file(READ, path, _absolute(path))).decode(errors="replace")
 
     async def write(self, path: str, text: str) -> None:
-        async with self._alone():
-            await self._file(WRITE, path, _absolute(path, writes=True), stdin=text.encode(errors="replace"))
+        refuse_history(path)
+        async with self._lock:
+            await self._file(WRITE, path, _absolute(path), stdin=text.encode(errors="replace"))
 
     async def remove(self, path: str) -> None:
-        """A file or a link itself, not what it leads to."""
-        folder, name = os.path.split(_absolute(path, writes=True))
+        """Remove a file or a link itself, not its target."""
+        refuse_history(path)
+        folder, name = os.path.split(_absolute(path))
         if name in ("", ".", ".."):
             raise PathRefused(f"{path} is not a file")
-        async with self._alone():
+        async with self._lock:
             await self._file(REMOVE, path, folder, name)
 
     async def list(self, path: str) -> Names:
@@ -172,13 +171,13 @@ class ContainerSandbox(Sandbox):
         return sorted(names.split("\0")[:-1])
 
     async def files(self) -> Names:
-        return sorted(path for path, _ in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")))
+        return sorted(path for path, _ in archived(await self._tree()))
 
     async def changes(self) -> Changes:
         """Without compiled Python."""
         gone = set(self._base)
         changed = Changes()
-        for path, content in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")):
+        for path, content in archived(await self._tree()):
             gone.discard(path)
             if self._base.get(path) != _hash(content) and "__pycache__" not in path.split("/"):
                 changed.put(path, content)
@@ -192,26 +191,33 @@ class ContainerSandbox(Sandbox):
         other = type(self)(self._engine, self._spec, self._base)
         try:
             shutil.copytree(self._history, other._history, dirs_exist_ok=True)
-            async with self._alone():
-                other._images.append(await self._commit())
-            await other._start(other._images[-1])
+            image = f"offbook-sandbox:{uuid.uuid4().hex}"
+            async with self._lock:
+                await must(self._engine, "commit", self._name, image)
+            other._image = image
+            await other._start(image)
         except BaseException:
             await other.close()
             raise
         return other
 
     async def snapshot(self) -> None:
-        async with self._alone():
-            self._images.append(await self._commit())
+        """Nothing: this sandbox is not restored after a crash."""
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         shutil.rmtree(self._history)
-        await call(self._engine, "rm", "--force", self._name)  # one that never started is not there
-        for image in reversed(self._images):
-            await must(self._engine, "rmi", image)
+        await call(self._engine, "rm", "--force", self._name)  # may not have started
+        if self._image:
+            await must(self._engine, "rmi", self._image)
+
+    async def _start(self, image: str) -> None:
+        await must(self._engine, *run_arguments(self._name, image, self._spec, self._history))
+
+    async def _tree(self) -> bytes:
+        return await must(self._engine, "cp", f"{self._name}:{TREE}", "-")
 
     def _inside(self, folder: str, *command: str) -> Names:
         if self._closed:
@@ -229,50 +235,10 @@ class ContainerSandbox(Sandbox):
             raise FileNotFoundError(f"{path} does not exist") if code == 92 else OSError(f"{path}: {error}")
         return output
 
-    async def _clean_up(self, key: str, name: str) -> tuple[bool, str]:
-        """Whether the container had broken down, and the command's report."""
-        alone = "alone" if self._num_running == 1 else ""
-        code, output, _ = await call(*self._inside("/", "/bin/sh", "-c", AFTER, "sh", key, alone))
-        if code and name == self._name:  # no other command has brought it back yet
-            await call(self._engine, "rm", "--force", name)
-            await self._start(self._images[-1])
-        counts, _, report = output.decode(errors="replace").partition("\n\n")
-        kills = re.search(r"^oom_kill (\d+)$", counts, re.M)
-        self._num_memory_kills = int(kills[1]) if kills else 0
-        return code != 0, report
 
-    async def _start(self, image: str) -> None:
-        self._name = f"offbook-{uuid.uuid4().hex}"
-        await must(self._engine, *run_arguments(self._name, image, self._spec, self._history))
-
-    async def _commit(self) -> str:
-        image = f"offbook-sandbox:{uuid.uuid4().hex}"
-        await must(self._engine, "commit", self._name, image)
-        return image
-
-    @asynccontextmanager
-    async def _beside_commands(self) -> AsyncIterator[None]:
-        async with self._quiet:
-            self._num_running += 1
-        try:
-            yield
-        finally:
-            async with self._quiet:
-                self._num_running -= 1
-                self._quiet.notify_all()
-
-    @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        async with self._quiet:
-            await self._quiet.wait_for(lambda: self._num_running == 0)
-            yield
-
-
-def _absolute(path: str, writes: bool = False) -> str:
+def _absolute(path: str) -> str:
     if "\0" in path or path.encode(errors="replace").decode() != path:  # a lone surrogate is no character of a path
         raise PathRefused(f"{path!r} is not a path")
-    if writes:
-        refuse_history(path)
     if in_history(path):
         return path
     if path.startswith("/"):
@@ -303,7 +269,7 @@ def run_arguments(name: str, image: str, spec: SandboxSpec, history: Path) -> li
 
 
 async def call(*command: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
-    """Exit code, output, and the last line of what it complained about."""
+    """Exit code, output, and the last line of its errors."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
@@ -327,7 +293,7 @@ async def must(*command: str, stdin: bytes = b"") -> bytes:
 
 def packed(tree: Path, user: int, group: int) -> bytes:
     def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.uid = user  # without rights, even root can write only what is its own
+        member.uid = user  # without rights, even root can write only its own files
         member.gid = group
         return member
 

@@ -1,8 +1,8 @@
-"""A way out of a sandbox for preparing repositories (installing what one needs), never for rollouts.
+"""Network access from a sandbox for preparing repositories (installing what one needs), never for rollouts.
 
 The sandbox keeps its own empty network. A forwarder inside it carries connections over a unix socket to a proxy
-outside, and the proxy passes on what an allow-list names. Left out: TLS is not opened, so on an allowed host's address
-a client can ask for another host that is served there too.
+outside, which passes on what an allow-list names. TLS is not opened, so on an allowed host's address a client can ask
+for another host that is served there too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import socket
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from offbook.sandbox.bwrap.bwrap_sandbox import BwrapSandbox
@@ -27,7 +25,7 @@ from offbook.types import Event, OffbookError
 HEADER_BYTES = 16 * 1024
 CHUNK_BYTES = 64 * 1024
 CONNECT_S = 10.0
-EVENTS = 1000  # a sandbox can ask for things faster than anyone reads them; beyond this they are only counted
+EVENTS = 1000  # refusals that are recorded
 WEB_PORTS = (80, 443)  # what an entry without a port allows
 PROXY_PORT = 3128  # inside the sandbox
 DOOR = "/door"  # where a sandbox finds the proxy
@@ -38,6 +36,7 @@ TUNNELS = tuple(ipaddress.IPv6Network(network) for network in ("64:ff9b::/96", "
 AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|((?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63})\.?)(?::([0-9]{1,5}))?")
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 HOP_BY_HOP = {"connection", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "upgrade"}
+Address = tuple[str, int]
 
 FORWARDER = """
 import contextlib, os, socket, subprocess, sys, threading
@@ -75,8 +74,8 @@ PROXIED = {
 def forwarded(
     command: str, socket_in_sandbox: str, port: int = PROXY_PORT, variables: Mapping[str, str] = PROXIED
 ) -> str:
-    """The shell command that runs `command` in the sandbox with these variables set, and ends with its exit code. What
-    connects to the port of the sandbox's loopback meanwhile is connected to the socket.
+    """A shell command that runs `command` in the sandbox with these variables set, and ends with its exit code.
+    Connections to the port of the sandbox's loopback are forwarded to the socket meanwhile.
 
     The forwarder is the parent of the command: it listens before the command starts and ends when the command does.
     """
@@ -85,10 +84,7 @@ def forwarded(
 
 
 class OutwardSandbox(BwrapSandbox):
-    """A sandbox whose commands have a way out through the proxy that serves in the folder `door`, and `variables` set.
-
-    The folder is seen as /door. When the proxy ends, so does the way out.
-    """
+    """A sandbox whose commands reach the proxy that serves in the folder `door`, with `variables` set."""
 
     def __init__(self, tree: Path, spec: SandboxSpec, door: Path, variables: Mapping[str, str], **more: Any):
         super().__init__(tree, spec, mounts={DOOR: door, **more.pop("mounts", {})}, **more)
@@ -100,7 +96,7 @@ class OutwardSandbox(BwrapSandbox):
 
 
 class _Refused(Exception):
-    """Answered to the client and, where `target` is set, recorded."""
+    """Sent to the client as status and reason, and recorded with the target if there is one."""
 
     def __init__(self, status: int, reason: str, target: str = ""):
         super().__init__(reason)
@@ -109,27 +105,11 @@ class _Refused(Exception):
         self.target = target
 
 
-@dataclass(frozen=True)
-class _Request:
-    host: str
-    port: int
-    head: bytes  # what to send to the server first; empty for a tunnel
-    body_bytes: int
-
-    @property
-    def tunnel(self) -> bool:
-        return not self.head
-
-    @property
-    def target(self) -> str:
-        return _joined(self.host, self.port)
-
-
 class EgressProxy:
-    """Serves on `socket_path` inside an `async with` block. `events` holds what was refused.
+    """Serves on `socket_path` inside an `async with` block. `events` are the refused requests.
 
-    Entries of `allow` are hosts or `*.suffix`, with a port or for ports 80 and 443. Private addresses are refused, also
-    where an allowed name leads to one, unless `allow` has the address itself: an index inside a company needs both.
+    Entries of `allow` are hosts or `*.suffix`, with a port or for ports 80 and 443. Private addresses are refused, even
+    if an allowed name resolves to one, unless `allow` has the address itself: an index inside a company needs both.
     """
 
     def __init__(self, socket_path: Path, allow: tuple[str, ...], max_connections: int = 32, idle_s: float = 60.0):
@@ -137,49 +117,36 @@ class EgressProxy:
         self._allow = [entry(text) for text in allow]
         self._max_connections = max_connections
         self._idle_s = idle_s
-        self._connections: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None  # a bug in serving a connection; it rises at the end of the block
+        self._connections: set[asyncio.Task[Any]] = set()
         self.events: list[Event] = []
-        self.num_refused = 0
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._accept, self._path, limit=HEADER_BYTES)
+        self._server = await asyncio.start_unix_server(self._serve, self._path, limit=HEADER_BYTES)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._server.close()
         self._path.unlink(missing_ok=True)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        if self._failure and not error:
-            raise self._failure
-
-    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
-        connection = asyncio.create_task(self._serve(reader, writer))
-        self._connections.add(connection)
-        connection.add_done_callback(self._ended)
-
-    def _ended(self, connection: asyncio.Task[None]) -> None:
-        self._connections.discard(connection)
-        if not connection.cancelled():
-            self._failure = self._failure or connection.exception()
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        # A connection that breaks off or falls silent ends here; its client cannot be answered.
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
+        # A client that breaks off or falls silent cannot be answered; a cancelled one ends with the proxy.
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             try:
                 await self._pass_on(reader, writer)
             except _Refused as refused:
-                if refused.target:
-                    self._record(refused.target)
+                if refused.target and len(self.events) < EVENTS:
+                    self.events.append(Event(message=-1, kind="egress_refused", detail=refused.target))
                 text = f"HTTP/1.1 {refused.status} {refused.reason}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
                 writer.write(text.encode("ascii", errors="replace"))
                 await asyncio.wait_for(writer.drain(), self._idle_s)
-            finally:
-                writer.close()
+        writer.close()
+        self._connections.discard(connection)
 
     async def _pass_on(self, reader: StreamReader, writer: StreamWriter) -> None:
         if len(self._connections) > self._max_connections:
@@ -188,16 +155,15 @@ class EgressProxy:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._idle_s)
         except asyncio.LimitOverrunError:
             raise _Refused(431, f"a header of more than {HEADER_BYTES} bytes", "header too large") from None
-        request = _parsed(head.decode("latin-1"))
-        server_reader, server_writer = await self._connected(request)
+        address, sent, num_bytes = _parsed(head.decode("latin-1"))
+        server_reader, server_writer = await self._connected(address)
         try:
             async with asyncio.timeout(self._idle_s) as deadline, asyncio.TaskGroup() as group:
-                if request.tunnel:
-                    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                    group.create_task(self._pump(reader, server_writer, deadline))
+                if sent:
+                    server_writer.write(sent)
                 else:
-                    server_writer.write(request.head)
-                    group.create_task(self._pump(reader, server_writer, deadline, request.body_bytes))
+                    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                group.create_task(self._pump(reader, server_writer, deadline, num_bytes))
                 group.create_task(self._pump(server_reader, writer, deadline))
         except* (OSError, TimeoutError):
             pass
@@ -207,77 +173,73 @@ class EgressProxy:
     async def _pump(
         self, source: StreamReader, target: StreamWriter, deadline: asyncio.Timeout, num_bytes: int | None = None
     ) -> None:
-        """Until the source ends or `num_bytes` have passed. What moves in either direction puts off the deadline."""
+        """Until the source ends or `num_bytes` have passed. Bytes in either direction extend the deadline."""
         loop = asyncio.get_running_loop()
-        while num_bytes is None or num_bytes > 0:
-            chunk = await source.read(CHUNK_BYTES if num_bytes is None else min(num_bytes, CHUNK_BYTES))
-            if not chunk:
-                break
+        left = float("inf") if num_bytes is None else num_bytes
+        while left > 0 and (chunk := await source.read(int(min(left, CHUNK_BYTES)))):
             deadline.reschedule(loop.time() + self._idle_s)
             target.write(chunk)
             await target.drain()
-            if num_bytes is not None:
-                num_bytes -= len(chunk)
+            left -= len(chunk)
         if num_bytes is None:
             target.write_eof()
 
-    async def _connected(self, request: _Request) -> tuple[StreamReader, StreamWriter]:
-        """The address that was checked is the one connected to: a second look-up could answer differently."""
-        if not self._allows(request.host, request.port):
-            raise _Refused(403, f"{request.target} is not on the allow-list", request.target)
+    async def _connected(self, address: Address) -> tuple[StreamReader, StreamWriter]:
+        """Connect to the address that was checked: a second look-up could answer differently."""
+        host, port = address
+        target = _joined(address)
+        if not self._allows(host, port):
+            raise _Refused(403, f"{target} is not on the allow-list", target)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                found = await loop.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError):
-            raise _Refused(502, f"{request.host} has no address") from None
+            raise _Refused(502, f"{host} has no address") from None
         addresses = list(dict.fromkeys(str(place[0]) for *_, place in found))
-        if not all(_is_public(address) or self._allows(address, request.port) for address in addresses):
-            raise _Refused(403, f"{request.target} has a private address", request.target)
-        for address in addresses:
+        if not all(_is_public(each) or self._allows(each, port) for each in addresses):
+            raise _Refused(403, f"{target} has a private address", target)
+        for each in addresses:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(CONNECT_S):
-                    return await asyncio.open_connection(address, request.port)
-        raise _Refused(502, f"{request.target} does not answer")
+                    return await asyncio.open_connection(each, port)
+        raise _Refused(502, f"{target} does not answer")
 
     def _allows(self, host: str, port: int) -> bool:
-        return any(_matches(entry, host, port) for entry in self._allow)
+        for name, allowed_port in self._allow:
+            is_host = host.endswith(name[1:]) and not _is_address(host) if name.startswith("*.") else host == name
+            if is_host and port in (WEB_PORTS if allowed_port is None else (allowed_port,)):
+                return True
+        return False
 
-    def _record(self, target: str) -> None:
-        self.num_refused += 1
-        if len(self.events) < EVENTS:
-            self.events.append(Event(message=-1, kind="egress_refused", detail=target))
 
-
-def _parsed(head: str) -> _Request:
-    """Strict, because two readers of one request must not disagree about where it goes or where it ends."""
+def _parsed(head: str) -> tuple[Address, bytes, int | None]:
+    """Where a request goes, what the server gets of its head, and the bytes of its body. A tunnel has no head and no
+    limit. Strict, because two readers of one request must not disagree about where it goes or where it ends."""
     first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
     shown = ascii(first[:100])[1:-1]
-    method, _, rest = first.partition(" ")
-    target, _, version = rest.partition(" ")
-    headers = [HEADER.fullmatch(line) for line in lines]
-    if not re.fullmatch(r"[A-Z]+", method) or version not in ("HTTP/1.1", "HTTP/1.0") or not all(headers):
+    request = re.fullmatch(r"([A-Z]+) (\S+) HTTP/1\.[01]", first)
+    fields = [header.groups() for header in map(HEADER.fullmatch, lines) if header]
+    if request is None or len(fields) < len(lines):
         raise _Refused(400, "not an HTTP request", shown)
-    fields = [(header[1], header[2]) for header in headers if header]
-    if method == "CONNECT":
-        return _Request(*_address(target, None, shown), head=b"", body_bytes=0)
-
-    found = re.fullmatch(r"http://([^/?#@]+)(/[!-~]*|)", target)
+    if request[1] == "CONNECT":
+        return _address(request[2], None, shown), b"", None
+    found = re.fullmatch(r"http://([^/?#@]+)(/[!-~]*|)", request[2])
     if not found:
         raise _Refused(400, "only CONNECT and http addresses are passed on", shown)
-    host, port = _address(found[1], 80, shown)
+    address = _address(found[1], 80, shown)
     lengths = [value.strip() for name, value in fields if name.lower() == "content-length"]
     if any(name.lower() == "transfer-encoding" for name, _ in fields):
         raise _Refused(411, "a request without a length", shown)
     if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,15}", length) for length in lengths):
         raise _Refused(400, "not an HTTP request", shown)
     kept = [f"{name}: {value}" for name, value in fields if name.lower() not in HOP_BY_HOP]
-    first = f"{method} {found[2] or '/'} HTTP/1.1"
-    text = "\r\n".join([first, f"Host: {_joined(host, port)}", "Connection: close", *kept, "", ""])
-    return _Request(host, port, text.encode("latin-1"), int(lengths[0]) if lengths else 0)
+    first = f"{request[1]} {found[2] or '/'} HTTP/1.1"
+    text = "\r\n".join([first, f"Host: {_joined(address)}", "Connection: close", *kept, "", ""])
+    return address, text.encode("latin-1"), int(lengths[0]) if lengths else 0
 
 
-def _address(authority: str, default_port: int | None, shown: str) -> tuple[str, int]:
+def _address(authority: str, default_port: int | None, shown: str) -> Address:
     found = AUTHORITY.fullmatch(authority)
     port = int(found[3]) if found and found[3] else default_port
     if not found or not port or port > 65535:
@@ -286,20 +248,12 @@ def _address(authority: str, default_port: int | None, shown: str) -> tuple[str,
 
 
 def entry(text: str) -> tuple[str, int | None]:
+    """An entry of an allow-list as name and port."""
     found = AUTHORITY.fullmatch(text.removeprefix("*."))
     if not found:
         raise OffbookError(f"{text!r} in the allow-list is not a host, *.suffix or host:port")
     wildcard = "*." if text.startswith("*.") else ""
     return wildcard + _canonical(found[1] or found[2]), int(found[3]) if found[3] else None
-
-
-def _matches(entry: tuple[str, int | None], host: str, port: int) -> bool:
-    name, allowed_port = entry
-    if port not in (WEB_PORTS if allowed_port is None else (allowed_port,)):
-        return False
-    if name.startswith("*."):
-        return host.endswith(name[1:]) and not _is_address(host)
-    return host == name
 
 
 def _canonical(host: str) -> str:
@@ -325,5 +279,6 @@ def _is_public(text: str) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def _joined(host: str, port: int) -> str:
+def _joined(address: Address) -> str:
+    host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -13,32 +13,21 @@ from uuid import uuid4
 from offbook.sandbox.sandbox import HISTORY, PathRefused
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not make us wait
-MAX_DEPTH = 100  # folders nested deeper than this are not looked into
-ENTRY_BYTES = 1024  # what a name costs at least, so that a million empty files count for something
-
-
-def open_beneath(root: str, parts: Sequence[str]) -> int:
-    folder = os.open(root, OPEN_FOLDER)
-    for name in parts:
-        try:
-            inner = os.open(name, OPEN_FOLDER, dir_fd=folder)
-        finally:
-            os.close(folder)
-        folder = inner
-    return folder
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
+MAX_DEPTH = 100  # folders nested deeper than this are not read
+ENTRY_BYTES = 1024  # the least that a name counts as, so that a million empty files use up the disk limit
 
 
 def walk(root: str) -> Iterator[tuple[tuple[str, ...], list[os.DirEntry[str]]]]:
-    """Every folder below `root` with its entries. One descriptor is open at a time, however deep it goes.
+    """Every folder below `root` with its entries. One descriptor is open at a time, at any depth.
 
-    A folder that is gone or closed to us by the time we come to it is passed over.
+    A folder that is gone or closed to us by now is skipped.
     """
     pending: list[tuple[str, ...]] = [()]
     while pending:
         parts = pending.pop()
         try:
-            folder = open_beneath(root, parts)
+            folder = _open_beneath(root, parts)
         except OSError:
             continue
         try:
@@ -50,13 +39,19 @@ def walk(root: str) -> Iterator[tuple[tuple[str, ...], list[os.DirEntry[str]]]]:
             pending += [(*parts, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def regular_files(root: str) -> Iterator[tuple[str, ...]]:
-    for parts, entries in walk(root):
-        yield from ((*parts, entry.name) for entry in entries if entry.is_file(follow_symlinks=False))
+def _open_beneath(root: str, parts: Sequence[str]) -> int:
+    folder = os.open(root, OPEN_FOLDER)
+    for name in parts:
+        try:
+            inner = os.open(name, OPEN_FOLDER, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
 
 
 def recordable(parts: Sequence[str]) -> str:
-    """A name that is not UTF-8 comes as lone surrogates, which no record of the rollout could be written with."""
+    """A path as UTF-8: other names come as lone surrogates, which no record of a rollout can be written with."""
     return os.fsencode("/".join(parts)).decode(errors="replace")
 
 
@@ -70,7 +65,7 @@ def refuse_history(path: str) -> None:
 
 
 def publish(folder: str, name: str, text: str) -> None:
-    """A file that appears whole and is replaced, never changed."""
+    """Write a file atomically. It is replaced, never changed."""
     if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
         raise PathRefused(f"{name!r} is not a name under {HISTORY}")
     target = Path(folder, name)
@@ -82,19 +77,17 @@ def publish(folder: str, name: str, text: str) -> None:
 
 
 def bytes_in(root: str) -> int:
-    """The room that everything below `root` takes on the disk."""
+    """The disk space of everything below `root`."""
     total = 0
     for _, entries in walk(root):
         for entry in entries:
-            try:
+            with suppress(OSError):  # removed since
                 total += max(entry.stat(follow_symlinks=False).st_blocks * 512, ENTRY_BYTES)
-            except OSError:  # removed since
-                continue
     return total
 
 
 def deleted_bytes(pids: Sequence[int], roots: tuple[str, ...]) -> int:
-    """Files without a name that are still open take room which no walk through folders finds."""
+    """The disk space of deleted files that processes still have open, which no walk finds."""
     sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
         with suppress(OSError):
@@ -111,7 +104,7 @@ def deleted_bytes(pids: Sequence[int], roots: tuple[str, ...]) -> int:
 def remove_tree(path: str) -> None:
     """Remove a folder whatever the agent did to it: rights taken away, names nested thousands deep.
 
-    Each folder in it is emptied by moving the folders inside up to the top, so no path is long and nothing is nested.
+    Each folder in it is emptied by moving its subfolders to the top, so no path is long and nothing is nested.
     """
     try:
         os.chmod(path, stat.S_IRWXU)

@@ -1,13 +1,12 @@
-"""What a command printed: bounded, as text, and harmless to show.
+"""The output of a command: bounded, as text, and harmless to show.
 
-Text from a sandbox ends up in prompts, records and people's terminals. There an escape sequence could hide or fake
-lines, set a window's title or write to the clipboard, so only newlines and tabs are left of all control characters.
+Text from a sandbox ends up in prompts, records and terminals. There an escape sequence could hide or fake lines, set a
+window's title or write to the clipboard, so of all control characters only newlines and tabs stay.
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import fcntl
 import os
 import re
@@ -17,7 +16,7 @@ OUTPUT_BYTES = 64 * 1024  # kept of what a command prints
 REPORT_BYTES = 4 * 1024 * 1024  # kept of what it writes to file descriptor 3
 
 # ECMA-48. Each alternative begins at an introducer and none can run past another introducer, and possessive
-# quantifiers never step back: whatever the input is, a character is looked at a fixed number of times.
+# quantifiers never step back: any input is read in linear time.
 _CONTROLS = re.compile(
     r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x00-\x1f\x7f-\x9f]*+(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC
     r"|(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]?"  # CSI: colours, cursor movements
@@ -26,35 +25,34 @@ _CONTROLS = re.compile(
 )
 _LINE_END = re.compile(r"(?<!\r)\r++$", re.MULTILINE)
 _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\n])", re.MULTILINE)
-_SPLIT_CHARACTER = re.compile(rb"[\x80-\xbf]{1,3}")
+_CUT_AT_START = re.compile(rb"^[\x80-\xbf]{1,3}")
+_CUT_AT_END = re.compile(rb"(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})\Z")
 
 
 def plain_text(text: str) -> str:
-    """Without escape sequences and control characters. Of a line that a progress bar rewrote, its last state is left.
+    """Text without escape sequences and control characters, and with the last state of lines that a progress bar wrote.
 
-    A string sequence (OSC, DCS) that its own line does not close hides nothing: only its introducer goes.
+    A string sequence (OSC, DCS) that its own line does not close hides nothing: only its introducer is removed.
     """
     text = _CONTROLS.sub("", text)
     text = _LINE_END.sub("", text)
     return _OVERWRITTEN.sub("", text)
 
 
-def high(descriptor: int) -> int:
-    """The same file under another number: a shell may know only those of one digit, and must not take it for one."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(descriptor)
-    return moved
-
-
 def pipe() -> tuple[int, int]:
-    """An end to read that never waits, and one to write that a child can be given."""
-    read_end, write_end = os.pipe()
+    """A non-blocking end to read, and one to write for a child.
+
+    The latter has at least two digits: a shell may know only descriptors of one digit, and must not use it as one.
+    """
+    read_end, low = os.pipe()
     os.set_blocking(read_end, False)
-    return read_end, high(write_end)
+    write_end = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(low)
+    return read_end, write_end
 
 
 class Output:
-    """The beginning and the end of what comes through a pipe, whatever its length.
+    """The beginning and the end of what comes through a pipe.
 
     The pipe is not asyncio's, which waits for a pipe to close, and a daemon may hold it open.
     """
@@ -68,7 +66,7 @@ class Output:
         self._num_bytes = 0
 
     def open(self) -> int:
-        """From here on it is read. Returns the end to write to, which the caller closes."""
+        """Start reading. Returns the end to write to, which the caller closes."""
         self.read_end, write_end = pipe()
         asyncio.get_running_loop().add_reader(self.read_end, self.read)
         return write_end
@@ -80,7 +78,7 @@ class Output:
             self.read_end = -1
 
     def read(self) -> None:
-        """Take what the pipe holds now. Never waits."""
+        """Read what the pipe holds now, without blocking."""
         try:
             chunk = os.read(self.read_end, READ_BYTES)
         except BlockingIOError:
@@ -100,10 +98,7 @@ class Output:
     def text(self) -> str:
         if not self.truncated:
             return plain_text(bytes(self._head + self._tail).decode(errors="replace"))
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        head = decoder.decode(bytes(self._head))  # a character that the cut went through stays in the decoder
-        split = _SPLIT_CHARACTER.match(self._tail)
-        tail = self._tail[split.end() if split else 0 :]
-        left_out = self._num_bytes - (len(self._head) - len(decoder.getstate()[0])) - len(tail)
-        gap = f"\n[{left_out} bytes left out]\n"
-        return plain_text(head) + gap + plain_text(tail.decode(errors="replace"))
+        head = _CUT_AT_END.sub(b"", self._head)
+        tail = _CUT_AT_START.sub(b"", self._tail)
+        gap = f"\n[{self._num_bytes - len(head) - len(tail)} bytes left out]\n"
+        return plain_text(head.decode(errors="replace")) + gap + plain_text(tail.decode(errors="replace"))

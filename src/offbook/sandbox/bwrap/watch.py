@@ -1,8 +1,7 @@
-"""What the processes of one start of a sandbox open, as the kernel tells it (fanotify, a mark on every mount of the
-sandbox).
+"""The files that the processes of a command open, from the kernel (fanotify, a mark on every mount of the sandbox).
 
-The marks are on the sandbox's own mounts, so nothing that happens outside is seen, and nothing inside can take them
-off. The kernel gives this to root only. Renaming, looking at names and sizes, and folders are not opens of files.
+Opens outside the sandbox are not seen, and nothing inside can remove the marks. Only root may do this. Renaming,
+reading names and sizes, and folders are not opens of files.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _group() -> int:
-    """A descriptor that events are read from, or -1: not allowed here, or too many at once."""
+    """A descriptor to read events from, or -1: not allowed here, or too many at once."""
     return int(_libc().fanotify_init(CLOSE_ON_EXEC | NONBLOCK, os.O_RDONLY | os.O_CLOEXEC))
 
 
@@ -56,41 +55,38 @@ def can_watch() -> bool:
 
 
 class AccessWatch:
-    """From before the first command of a launch until after its last process."""
+    """`pid` is process 1 of the sandbox, which must not start anything yet."""
 
     def __init__(self, pid: int):
-        """`pid` is process 1 of the sandbox, which must not start anything yet."""
         self._paths: dict[str, None] = {}
-        self._cut = 0
+        self._num_cut = 0
         with open(f"/proc/{pid}/mountinfo") as file:
             escaped = [line.split()[4] for line in file]
-        points = [re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), point) for point in escaped]
-        self._mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # names last as long as the mounts
-        self.group = _group()
-        if self.group < 0:
-            self._cut = 1
+        self._mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # keeps the mounts, and so the names
+        self._group = _group()
+        if self._group < 0:
+            self._num_cut = 1
             return
-        for point in points:
-            if not point.startswith(NOT_FILES) and not _mark(self.group, f"/proc/{pid}/root{point}"):
-                self._cut += 1
-        asyncio.get_running_loop().add_reader(self.group, self.read)
+        for point in escaped:
+            path = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), point)
+            if not path.startswith(NOT_FILES) and not _mark(self._group, f"/proc/{pid}/root{path}"):
+                self._num_cut += 1
+        asyncio.get_running_loop().add_reader(self._group, self._read)
 
-    def read(self) -> None:
-        """Take what has happened so far."""
-        while self.group >= 0:
+    def _read(self) -> None:
+        while self._group >= 0:
             try:
-                data = os.read(self.group, READ_BYTES)
+                data = os.read(self._group, READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:  # a file of this batch cannot be opened by us, or there is no descriptor left
-                self._cut += 1
+                self._num_cut += 1
                 continue
             offset = 0
             while offset < len(data):
                 length, _, _, _, mask, descriptor, _ = EVENT.unpack_from(data, offset)
                 offset += length
-                if mask & OVERFLOW:
-                    self._cut += 1
+                self._num_cut += bool(mask & OVERFLOW)
                 if descriptor < 0:
                     continue
                 path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -100,20 +96,18 @@ class AccessWatch:
                 if len(self._paths) < MAX_PATHS:
                     self._paths[path] = None
                 else:
-                    self._cut += 1
+                    self._num_cut += 1
 
-    def opened(self) -> Opened:
-        self.read()
-        return Opened(tuple(self._paths), self._cut)
-
-    def stop(self) -> None:
-        if self.group >= 0:
-            self.read()
-            asyncio.get_running_loop().remove_reader(self.group)
+    def stop(self) -> Opened:
+        if self._group >= 0:
+            self._read()
+            asyncio.get_running_loop().remove_reader(self._group)
+        return Opened(tuple(self._paths), self._num_cut)
 
     def close(self) -> None:
-        """Lets the sandbox's mounts go, which may take a while where they are on a disk."""
-        for descriptor in (self.group, self._mounts):
-            with suppress(OSError):
-                os.close(descriptor)
-        self.group = self._mounts = -1
+        """Release the sandbox's mounts, which may take a while if they are on a disk."""
+        for descriptor in (self._group, self._mounts):
+            if descriptor >= 0:
+                with suppress(OSError):
+                    os.close(descriptor)
+        self._group = self._mounts = -1
