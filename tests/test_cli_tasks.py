@@ -51,16 +51,12 @@ def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with_deps(out, source, deps)
     # Both of these are data for the repository's own tools; neither may be run outside a sandbox.
     write(source, {"setup.py": f"open({str(place / 'ran')!r}, 'w')\n", "noxfile.py": f"open({str(place / 'ran')!r})\n"})
-    write(source, {"little/spare.py": "def spare():\n    return 1\n"})
     bad = write(place / "bad", {"mod.py": "x = 1\n"})
     result = offbook("make", bad, source, "--out", out, "--limit", "2", "--heldout", "0", "--level", "stub", "--plain")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{out}: 2 tasks from 1 of 2 repositories\n"
     assert f"{bad}: bad has no test files" in result.stderr
     assert "became tasks" in result.stderr
-    assert "functions in no candidate: no reliable test enters it │ 1 │ little/spare.py::spare" in " ".join(
-        result.stderr.split()
-    )
     assert "Traceback" not in result.stderr
     assert not (place / "ran").exists()
     return out
@@ -320,18 +316,16 @@ def test_the_same_command_goes_on(made: Path) -> None:
         (("make",), "give at least one repository: a folder, a git URL, an archive, or pypi:NAME"),
         (("make", "x", "--level", "all"), "there is no level all; it is one of stub, hybrid, gone and mix"),
         (("make", "x", "--wording", "long"), "there is no wording long; it is one of terse, normal and detailed"),
-        (("make", "x", "--rewrite"), "--rewrite, --propose and --set-up need a model: say where it is"),
+        (("make", "x", "--rewrite"), "--rewrite and --set-up need a model: say where it is"),
         (
-            ("make", "x", "--propose", "2", "--url", "http://x", "--name", ""),
-            "--rewrite, --propose and --set-up need a model",
+            ("make", "x", "--set-up", "--url", "http://x", "--name", ""),
+            "--rewrite and --set-up need a model",
         ),
         (
             ("make", "x", "--rewrite", "--url", "host", "--name", "m"),
             "the URL of the model server must look like https://host/v1, not host",
         ),
-        (("make", "--proposals", "none.jsonl"), "there is no file none.jsonl with proposals"),
         (("make", "--from", "none.txt"), "there is no file none.txt with repositories"),
-        (("make", "x", "--ray", "--propose", "1", "--url", "http://x/v1", "--name", "m"), "proposals are made without"),
         (("check", "nowhere"), "nowhere holds no task folders"),
         (("show", "nowhere"), "nowhere holds no task folders"),
         (("harden", "nowhere"), "nowhere is not a task folder: it has no task.toml"),
@@ -374,7 +368,7 @@ BAD = {
         GOOD | {"pkg/__init__.py": "def double(n): return 3 * n + 1\n"},
         "failing has 0 reliable tests and at least 10 are needed; most often: fails in call: ",
     ),
-    "syntax": (GOOD | {"pkg/__init__.py": "def double(:\n"}, "syntax cannot be imported (SyntaxError"),
+    "syntax": (GOOD | {"pkg/__init__.py": "def double(:\n"}, "the tests of syntax cannot be imported ("),
     "huge": (GOOD, "is larger than 256 MB"),
     "no package": ({"notes.txt": "x\n", "tests/test_x.py": TEN}, "no-package has no Python package or module"),
     "newer": (
@@ -442,17 +436,3 @@ def test_two_processes_share_a_folder_and_one_that_dies_is_replaced(deps: Path, 
     assert list(out.rglob(".lock")) == []
     again = offbook("make", *sources, *options)
     assert again.stdout == result.stdout
-
-
-@pytest.mark.slow
-def test_the_same_as_ray_tasks(deps: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    sources, out = two_repositories(tmp_path, deps), tmp_path / "out"
-    bad = tmp_path / "bad"
-    bad.mkdir()
-    options = ("--out", out, "--level", "stub", "--limit", "1", "--plain", "--ray")
-    result = offbook("make", *sources, bad, *options)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == f"{out}: 2 tasks from 2 of 3 repositories\n"
-    assert len(load_tasks(out / "train")) == len(load_tasks(out / "heldout")) == 1
-    assert offbook("make", *sources, bad, *options).stdout == result.stdout  # all of it is found done

@@ -6,19 +6,16 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.evals import arms
 from offbook.evals.compare import compare, find_evaluation, load_evaluation, notes_of
-from offbook.evals.figure import Panel, drawn, effort_figure, nice_ticks, solved_within, spread
+from offbook.evals.figure import Panel, drawn, effort_figure, solved_within
 from offbook.evals.metrics import Row, measure, row_of
 from offbook.evals.tables import markdown
 from offbook.types import OffbookError, Reward, Rollout, Usage
@@ -146,26 +143,19 @@ def test_training_runs_are_grouped_by_arm_and_paired_by_seed(tmp_path: Path) -> 
     assert figures["held_out"]
     assert figures["arms"]["rl"]["solved"] == {"mean": pytest.approx(0.6), "sd": pytest.approx(0.1), "n": 3}
     page = (tmp_path / "t.md").read_text()
-    assert "| runs | 3 | 3 | 3 paired |" in page, "arms are columns where there are more numbers than arms"
+    assert "| runs | 3 | 3 | 3 paired |" in page
     assert "| solved | 60.0% ± 10.0 | 90.0% ± 10.0 | +30.0 points (p 0.25) |" in page
-    narrow = offbook(tmp_path, *names, "--metric", "solved", "--markdown", "rows.md")
-    assert narrow.returncode == 0, narrow.stderr
-    assert "| hints - rl | 3 paired | +30.0 points (p 0.25) |" in (tmp_path / "rows.md").read_text()
     ElementTree.fromstring((tmp_path / "t.svg").read_text())
-    grouped = offbook(tmp_path, "--group", "a=rl/seed-*", "--group", "b=hints/*", "--json", "-", "--metric", "solved")
-    found = json.loads(grouped.stdout)["arms"]
-    assert (found["b"]["solved"]["mean"], "tokens" in found["b"]) == (pytest.approx(0.9), False)
 
 
-def test_without_evaluations_the_first_and_last_steps_are_compared(tmp_path: Path) -> None:
+def test_without_evaluations_the_last_steps_are_compared(tmp_path: Path) -> None:
     one, other = train_run(tmp_path / "a", 0.6), train_run(tmp_path / "b", 1.2)
     with open(one / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "solv\n')
-    found = arms.load_arms([one, other], {}, ["solved"])
+    found = arms.load_arms([one, other], ["solved"])
     assert not found.held_out
-    assert found.members["a"][0].numbers["solved, first 2"] == pytest.approx(0.15)
-    assert found.members["a"][0].numbers["solved, last 2"] == pytest.approx(0.55)
-    assert any("1 unreadable: a metrics line skipped" in sentence for sentence in arms.notes_of(found))
+    assert found.members["a"][0].numbers == {"solved": pytest.approx(0.4)}, "of the last five of six steps"
+    assert any("1 unreadable metrics lines were skipped" in sentence for sentence in arms.notes_of(found))
 
 
 @pytest.mark.parametrize(
@@ -187,10 +177,7 @@ def test_what_a_path_says_of_arm_and_seed(path: str, arm: str, seed: str) -> Non
         (["before"], "at least two"),
         (["before", "gone"], "gone is not there"),
         (["before", "."], "has no config.toml"),
-        (["before", "--group", "x"], "give NAME=GLOB"),
-        (["before", "--group", "x=gone/*"], "there is no folder gone/*"),
         (["before", "after", "--metric", "nope"], "there is no metric nope in these evaluations; there are solved"),
-        (["--group", "a=before", "--group", "b=after", "--metric", "nope"], "none of these runs has a metric nope"),
         (["before", "after", "--json", "after"], "cannot write after: after: is a directory"),
         (["before", "after", "--markdown", "after/fingerprint.json/x"], "cannot write after/fingerprint.json/x: "),
     ],
@@ -214,25 +201,8 @@ def test_the_effort_curve_is_solved_within_so_many_tokens() -> None:
     at = {tokens: max(share for where, share in points if where <= tokens) for tokens in (5, 10, 29, 30, 50)}
     assert at == {5: 0.0, 10: 0.5, 29: 0.5, 30: 0.75, 50: 0.75}
     tree = ElementTree.fromstring(svg := effort_figure({"<one>": rows, "other": rows_of({"a": 0})}))
-    assert len(tree.findall("{http://www.w3.org/2000/svg}g")) == 3, "all, normal and hard"
+    assert len(tree.findall("{http://www.w3.org/2000/svg}g/{http://www.w3.org/2000/svg}path")) == 2
     assert "&lt;one&gt;" in svg
-
-
-@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
-def test_ticks_span_the_values(low: float, extent: float) -> None:
-    ticks = nice_ticks(low, low + extent)
-    slack = 1e-6 * (abs(low) + extent) + 1e-9
-    assert ticks[0] <= low + slack
-    assert ticks[-1] >= low + extent - slack
-    assert 2 <= len(ticks) <= 12
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=6))
-def test_labels_keep_their_distance(wanted: list[float]) -> None:
-    placed = sorted(spread(wanted, 10.0, 0.0, 100.0))
-    assert all(right - left >= 10.0 - 1e-9 for left, right in pairwise(placed))
-    assert placed[0] >= -1e-9
-    assert placed[-1] <= 100.0 + 1e-9
 
 
 def test_names_stay_text_in_a_figure() -> None:

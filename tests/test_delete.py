@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from offbook.tasks.factory.delete.delete import delete, drop_examples, scrub_documents
 from offbook.tasks.factory.delete.symbols import read_symbols
 from offbook.tasks.factory.delete.visible import without_tests
-from offbook.tasks.factory.proposals import Refused, apply_proposal
 from offbook.tasks.factory.types import Deletion, Feature, FunctionKey, Level
 from offbook.tasks.factory.verification.verify import trivial_bodies
 from offbook.tasks.git import gold_patch
@@ -648,50 +647,3 @@ def test_trivial_bodies_fill_every_stub_and_nothing_else() -> None:
         ast.parse(way["m.py"])
         assert "NotImplementedError" not in way["m.py"]
     assert list(trivial_bodies({"m.py": text}, take({"m.py": text}, "gone", "m.py::g"))) == []
-
-
-# --- proposals
-
-PROPOSED = {
-    "pkg/a.py": "def f():\n    return 1\n\n\ndef g():\n    return 2\n",
-    "tests/test_a.py": "x = 1\ny = 2\n",
-    "b.py": "z = 1\n",
-}
-
-
-def proposal(changed: Mapping[str, str | None], files: Mapping[str, str] = PROPOSED) -> str:
-    """From the original to what is proposed: the gold patch the other way round."""
-    return gold_patch(
-        {**{p: t for p, t in {**files, **changed}.items() if t is not None}}, {p: files.get(p) for p in changed}
-    )
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"pkg/a.py": "def f():\n    return 1\n"},
-        {"pkg/a.py": PROPOSED["pkg/a.py"].replace("\n\n\ndef g():\n    return 2\n", "\n"), "b.py": None},
-    ],
-)
-def test_a_proposed_deletion_is_applied(changed: dict[str, str | None]) -> None:
-    assert apply_proposal(PROPOSED, proposal(changed)) == changed
-
-
-@pytest.mark.parametrize(
-    ("patch", "why"),
-    [
-        ("", "is empty"),
-        ("no diff at all", "does not apply"),
-        (proposal({"pkg/a.py": "def f():\n    return 1\n"}).replace("return 2", "return 3"), "does not apply"),
-        (proposal({"tests/test_a.py": "x = 1\n"}), "touches the test file tests/test_a.py"),
-        (proposal({"pkg/a.py": PROPOSED["pkg/a.py"] + "more = 1\n"}), "removes nothing"),
-        (proposal({"pkg/a.py": "def f():\n    return 3\n\n\ndef g():\n    return 2\n"}), "is to remove code"),
-        (proposal({"pkg/a.py": "def f():\n    return 1\n", "new.py": "x = 1\n"}), "new.py, which is not in the tree"),
-        (proposal({"pkg/a.py": "def f():\n\n\ndef g():\n    return 2\n"}), "is no Python"),
-        (proposal({"b.py": None}).replace("b.py", "../b.py"), "not in the tree"),
-    ],
-)
-def test_a_proposal_that_cannot_be_used_is_refused_in_one_sentence(patch: str, why: str) -> None:
-    with pytest.raises(Refused, match=why) as refusal:
-        apply_proposal(PROPOSED, patch)
-    assert "\n" not in str(refusal.value)

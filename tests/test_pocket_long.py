@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from offbook.agent.chat import ChatFormat
 from offbook.agent.harness import run_agent
-from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, _task, episodes, report_of
+from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, episodes, report_of, task_of
 from offbook.pocket.repos import Split
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript
 from offbook.pocket.tasks import Draft, Level, draft_tasks, level_named, make_pocket_tasks
@@ -34,7 +34,7 @@ from offbook.tasks.grade import grade
 from offbook.types import OffbookError, Rollout, Task
 
 THREE_TO_EIGHT = Level(3, 8)
-PERFECT = Habits(0, 0, 0, 0, explore=0.5, stray=0.2, checks=0.5)
+PERFECT = Habits(0, 0, 0, 0, explore=0.5)
 
 
 def drafts(split: Split, count: int, level: Level = THREE_TO_EIGHT) -> list[Draft]:
@@ -59,10 +59,10 @@ def test_drafts_are_what_real_deletion_makes() -> None:
         assert draft.files == delete_functions(draft.gold.files, names, draft.unseen)
         mended = dict(draft.files)
         for spot in draft.spots:
-            assert draft.files[spot.path].count(spot.old) == 1
+            assert draft.files[spot.path].count(spot.function.stub) == 1
             assert f"def test_{spot.name}()" in draft.files[f"tests/test_{spot.module.name}.py"]
             assert f"def test_{spot.name}_more()" not in draft.files[f"tests/test_{spot.module.name}.py"]
-            mended[spot.path] = spot.with_body(spot.new, mended)
+            mended[spot.path] = spot.with_body(spot.function.body, mended)
         assert {path: mended[path] for path in draft.paths} == {path: draft.gold.files[path] for path in draft.paths}
 
 
@@ -98,7 +98,7 @@ def test_held_out_pairs_are_nowhere_in_train_repositories() -> None:
 
 def test_no_instruction_asks_for_tests_to_be_changed() -> None:
     for draft in drafts("train", 40):
-        trajectory = Trajectory(Rollout("r", "t", "g", ()), _task(draft, 0, Path(".")))
+        trajectory = Trajectory(Rollout("r", "t", "g", ()), task_of(draft, 0, Path(".")))
         assert draft.instruction in trajectory.instruction
         assert not trajectory.asks_for_tests
 
@@ -132,7 +132,7 @@ def test_deleted_fails_and_gold_passes(tasks: list[Task]) -> None:
 def played(draft: Draft, folder: Path, rng: random.Random, habits: Habits, chat: ChatFormat) -> tuple[Task, Rollout]:
     """In the sandbox that rollouts have, tests really run."""
     write_files(folder, draft.files)
-    task = replace(_task(draft, 0, folder), fail_to_pass=draft.fail_to_pass, sources=(draft.gold.package,))
+    task = replace(task_of(draft, 0, folder), fail_to_pass=draft.fail_to_pass, sources=(draft.gold.package,))
     world = replace(LONG_HARNESS, limits=replace(LONG_HARNESS.limits, tokens=90_000, context=90_000))
 
     async def run() -> Rollout:
@@ -171,7 +171,7 @@ def test_its_habits_are_the_faults_that_rules_find_and_it_is_done_in_15_to_40_tu
             played = episodes(
                 chat, drafts("train", 16, Level(6, 6))[:count], random.Random(3), LONG_HABITS, LONG_HARNESS
             )
-            return [rollout.segments[0].ids async for _, rollout in played]
+            return [rollout.segments[0].ids async for rollout in played]
 
         return asyncio.run(run())
 
@@ -205,9 +205,9 @@ def test_reports_are_pytests(tmp_path: Path) -> None:
     files = dict(draft.files)
     for spot in draft.spots[:4]:
         script.spot = spot
-        files[spot.path] = spot.with_body(script._wrong_body() or spot.new, files)
+        files[spot.path] = spot.with_body(script._wrong_body() or spot.function.body, files)
     script.spot = draft.spots[-1]
-    off = script._test_edit()
+    _, off = script._test_edit()
     turned_off = files | {off["path"]: files[off["path"]].replace(off["old"], off["new"])}
     for tree, selection in ((files, ""), (turned_off, ""), (turned_off, off["path"])):
         shutil.rmtree(tmp_path / "tree", ignore_errors=True)

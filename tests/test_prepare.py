@@ -246,18 +246,14 @@ def test_an_install_that_is_stopped_leaves_nothing_of_pips(tmp_path: Path, monke
 
 
 def test_tests_that_look_at_a_clock_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "helpers.py").write_text(
-        "import time\n\ndef grows(f):\n    began = time.perf_counter()\n    return f() or time.perf_counter() - began\n"
-        "\ndef check(f):\n    return f()\n"
-    )
     (tmp_path / "test_a.py").write_text(
-        "from timeit import timeit\nfrom helpers import check, grows\n\n"
-        "def test_growth():\n    assert grows(len) < 2\n\n"
-        "def test_plain():\n    assert check(lambda: True)\n\n"
+        "import time\nfrom timeit import timeit\n\n"
+        "def test_growth():\n    began = time.perf_counter()\n    assert time.perf_counter() - began < 2\n\n"
+        "def test_plain():\n    assert True\n\n"
         "class TestIt:\n    def test_speed(self):\n        assert timeit('1') < 9\n"
     )
     names = ["test_growth", "test_plain", "TestIt::test_speed", "test_growth[1]"]
-    found = timed_tests(tmp_path, ["helpers.py", "test_a.py", "missing.py"], [f"test_a.py::{name}" for name in names])
+    found = timed_tests(tmp_path, [f"test_a.py::{name}" for name in names])
     assert found == {"test_a.py::test_growth", "test_a.py::TestIt::test_speed", "test_a.py::test_growth[1]"}
 
 
@@ -477,15 +473,10 @@ def test_refused_before_anything_runs(files: dict[str, str], sentence: str, tmp_
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        (GOOD | {"pkg/__init__.py": "def x(:"}, "repo cannot be imported (SyntaxError: invalid syntax); see "),
-        (GOOD | {"pkg/__init__.py": "import pkg._speed", "pkg/_speed.c": ""}, "repo needs compiled extensions (Mod"),
+        (GOOD | {"pkg/__init__.py": "def x(:"}, "the tests of repo cannot be imported ("),
         (
             GOOD | {"pkg/__init__.py": "import elsewhere.part", "pkg/_speed.c": ""},
-            "repo needs the module elsewhere, which is not among what it says it needs; see ",
-        ),
-        (
-            GOOD | {"pkg/__init__.py": "from typing import Nothing", "pkg/_speed.c": ""},
-            "repo cannot be imported (ImportError: cannot import name 'Nothing' from 'typing' (",
+            "the tests of repo cannot be imported (ModuleNotFoundError: No module named 'elsewhere')",
         ),
         (
             GOOD | {"tests/test_pkg.py": "import nothing"},
@@ -532,10 +523,6 @@ def test_what_never_ends_is_refused(deps: Path, tmp_path: Path, monkeypatch: pyt
     sentence = "the tests of repo cannot be imported within 3 s"
     assert refused(repo, installed(deps, tmp_path / "a"), short) == sentence
     assert time.monotonic() - began < 60  # and not until the limit for all of them
-    monkeypatch.setattr("offbook.tasks.factory.prepare.prepare.IMPORT_S", 2.0)
-    repo = write(tmp_path / "other", GOOD | {"pkg/__init__.py": forever})
-    sentence = "other cannot be imported (it took longer than 2 s); see "
-    assert refused(repo, installed(deps, tmp_path / "b"), short).startswith(sentence)
     monkeypatch.setattr("offbook.tasks.suite.START_S", 1.0)
     started = PrepareSettings(LIMITS.source, LIMITS.baseline, start="sleep 9")
     repo = write(tmp_path / "third", GOOD)
@@ -551,18 +538,12 @@ def test_where_an_interpreter_comes_from(tmp_path: Path, monkeypatch: pytest.Mon
     major, minor, _ = own.version.split(".", 2)
     assert own.path == Path(os.path.realpath(sys.executable))
     assert asyncio.run(find_interpreter(sys.executable)).version == own.version
-    home = tmp_path / "versions" / own.version / "bin"
-    home.mkdir(parents=True)
-    (home / f"python{major}.{minor}").symlink_to(own.path)
-    broken = tmp_path / "bin" / f"python{major}.{minor}"  # as pyenv leaves one for a version that is not chosen
-    write(tmp_path, {f"bin/{broken.name}": "#!/bin/sh\nexit 127\n"})
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    (tmp_path / f"python{major}.{minor}").symlink_to(own.path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = asyncio.run(find_interpreter(f"{major}.{minor}"))
     assert (found.path, found.markers["python_version"]) == (own.path, f"{major}.{minor}")
     for wanted, words in (
-        ("3.99", "there is no Python 3.99 on this machine: install it (apt install python3.99, uv python install"),
+        ("3.99", "there is no Python 3.99 on the PATH: install it (apt install python3.99, or uv python install"),
         ("/bin/true", "--python /bin/true is no Python interpreter and no version such as 3.12"),
         ("nowhere/python", "--python nowhere/python is no Python interpreter and no version such as 3.12"),
     ):
@@ -625,11 +606,8 @@ def test_metadata(files: dict[str, str], needs: list[str], test_needs: list[str]
          ["src/x/__init__.py"], ["tests/x_test.py"]),
         ("n.s", ["n/s/__init__.py", "tests/test_a.py", "docs/test_b.py"], ".",
          ["n/s/__init__.py"], ["tests/test_a.py"]),
-        ("p", ["pysrc/p/__init__.py", "scripts/q.py", "tests/p/__init__.py", "tests/test_a.py"], "pysrc",
-         ["pysrc/p/__init__.py"], ["tests/test_a.py"]),
         ("python-p", ["p/__init__.py", "q/__init__.py", "tests/test_a.py"], ".",
          ["p/__init__.py"], ["tests/test_a.py"]),
-        ("p", ["p.py", "tests/old.py", "tests/__init__.py", "test.py"], ".", ["p.py"], ["test.py", "tests/old.py"]),
     ],
 )  # fmt: skip
 def test_layout(name: str, files: list[str], root: str, sources: list[str], tests: list[str], tmp_path: Path) -> None:
@@ -647,7 +625,6 @@ def test_settings_of_pytest(tmp_path: Path) -> None:
     layout = find_layout(tmp_path, read_project(tmp_path, "p", ""))
     assert layout.test_files == ("checks/check_a.py",)
     assert layout.options == ("-c", "tox.ini", "-p", "plugin", "-m", "not slow", "--ignore=x")
-    assert not layout.strict_warnings
     (tmp_path / "tox.ini").write_text("[pytest]\ntestpaths = .\n")
     assert find_layout(tmp_path, read_project(tmp_path, "p", "")).test_files == ("checks/test_c.py",)
 

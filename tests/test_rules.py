@@ -536,7 +536,7 @@ def test_a_perfect_script_breaks_no_rule(tmp_path: Path, chat: ChatFormat) -> No
             for path, text in draft.files.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_text(text)
-            task = Task("t", folder, draft.instruction, folder, folder, (), ("x",), (), draft.tools, draft.repository)
+            task = Task("t", folder, draft.instruction, folder, folder, (), ("x",), (), draft.tools, draft.gold.name)
             async with ProcessSandbox(folder) as sandbox:
                 policy = Demonstrator(Script(draft, rng, habits), chat)
                 done.append((task, await run_agent(task, sandbox, policy, chat, world, "r", "g")))

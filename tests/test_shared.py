@@ -243,9 +243,9 @@ def test_only_tasks_of_other_repositories_count_also_those_of_other_processes(tm
     taken = Taken(tmp_path)
     assert taken.repeats("a", sketch) == ""
     rows = [
-        {"id": "a-parts", "repository": "a", "refused": "", "sketch": sketch},
-        {"id": "b-no", "repository": "b", "refused": "flaky", "sketch": sketch},
-        {"id": "c-old", "repository": "c", "refused": ""},
+        {"id": "a-parts", "repository": "a", "kind": "single", "level": "stub", "sketch": sketch},
+        {"id": "b-no", "repository": "b", "kind": "single", "level": "stub", "refused": "flaky", "sketch": sketch},
+        {"id": "c-old", "repository": "c", "kind": "single", "level": "stub"},
     ]
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "outcomes.jsonl"

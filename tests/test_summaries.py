@@ -182,7 +182,7 @@ def test_scripted_episodes_sum_up_what_is_done_and_what_is_left(chat: ChatFormat
 
     async def run() -> list[Rollout]:
         played = episodes(chat, drafts, random.Random(2), LONG_HABITS, Harness(limits, profile="pocket"))
-        return [rollout async for _, rollout in played]
+        return [rollout async for rollout in played]
 
     facts: Counter[str] = Counter()
     for draft, rollout in zip(drafts, asyncio.run(run()), strict=True):

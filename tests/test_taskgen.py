@@ -44,13 +44,10 @@ from offbook.tasks.factory.pipeline import (
     folder_name,
     make_tasks,
 )
-from offbook.tasks.factory.prepare.prepare import PrepareSettings
-from offbook.tasks.factory.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
-from offbook.tasks.factory.records import differing, funnel, split_of
+from offbook.tasks.factory.records import funnel, split_of
 from offbook.tasks.factory.types import Feature
 from offbook.tasks.factory.workshop import Workshop
 from offbook.tasks.folder import instructions_of, write_files, write_whole
-from offbook.tasks.git import applied, gold_patch
 from offbook.tasks.grade import grade
 from offbook.tasks.perturbed import FEWEST, read_apart
 from offbook.tasks.select import Record
@@ -269,40 +266,6 @@ def test_no_more_tasks_than_asked_for_and_a_bad_repository_does_not_stop_the_oth
     assert asyncio.run(check_all(load_tasks(out / "train"))) == [""]  # what the task stands on is still there
 
 
-def test_options_that_the_first_call_had_otherwise_are_said_with_what_holds(
-    made: tuple[Path, Path, list[Made]], tmp_path: Path
-) -> None:
-    source, out = prepared(made, tmp_path / "out")
-    (out / ".factory" / folder_name(str(source)) / "asked.json").unlink(missing_ok=True)
-    first = replace(SETTINGS, max_tasks=1, level="stub")
-
-    def told(settings: MakeSettings) -> tuple[Made, list[str]]:
-        said: list[str] = []
-        (result,) = asyncio.run(make_tasks([str(source)], out, BOX, settings, said.append))
-        return result, [line for line in said if "reading everything" not in line]
-
-    before, said = told(first)
-    assert (len(before.verified), said) == (1, [])
-    result, said = told(replace(first, level="gone", wording="terse", heldout=0.5))
-    assert said[0].startswith(
-        "little: --level was stub and is gone; --wording was normal and is terse; --heldout was 0 and is 0.5: what is"
-    )
-    assert (result.verified, len(load_tasks(out / "train"))) == (before.verified, 1)  # it counts, at whatever level
-    result, said = told(replace(first, max_tasks=2))
-    assert (len(result.verified), len(load_tasks(out / "train")), said) == (2, 2, [])
-    for _ in range(2):
-        assert told(first)[1] == ["little: 2 tasks are there and stay, more than --limit asks for"]
-
-
-def test_a_repository_stays_as_it_was_prepared(tmp_path: Path) -> None:
-    assert differing(tmp_path, SETTINGS) == ""
-    other = PrepareSettings(python="3.12", pytest_options=("-p", "no:x y"))
-    said = differing(tmp_path, replace(SETTINGS, prepare=other, context=True, max_tasks=3))
-    assert said.startswith("--context was not given and is given; --python was not given and is 3.12; --pytest-options")
-    assert "stay as they are" in said
-    assert differing(tmp_path, SETTINGS) == ""
-
-
 def test_an_error_of_the_factory_in_one_repository_leaves_the_others(
     made: tuple[Path, Path, list[Made]], deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,19 +339,6 @@ def test_a_repository_that_is_added_later_leaves_the_first_where_it_is(
     assert reasons[task.id] == ("a task of that name is there", str(task.folder))
 
 
-def test_a_proposal_for_a_repository_that_is_held_out_is_held_out(
-    made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path
-) -> None:
-    source, out = prepared(made, tmp_path / "out")
-    task = named(made[1], "initials")
-    (out / "heldout").mkdir()
-    shutil.copytree(task.folder, out / "heldout" / task.folder.name, symlinks=True)
-    wanted = proposal(workshop, "little/words.py", SQUEEZE, "    raise NotImplementedError\n")
-    (result,) = asyncio.run(make_tasks([], out, BOX, SETTINGS, proposals=[replace(wanted, source=str(source))]))
-    assert (result.split, len(result.verified)) == ("heldout", 1)
-    assert not (out / "train").exists()
-
-
 def test_unknown_levels_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     with pytest.raises(OffbookError, match="there is no level all; it is one of stub, hybrid, gone and mix"):
         run_make(tmp_path / "out", tmp_path, settings=MakeSettings(level="all"))
@@ -418,9 +368,6 @@ def test_small_parts_that_the_product_says_twice_are_no_leak() -> None:
         (replace(twice, path="deps/pkg/b.py"), ["pkg"], [replace(twice, path="deps/pkg/b.py")]),
     ):
         assert given_away([leak], removed, ["a.py::target"], product) == leaks
-    committed = replace(twice, path="tree/.git!blob 0123")
-    assert given_away([committed, twice], removed, ["a.py::target"], ["pkg"]) == []
-    assert given_away([committed], removed, ["a.py::target"], ["pkg"]) == [committed]
     assert given_away([twice], {**removed, "a.py::helper": "y\n" * 20}, ["a.py::target"], ["pkg"]) == [twice]
 
 
@@ -462,11 +409,7 @@ def test_an_exported_instance_applies(made: tuple[Path, Path, list[Made]], tmp_p
 # --- proposals
 
 
-def proposal(workshop: Workshop, path: str, old: str, new: str, name: str = "") -> Proposal:
-    text = workshop.files[path]
-    assert old in text
-    return Proposal("it", gold_patch({path: text.replace(old, new)}, {path: text}), name)
-
+# --- a model's words
 
 SQUEEZE = """\
     words = []
@@ -475,69 +418,6 @@ SQUEEZE = """\
             words.append(word)
     return " ".join(words)
 """
-
-
-def test_proposals_become_tasks_or_are_refused_with_the_reason(workshop: Workshop, deps: Path, tmp_path: Path) -> None:
-    source, out = little(tmp_path / "little"), tmp_path / "out"
-    with_deps(out, source, deps)
-    words = "little/words.py"
-    proposals = [
-        proposal(workshop, words, SQUEEZE, "    raise NotImplementedError\n"),
-        proposal(workshop, words, SQUEEZE, "    raise NotImplementedError\n"),
-        proposal(workshop, words, "Every run of spaces", "Every run", "doc"),
-        proposal(workshop, "tests/test_words.py", 'assert squeeze("   ") == ""', "pass", "tests"),
-        Proposal("it", "no diff at all", "words"),
-        proposal(workshop, words, "import re\n", "", "import"),
-    ]
-    proposals = [replace(one, source=str(source)) for one in proposals]
-    gone = Proposal(str(tmp_path / "nowhere"), proposals[0].patch)
-    result, missing = asyncio.run(make_tasks([], out, BOX, SETTINGS, proposals=[*proposals, gone]))
-    assert missing.unprepared
-    assert (result.candidates, len(result.verified)) == (6, 1)
-    (task,) = load_tasks(out / "train")
-    assert task.id == result.verified[0].id
-    assert task.id.startswith("little-squeeze-")
-    assert "`squeeze`" in task.instruction
-    reasons = [(outcome.refused, outcome.evidence) for outcome in result.outcomes]
-    assert reasons[0] == ("", "")
-    assert reasons[1] == ("the proposal is refused", f"{task.folder} is there already")
-    assert reasons[2][1] == "the proposed deletion adds 1 lines and removes 1: it is to remove code"
-    assert reasons[3][1] == "the proposed deletion touches the test file tests/test_words.py"
-    assert reasons[4][1].startswith("the proposed deletion cannot be used: it does not apply")
-    assert reasons[5][1] == "the proposed deletion changes no function of the product"
-
-
-def test_a_file_of_proposals_is_read_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "proposals.jsonl"
-    with pytest.raises(OffbookError, match="there is no file"):
-        read_proposals(path)
-    path.write_text('{"source": "a", "patch": "b"}\n\n{"source": "c", "patch": "d", "name": "e"}\n')
-    assert read_proposals(path) == [Proposal("a", "b"), Proposal("c", "d", "e")]
-    for bad in (
-        "nothing",
-        '{"source": "a"}',
-        '{"source": "a", "patch": "b", "more": 1}',
-        "[1]",
-        '{"source": 1, "patch": 2}',
-    ):
-        path.write_text(f'{{"source": "a", "patch": "b"}}\n{bad}\n')
-        with pytest.raises(OffbookError, match=r"proposals\.jsonl:2 is no proposal"):
-            read_proposals(path)
-
-
-def test_a_deletion_of_whole_functions_is_seen_as_such(workshop: Workshop) -> None:
-    path = "little/words.py"
-    start = workshop.files[path].index("def squeeze")
-    changed = workshop.files[path][:start].rstrip() + "\n"
-    deletion = deletion_of(workshop, Proposal("it", "patch", "the squeeze!"), {path: changed})
-    assert (deletion.level, deletion.stubbed) == ("gone", ())
-    assert [key.name for key in deletion.deleted] == ["squeeze"]
-    assert deletion.removed[f"{path}::squeeze"].startswith("def squeeze(text):")
-    assert deletion.feature.id.startswith("little-the-squeeze-")
-    assert len(deletion.feature.tests) == 2
-
-
-# --- a model's words
 
 
 def test_a_models_words_are_kept_where_they_can_be_used(workshop: Workshop) -> None:
@@ -576,17 +456,6 @@ def test_a_model_says_the_instruction_of_a_task(workshop: Workshop, tmp_path: Pa
     assert outcome.refused == ""
     assert load_task(tmp_path / "it").instruction.startswith(good + "\n\nFor example:")
     assert load_task(tmp_path / "it", "terse").instruction != good
-
-
-def test_a_model_proposes(workshop: Workshop) -> None:
-    patch = proposal(workshop, "little/words.py", SQUEEZE, "    raise NotImplementedError\n").patch
-    with serving(reply(f"Sure.\n```diff\n{patch}```\nDone."), reply("I cannot.")) as server:
-        propose = proposer(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
-        found = asyncio.run(propose(workshop, "it", 2))
-        assert [body["messages"][0]["content"].count("```python") for _, _, body in server.asked] == [1, 1]
-    assert found == [Proposal("it", patch), Proposal("it", "I cannot.")]
-    assert diff_in(patch) == patch
-    assert applied(workshop.files, found[0].patch).keys() == {"little/words.py"}
 
 
 # --- harder
@@ -723,7 +592,7 @@ def test_a_run_makes_harder_tasks_and_survives_kills(
         if task.id not in first:
             shutil.rmtree(task.folder)
     more = {
-        "tasks.source": str(source), "tasks.order": "select", "tasks.harden": "0.8", "train.steps": str(steps),
+        "tasks.source": str(source), "tasks.order": "select", "tasks.harden": "0.8", "train.steps": str(steps), "train.no_signal_steps": "0",
         "harness.turns": "2", "harness.context": "32768", "harness.message_tokens": "16384",
         "harness.profile": "standard", "sandbox.backend": "bwrap", "checkpoint.every": "2",
         "train.learning_rate": "1e-6", "out": str(run),

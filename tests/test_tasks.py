@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from offbook.core.config import load_config
 from offbook.pocket.repos import (
     ALL_STEPS,
-    ARGUMENTS,
     MODULES,
     NAMES,
     PACKAGES,
+    WORDS,
     Function,
     Split,
     Spot,
@@ -292,14 +292,14 @@ def wrong_body(function: Function, rng: random.Random) -> str:
 
 @given(steps=one_step | two_steps, seed=st.integers(0, 99))
 def test_the_right_body_passes_and_a_wrong_one_does_not(steps: tuple[Step, ...], seed: int) -> None:
-    function = Function("amber", ARGUMENTS[steps[0].op.takes][0], steps)
+    function = Function("amber", WORDS["arguments"][steps[0].op.takes][0], steps)
     assert passes_its_tests(function, function.body)
     assert not passes_its_tests(function, wrong_body(function, random.Random(seed)))
 
 
 @given(step=st.sampled_from(ALL_STEPS))
 def test_no_other_step_and_no_constant_passes(step: Step) -> None:
-    function = Function("amber", ARGUMENTS[step.op.takes][0], (step,))
+    function = Function("amber", WORDS["arguments"][step.op.takes][0], (step,))
     for other in ALL_STEPS:
         if other.op.takes == step.op.takes and other != step:
             assert not passes_its_tests(function, Function("amber", function.argument, (other,)).body)
@@ -308,7 +308,7 @@ def test_no_other_step_and_no_constant_passes(step: Step) -> None:
 
 
 def test_words_stand_for_one_thing_only() -> None:
-    words = [*PACKAGES, *MODULES, *NAMES, *ARGUMENTS["number"], *ARGUMENTS["items"], "item", "result"]
+    words = [*PACKAGES, *MODULES, *NAMES, *WORDS["arguments"]["number"], *WORDS["arguments"]["items"], "item", "result"]
     assert len(words) == len(set(words))
     assert not set(words) & {*keyword.kwlist, *dir(builtins), *sys.stdlib_module_names}
 
@@ -321,8 +321,8 @@ def test_drafts_are_what_real_deletion_makes() -> None:
     for draft in [*drafts("train", 20), *drafts("heldout", 20)]:
         (spot,), gold = draft.spots, draft.gold.files
         assert draft.files == delete_functions(gold, [(spot.path, spot.name)], draft.fail_to_pass)
-        assert draft.files[spot.path].count(spot.old) == 1
-        assert spot.with_body(spot.new, draft.files) == gold[spot.path]
+        assert draft.files[spot.path].count(spot.function.stub) == 1
+        assert spot.with_body(spot.function.body, draft.files) == gold[spot.path]
         assert spot.with_body(wrong_body(spot.function, random.Random(0)), draft.files) != gold[spot.path]
 
 

@@ -8,8 +8,7 @@ Every job is one process with one thread; with `--json` the figures are written 
 
     python bench/cpu/ablation.py --balance --steps 80 --short --jobs 16 --out runs/balance --json runs/balance.json
 
-compares what the hints' part of the loss is divided by. With `--telling` the pocket model has one more fault, whose
-right form it shows after a hint and never by itself: its last words name nothing of what it changed.
+compares what the hints' part of the loss is divided by.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ from typing import Any
 from panels import Lines, figure, mean_curve
 
 from offbook.core.runfolder import write_atomic
-from offbook.pocket.demonstrations import learned_rules
-from offbook.pocket.script import Habits
+from offbook.pocket.demonstrations import LEARNED
 
 COMMON = {"train.groups": "3", "checkpoint.every": "5", "train.log_parts": "5", "feedback.look": "false"}
-TELLS = 0.5  # of its demonstrations, with --telling
 HINTS: dict[str, dict[str, str]] = {
     "rl": {"weight": "0"},
     "hints": {},
@@ -100,15 +97,11 @@ COLUMNS = {
 RATIO_ROWS = 5  # of those in which the parts' gradients were taken apart
 
 
-def habits_of(arguments: argparse.Namespace) -> Habits:
-    return Habits(tells=TELLS) if arguments.telling else Habits()
-
-
 def settings_of(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> dict[str, str]:
     feedback = {f"feedback.{key}": value for key, value in HINTS[arm].items()}
     return {
         **COMMON,
-        "feedback.rules": json.dumps(learned_rules(habits_of(arguments))),  # what the pocket model does wrong
+        "feedback.rules": json.dumps(LEARNED),  # what the pocket model does wrong
         **dict(option.split("=", 1) for option in arguments.set),
         **feedback,
         "seed": str(seed),
@@ -123,13 +116,12 @@ def prepare(seed: int, arguments: argparse.Namespace) -> None:
     """The seed's model and tasks, and how the model does before any training."""
     import asyncio
 
-    from offbook.pocket.model import Recipe, make_pocket
+    from offbook.pocket.model import make_pocket
     from offbook.pocket.tasks import make_pocket_tasks
 
     model, tasks = arguments.out / f"model-{seed}", arguments.out / f"tasks-{seed}"
     if not model.exists():
-        recipe = Recipe(habits=habits_of(arguments))
-        made = make_pocket(arguments.out / "models", seed, lambda what, share: None, recipe)
+        made = make_pocket(arguments.out / "models", seed, lambda what, share: None)
         model.symlink_to(made.resolve())
     if not tasks.exists():
         asyncio.run(make_pocket_tasks(tasks, seed, 120, 48, lambda share: None))
@@ -232,7 +224,6 @@ def in_process(arguments: argparse.Namespace, *job: str) -> None:
     """One job in a process of its own, with one thread, so that as many run side by side as there are cores."""
     name = "-".join(job)
     options = [part for option in arguments.set for part in ("--set", option)]
-    options += ["--telling"] if arguments.telling else []
     command = [sys.executable, __file__, "--out", str(arguments.out), "--steps", str(arguments.steps), *options]
     log = arguments.out / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -339,7 +330,6 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="without the four times longer runs")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--balance", action="store_true", help="compare what the hints' part is divided by")
-    parser.add_argument("--telling", action="store_true", help="a pocket model with a fault that only a hint mends")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--json", type=Path)

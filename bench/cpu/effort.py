@@ -231,7 +231,7 @@ def drawn(results: dict[int, dict[str, Any]]) -> str:
         }
         for kind in DIFFICULTIES
     }
-    return figure(panels, one_scale=True)
+    return figure(panels)
 
 
 def main() -> None:

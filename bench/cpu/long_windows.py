@@ -38,8 +38,8 @@ def repositories(rng: random.Random, split: str) -> Iterator[Files]:
     """Of pocket tasks, complete, with names of a larger pool."""
     last = ""
     for draft in draft_tasks(seed=rng.randrange(10**9), count=10**9, split=split):
-        if draft.repository != last:
-            last, names = draft.repository, dict(zip(USUAL, rng.sample(WORDS, len(USUAL)), strict=True))
+        if draft.gold.name != last:
+            last, names = draft.gold.name, dict(zip(USUAL, rng.sample(WORDS, len(USUAL)), strict=True))
             files = [(path, text) for path, text in draft.gold.files.items() if path.endswith(".py")]
             yield [(path, USUAL_NAME.sub(lambda one, names=names: names[one[1]], text)) for path, text in files]
 

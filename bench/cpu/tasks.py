@@ -110,7 +110,6 @@ def numbers(made: list[Made], seconds: float, cpu: float, new: int) -> dict[str,
     for outcome in tried:
         for stage, stage_s in outcome.stages.items():
             stages[stage] = stages.get(stage, 0.0) + stage_s
-    make_s = sum(one.make_s for one in made)
     return {
         "verified": len(verified),
         "candidates": len(tried),
@@ -119,17 +118,14 @@ def numbers(made: list[Made], seconds: float, cpu: float, new: int) -> dict[str,
         "cores": os.cpu_count(),
         "cpu_s_a_task": round(cpu / max(1, new), 2),
         "per_minute_and_core": round(60 * new / cpu, 2),
-        "prepare_share": round(1 - make_s / (make_s + sum(one.prepare_s for one in made)), 3),
         "stages": {stage: round(stage_s / sum(stages.values()), 3) for stage, stage_s in stages.items()},
         "multi_file_share": round(sum(outcome.files > 1 for outcome in verified) / len(verified), 3),
-        "test_time_share": round(sum(o.test_s for o in tried) / sum(o.seconds for o in tried), 3),
         "clusters": len(clusters),
         "cluster_median_lines": statistics.median(outcome.lines for outcome in clusters) if clusters else 0,
         "cluster_median_files": statistics.median(outcome.files for outcome in clusters) if clusters else 0,
         "median_characters": statistics.median(outcome.characters for outcome in verified),
         "median_files": statistics.median(outcome.files for outcome in verified),
         "median_lines": statistics.median(outcome.lines for outcome in verified),
-        "as_predicted": round(sum(outcome.exact for outcome in verified) / len(verified), 3),
         "mean_floor": round(statistics.mean(outcome.floor for outcome in verified), 3),
         "levels": {level: sum(o.level == level for o in verified) for level in ("stub", "hybrid", "gone")},
         "refused": funnel(tried),
@@ -142,8 +138,6 @@ def numbers(made: list[Made], seconds: float, cpu: float, new: int) -> dict[str,
                 "features": one.candidates,
                 "tried": len(one.outcomes),
                 "verified": len(one.verified),
-                "prepare_s": round(one.prepare_s, 1),
-                "make_s": round(one.make_s, 1),
                 "unprepared": one.unprepared,
             }
             for one in made
@@ -178,12 +172,12 @@ def report(made: list[Made], result: dict[str, Any], command: str) -> str:
         ]
     lines += [
         "",
-        "| package | split | tests | left out | features | tried | tasks | prepare, s | make, s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| package | split | tests | left out | features | tried | tasks |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, row in result["repositories"].items():
         cells = [f"{name} {row['version']}", row["split"], row["tests"], row["left_out"], row["features"], row["tried"]]
-        cells += [row["verified"], row["prepare_s"], row["make_s"]]
+        cells.append(row["verified"])
         lines.append(
             f"| {' | '.join(map(str, cells))} |" if not row["unprepared"] else f"| {name} | {row['unprepared']} |"
         )
@@ -203,16 +197,13 @@ def report(made: list[Made], result: dict[str, Any], command: str) -> str:
         f"| clusters | {result['clusters']}, gold patch {result['cluster_median_lines']:g} lines over "
         f"{result['cluster_median_files']:g} files in the median |",
         f"| gold patch of all tasks, median | {result['median_lines']:g} lines |",
-        f"| failing tests just as the map says | {result['as_predicted']:.0%} of the tasks |",
         f"| what a trivial body passes of the failing tests, mean | {result['mean_floor']:.1%} |",
         f"| levels | {', '.join(f'{level} {count}' for level, count in result['levels'].items())} |",
         f"| gold patch, files in the median; request, characters in the median | {result['median_files']:g}; "
         f"{result['median_characters']:g} |",
-        f"| share of the working time that is spent in tests | {result['test_time_share']:.0%} |",
         f"| a task's folder | {result['bytes_a_task']:,} bytes in {result['files_a_task']} files |",
         f"| what the tasks of a repository share, a task | {result['shared_bytes_a_task']:,} bytes in "
         f"{result['shared_files_a_task']} files |",
-        f"| time for preparing repositories | {result['prepare_share']:.0%} |",
         "| time of a candidate by stage | "
         + ", ".join(f"{stage} {share:.0%}" for stage, share in result["stages"].items())
         + " |",

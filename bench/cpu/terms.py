@@ -132,7 +132,7 @@ def write_episodes(
 
     async def run() -> list[Rollout]:
         rng = random.Random(f"episodes {seed}")
-        return [one async for _, one in episodes(chat, drafts, rng, habits, harness)]
+        return [one async for one in episodes(chat, drafts, rng, habits, harness)]
 
     rollouts = asyncio.run(run())
     for number, (draft, rollout) in enumerate(zip(drafts, rollouts, strict=True)):

@@ -65,7 +65,7 @@ def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, d
     async def scripted() -> list[Rollout]:
         habits = LONG_HABITS if level.is_long else Habits()
         played = episodes(chat, drafts, random.Random("readings"), habits, harness_of(level))
-        return [one async for _, one in played]
+        return [one async for one in played]
 
     pairs = [
         (rollout, Feedback(target, write_hint(target.rule, rollout.tools)))

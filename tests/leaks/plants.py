@@ -14,18 +14,15 @@ import json
 import lzma
 import os
 import pickle
-import py_compile
 import re
 import shelve
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 MODULE = "shop/prices.py"
@@ -122,77 +119,6 @@ def tarred(files: dict[str, bytes], mode: str) -> bytes:
     return stream.getvalue()
 
 
-# --- bytecode
-
-
-@plant
-def stale_bytecode(folder: Path) -> str:
-    source = elsewhere(folder) / MODULE
-    name = f"shop/__pycache__/prices.{sys.implementation.cache_tag}.pyc"
-    py_compile.compile(str(source), str(folder / name), doraise=True)
-    return name
-
-
-@plant
-def optimised_bytecode_elsewhere(folder: Path) -> str:
-    py_compile.compile(str(elsewhere(folder) / MODULE), str(folder / "var/cache/p.pyc"), doraise=True, optimize=2)
-    return "var/cache/p.pyc"
-
-
-@plant
-def bytecode_in_zip(folder: Path) -> str:
-    compiled = py_compile.compile(str(elsewhere(folder) / MODULE), str(folder.parent / "p.pyc"), doraise=True)
-    return (
-        write(folder, "app.pyz", b"#!/usr/bin/env python\n" + zipped({"p.pyc": Path(compiled).read_bytes()})) + "!p.pyc"
-    )
-
-
-# --- tables of symbols
-
-
-def _mypy(folder: Path, *options: str) -> Path:
-    cache = folder / ".mypy_cache"
-    original = elsewhere(folder)
-    command = [sys.executable, "-m", "mypy", "--cache-dir", str(cache), "--no-site-packages", *options, MODULE]
-    subprocess.run(command, cwd=original, check=True, capture_output=True)
-    return cache
-
-
-@plant
-def mypy_sqlite(folder: Path) -> str:
-    for database in _mypy(folder).rglob("*.db"):
-        with closing(sqlite3.connect(database)) as connection:
-            if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-                continue
-            if connection.execute("SELECT 1 FROM files2 WHERE path LIKE '%prices.data%'").fetchone():
-                return f"{database.relative_to(folder)}!files2/"
-    raise AssertionError("mypy keeps its cache in another way by now")
-
-
-@plant
-def mypy_binary_file(folder: Path) -> str:
-    cache = _mypy(folder, "--no-sqlite-cache")
-    return str(next(cache.rglob("prices.data.ff")).relative_to(folder))
-
-
-@plant
-def mypy_json(folder: Path) -> str:
-    cache = _mypy(folder, "--no-sqlite-cache", "--no-fixed-format-cache")
-    return str(next(cache.rglob("prices.data.json")).relative_to(folder))
-
-
-@plant
-def ctags(folder: Path) -> str:
-    line = SIGNATURE.rstrip("\n")
-    return write(folder, "tags", f'!_TAG_FILE_FORMAT\t2\n{NAME}\t{MODULE}\t/^{line}$/;"\tf\n')
-
-
-@plant
-def pickled_symbols(folder: Path) -> str:
-    symbols = {"module": "shop.prices", "functions": {NAME: ["basket", "percent", "floor"]}}
-    return write(folder, ".cache/symbols.pickle", pickle.dumps(symbols))
-
-
 # --- git
 
 
@@ -243,14 +169,6 @@ def git_object_in_archive(folder: Path) -> str:
     return write(folder, "backup.tar", tarred({".git/objects/aa/bb": blob}, "w")) + "!.git/objects/aa/bb!content"
 
 
-@plant
-def git_worktree_pointer(folder: Path) -> str:
-    original = elsewhere(folder)
-    _repository(original)
-    write(folder, ".git", f"gitdir: {original}/.git\n")
-    return f".git -> {original}/.git/"
-
-
 # --- installed copies
 
 
@@ -277,20 +195,6 @@ def source_distribution(folder: Path) -> str:
 def egg_info_with_copy(folder: Path) -> str:
     write(folder, "shop.egg-info/SOURCES.txt", f"{MODULE}\n")
     return write(folder, "build/lib/shop/prices.py", ORIGINAL)
-
-
-@plant
-def editable_install(folder: Path) -> str:
-    original = elsewhere(folder)
-    write(folder, "site-packages/__editable__.shop-1.0.pth", f"{original}\n")
-    return f"site-packages/__editable__.shop-1.0.pth -> {original}/{MODULE}"
-
-
-@plant
-def symbolic_link(folder: Path) -> str:
-    original = elsewhere(folder)
-    (folder / "link").symlink_to(original / "shop")
-    return f"link -> {original}/shop/prices.py"
 
 
 # --- documents
@@ -449,15 +353,6 @@ def pickled_source(folder: Path) -> str:
 @plant
 def pickled_source_as_text(folder: Path) -> str:
     return write(folder, "cache.pkl", pickle.dumps({"source": ORIGINAL}, protocol=0))
-
-
-@plant
-def sqlite_cell(folder: Path) -> str:
-    with closing(sqlite3.connect(folder / "state.db")) as database:
-        database.execute("CREATE TABLE pages (path TEXT, body BLOB)")
-        database.execute("INSERT INTO pages VALUES (?, ?)", (MODULE, ("x" * 9000 + "\n" + ORIGINAL).encode()))
-        database.commit()
-    return "state.db!pages/0"
 
 
 @plant

@@ -23,9 +23,6 @@ def compare(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Evaluations or training runs; the first is the base.")
     ] = None,
-    group: Annotated[
-        list[str] | None, typer.Option(help="NAME=GLOB: training runs that are the seeds of one arm; may be repeated.")
-    ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be repeated.")] = None,
     curve: Annotated[str, typer.Option(help="Of training runs: the metric of the figure.")] = "solved",
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
@@ -36,7 +33,7 @@ def compare(
 
     Runs called ARM/seed-N or seed-N/ARM are seeds of that arm.
     """
-    cells, sentences, numbers, svg = compared(folders or [], group or [], metric or [], curve)
+    cells, sentences, numbers, svg = compared(folders or [], metric or [], curve)
     if markdown:
         from offbook.evals.tables import markdown as as_markdown
 
@@ -59,7 +56,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def compared(
-    folders: list[Path], groups: Sequence[str] = (), keys: Sequence[str] = (), curve: str = "solved"
+    folders: list[Path], keys: Sequence[str] = (), curve: str = "solved"
 ) -> tuple[Cells, list[str], dict[str, Any], str]:
     """The table, what is said below it, the numbers and the figure."""
     from offbook.evals import arms, compare
@@ -69,15 +66,15 @@ def compared(
     for folder in folders:
         if not folder.exists():
             raise OffbookError(f"{folder} is not there; give folders of `offbook eval` or `offbook train`")
-    if len(folders) + len(groups) < 2:
+    if len(folders) < 2:
         example = "offbook compare runs/eval-a runs/eval-b"
         raise OffbookError(f"give at least two evaluations or training runs to compare, as in: {example}")
-    evaluations = [] if groups else _evaluations(folders)
+    evaluations = _evaluations(folders)
     if evaluations:
         found = compare.compare(evaluations, keys)
         svg = effort_figure({one.name: one.rows for one in evaluations})
         return compare.cells(found), compare.notes_of(found), compare.as_json(found), svg
-    runs = arms.load_arms(folders, arms.parse_groups(groups), keys)
+    runs = arms.load_arms(folders, keys)
     metric = metric_of(curve)
     curves = {arm: [run.series(curve) for run in members] for arm, members in runs.members.items()}
     svg = training_figure(curves, f"{metric.label} in training", metric.percent)

@@ -13,8 +13,7 @@ from rich.table import Table
 from offbook.cli.options import Json, Plain, config_from, progress_display, results, rollout_display, say
 from offbook.core.config import Config, ConfigError, is_url, load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
-from offbook.evals.prices import read_prices
-from offbook.types import OffbookError, Prices
+from offbook.types import OffbookError
 
 BASE = "base"  # the suite that no rollout is sampled for
 
@@ -35,7 +34,6 @@ def evaluate(
     limit: Annotated[int, typer.Option(min=0, help="Only the first so many tasks of each suite; 0 is all.")] = 0,
     name: Annotated[str, typer.Option(help="The model's name, where it is a URL.")] = "",
     train: Annotated[str, typer.Option(help="The tasks it was trained on, to look for the suite in them.")] = "",
-    prices: Annotated[Path | None, typer.Option(help="TOML: \\[model] input, output, by the million tokens.")] = None,
     price_input: Annotated[float, typer.Option(min=0, help="Of a million prompt tokens.")] = 0.0,
     price_output: Annotated[float, typer.Option(min=0, help="Of a million sampled tokens.")] = 0.0,
     parallel: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 128,
@@ -54,10 +52,9 @@ def evaluate(
         raise OffbookError(f"give one model: {kinds}, as in: offbook eval runs/train")
     if out:
         RunFolder(out).refuse_file()
-    costs = read_prices(prices, name or chosen) if prices else Prices(price_input, price_output)
     own = {"eval.samples": str(samples or "")}
-    if costs.input or costs.output:
-        own |= {"harness.prices.input": str(costs.input), "harness.prices.output": str(costs.output)}
+    if price_input or price_output:
+        own |= {"harness.prices.input": str(price_input), "harness.prices.output": str(price_output)}
     run = Path(chosen) if (Path(chosen) / "config.toml").is_file() else None
     config = config_from(ctx, own, [run / "config.toml"]) if run else config_from(ctx, {**own, "model": chosen})
     if run:

@@ -13,14 +13,14 @@ from offbook.types import OffbookError
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, or the folder of an evaluation or of an adapter.")],
-    to: Annotated[Literal["atif", "openai", "parquet"] | None, typer.Option(help="The format.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A .jsonl file; for parquet a folder of three files.")] = None,
+    to: Annotated[Literal["atif", "openai"] | None, typer.Option(help="The format.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .jsonl file.")] = None,
     hub: Annotated[str, typer.Option(help="OWNER/NAME: push the newest checkpoint there instead.")] = "",
     merged: Annotated[
         bool, typer.Option("--merged", help="Instead: the newest adapter and its base, as one model.")
     ] = False,
 ) -> None:
-    """Write every rollout of a run: ATIF trajectories, OpenAI-format messages, or tables for data frames.
+    """Write every rollout of a run: ATIF trajectories or OpenAI-format messages.
 
     Or, with --hub, push the run's newest checkpoint with a model card; with --merged, write the run's newest adapter,
     added to the weights of its base, to the folder --out.
@@ -47,6 +47,6 @@ def export(
         raise OffbookError(f"give --to and --out, or --hub OWNER/NAME alone, as in: {example}")
     from offbook.evals.export import export as write
 
-    written = write(RunFolder.open(run), to, out)
-    skipped = f"; {written.unreadable} unreadable lines were skipped" if written.unreadable else ""
-    print(f"{out}: {written.rollouts} rollouts as {to}{skipped}")
+    rollouts, unreadable = write(RunFolder.open(run), to, out)
+    skipped = f"; {unreadable} unreadable lines were skipped" if unreadable else ""
+    print(f"{out}: {rollouts} rollouts as {to}{skipped}")

@@ -54,11 +54,9 @@ def make(
     limit: Annotated[int, typer.Option(min=0, help="Stop a repository after so many tasks; 0 is never.")] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Candidates at a time; 0 is one more than the cores.")] = 0,
     heldout: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the repositories held out.")] = 0.2,
-    proposals: Annotated[Path | None, typer.Option(help="Proposed deletions, a JSON object a line.")] = None,
     url: Annotated[str, typer.Option(help="A model behind this URL helps, as the next options say.")] = "",
     name: Annotated[str, typer.Option(help="That model's name.")] = "",
     rewrite: Annotated[bool, typer.Option("--rewrite", help="The model says the instructions in its words.")] = False,
-    propose: Annotated[int, typer.Option(min=0, help="Deletions that the model proposes for each.")] = 0,
     set_up: Annotated[bool, typer.Option("--set-up", help="The model sets up what does not prepare.")] = False,
     allow: Annotated[list[str] | None, typer.Option(help="A host, added to the package index, for --set-up.")] = None,
     pytest_options: Annotated[str, typer.Option(help="For pytest, instead of what its settings ask for.")] = "",
@@ -69,8 +67,6 @@ def make(
     ] = False,
     listed: Annotated[Path | None, typer.Option("--from", help="A file with more repositories, one per line.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for every two cores.")] = 0,
-    ray: Annotated[bool, typer.Option("--ray", help="As Ray tasks, one per repository.")] = False,
-    ray_address: Annotated[str, typer.Option(help="The Ray cluster; one is started here where left out.")] = "",
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
@@ -80,32 +76,26 @@ def make(
     from offbook.signals.monitors.rules import annotated
     from offbook.tasks.factory.instruction.instruct import rewriter
     from offbook.tasks.factory.make import MakeSettings
-    from offbook.tasks.factory.on_ray import make_on_ray
     from offbook.tasks.factory.pipeline import make_tasks
     from offbook.tasks.factory.prepare.prepare import PrepareSettings
-    from offbook.tasks.factory.proposals import proposer, read_proposals
     from offbook.tasks.factory.records import held_out
     from offbook.tasks.factory.workers import workers as started
 
     sources = [*(sources or []), *(read_sources(listed) if listed else [])]
-    if not sources and proposals is None:
+    if not sources:
         kinds = "a folder, a git URL, an archive, or pypi:NAME"
         raise OffbookError(f"give at least one repository: {kinds}, as in: offbook tasks make ./my-repository")
     if wording not in ("terse", "normal", "detailed"):
         raise OffbookError(f"there is no wording {wording}; it is one of terse, normal and detailed")
-    if (rewrite or propose or set_up) and not (url and name):
-        raise OffbookError(
-            "--rewrite, --propose and --set-up need a model: say where it is with --url and which with --name"
-        )
-    if ray and (proposals or propose):
-        raise OffbookError("proposals are made without Ray: leave --ray out, or the proposals")
+    if (rewrite or set_up) and not (url and name):
+        raise OffbookError("--rewrite and --set-up need a model: say where it is with --url and which with --name")
     cores = os.cpu_count() or 1
-    num_workers = min(workers or max(1, cores // 2), max(1, len(sources))) if not ray else 1
+    num_workers = min(workers or max(1, cores // 2), len(sources))
     agents = None
     if set_up:
-        from offbook.tasks.factory.prepare.agents import SetUpAgents  # it brings torch along
+        from offbook.tasks.factory.prepare.agents import SetUpAgent  # it brings torch along
 
-        agents = SetUpAgents(url, name, tuple(allow or ()))
+        agents = SetUpAgent(url, name, tuple(allow or ()))
     settings = MakeSettings(
         level=level,
         wording=wording,
@@ -117,11 +107,8 @@ def make(
             python=python, pytest_options=tuple(shlex.split(pytest_options)), start=start, set_up=agents
         ),
         rewrite=rewriter(url, name) if rewrite else None,
-        propose=proposer(url, name) if propose else None,
-        num_proposals=propose,
         context=context,
     )
-    proposed = read_proposals(proposals) if proposals else []
     tell = partial(say, to=console)
 
     def help_out() -> None:
@@ -136,10 +123,7 @@ def make(
             if made.candidates:
                 progress(f"{made.name}: candidates", len(made.outcomes) / made.candidates)
 
-        if ray:
-            result = make_on_ray(sources, out, SandboxSpec(), settings, tell, on_outcome, ray_address)
-        else:
-            result = asyncio.run(make_tasks(sources, out, SandboxSpec(), settings, tell, on_outcome, proposed))
+        result = asyncio.run(make_tasks(sources, out, SandboxSpec(), settings, tell, on_outcome))
     if as_json:
         print(json.dumps([asdict(made) for made in result]))
         return
@@ -198,11 +182,6 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
     for reason, count in funnel(outcomes).items():
         example = next(outcome for outcome in outcomes if outcome.refused == reason)
         reasons.add_row(reason, str(count), Text(f"{example.id}: {example.evidence}"[:150]))
-    reasons.add_section()
-    left_out = [(why, function) for made in result for function, why in made.left_out.items()]
-    for why, count in Counter(why for why, _ in left_out).most_common():
-        function = next(function for reason, function in left_out if reason == why)
-        reasons.add_row(f"functions in no candidate: {why}", str(count), Text(function))
     yield reasons
     sizes = [(outcome.kind, outcome.changed, outcome.files, outcome.characters) for outcome in made_of]
     yield Text("\n".join(medians(sizes)))

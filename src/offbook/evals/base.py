@@ -43,7 +43,9 @@ class TextModel:
 
     def bits_per_byte(self, texts: Sequence[str]) -> dict[str, float]:
         """Texts longer than the model's positions are read in pieces."""
-        nats, size, tokens = 0.0, 0, 0
+        nats = 0.0
+        size = 0
+        tokens = 0
         for text in texts:
             ids = self.ids(text)
             for start in range(0, len(ids), self.positions):
@@ -52,20 +54,12 @@ class TextModel:
                     nats -= sum(token_logprobs(self.decoder, piece, 1.0))
                     size += len(self.tokenizer.decode(piece[1:]).encode())
                     tokens += len(piece) - 1
-        return {
-            "bits_per_byte": nats / math.log(2) / max(1, size),
-            "bytes": size,
-            "tokens": tokens,
-            "files": len(texts),
-        }
+        bits = nats / math.log(2) / max(1, size)
+        return {"bits_per_byte": bits, "bytes": size, "tokens": tokens, "files": len(texts)}
 
 
 def run_base(
-    folder: Path,
-    tasks: Sequence[Task],
-    limit: int,
-    progress: Callable[[str, float], None],
-    precision: Precision,
+    folder: Path, tasks: Sequence[Task], limit: int, progress: Callable[[str, float], None], precision: Precision
 ) -> dict[str, Any]:
     """`limit` files at most; 0 is MAX_FILES."""
     model = TextModel(folder, precision)

@@ -29,52 +29,58 @@ from offbook.types import OffbookError, Rollout
 UNKNOWN = Difference(None, None, None, 0, True)  # one of the two lacks the metric
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evaluation:
     name: str
     result: dict[str, Any]
     rows: list[Row]
-    unreadable: int = 0
     notes: list[str] = field(default_factory=list)
 
 
 def find_evaluation(path: Path) -> RolloutFiles | None:
     """The files of an evaluation: a folder of `offbook eval`, a result file, or an evaluated run."""
     if path.is_file():
-        return RolloutFiles(
-            path, path.with_name(f"{path.stem}.rollouts.jsonl"), path.with_name(f"{path.stem}.fingerprint.json")
-        )
-    if (path / "fingerprint.json").is_file() or (path / "results.json").is_file():
-        return RolloutFiles.folder(path)
+        rollouts = path.with_name(f"{path.stem}.rollouts.jsonl")
+        return RolloutFiles(path, rollouts, path.with_name(f"{path.stem}.fingerprint.json"))
+    folder = RolloutFiles.folder(path)
+    if (path / "fingerprint.json").is_file() or folder.results.is_file():
+        return folder
     final = RolloutFiles.in_run(path, "final")
     if final.results.is_file():
         return final
-    alone = RolloutFiles.folder(path)  # rollouts without training
-    return alone if RunFolder(path).steps() == [0] else None
+    return folder if RunFolder(path).steps() == [0] else None  # rollouts without training
 
 
 def load_evaluation(name: str, files: RolloutFiles) -> Evaluation:
     """From its results or, without results that have rows, from its rollouts."""
     result: dict[str, Any] = {}
+    rows: list[Row] = []
+    notes = []
     if files.results.is_file():
         try:
             result = json.loads(files.results.read_text())
             rows = [Row(**row) for row in result.get("rows", ())]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise OffbookError(f"{files.results} is no result of `offbook eval`: {error}") from None
-        if rows:
-            return Evaluation(name, result, rows, int(result.get("unreadable", 0)))
-    if not files.rollouts.is_file():
-        raise OffbookError(f"{files.results.parent} has neither results nor rollouts of an evaluation")
-    rollouts, unreadable = load_lines(files.rollouts, Rollout)
-    if not rollouts:
-        raise OffbookError(f"{files.rollouts} has no rollout that can be read ({unreadable} lines cannot)")
-    rows = [row_of(rollout, None) for rollout in rollouts]
-    notes = [] if result else [f"{name} is not finished, or was never summed up: {len(rows)} rollouts so far"]
-    return Evaluation(name, {**result, **measure(rows)}, rows, unreadable, notes)
+    unreadable = int(result.get("unreadable", 0))
+    if not rows:
+        if not files.rollouts.is_file():
+            raise OffbookError(f"{files.results.parent} has neither results nor rollouts of an evaluation")
+        rollouts, unreadable = load_lines(files.rollouts, Rollout)
+        if not rollouts:
+            raise OffbookError(f"{files.rollouts} has no rollout that can be read ({unreadable} lines cannot)")
+        rows = [row_of(rollout, None) for rollout in rollouts]
+        if not result:
+            notes.append(f"{name} is not finished, or was never summed up: {len(rows)} rollouts so far")
+        result = {**result, **measure(rows)}
+    if unreadable:
+        notes.append(f"{name}: {unreadable} unreadable lines were skipped")
+    if result.get("contamination"):
+        notes.append(f"{name}: {contamination_sentence(result['contamination'])}")
+    return Evaluation(name, result, rows, notes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
     """The first evaluation is what the others are compared with."""
 
@@ -97,39 +103,32 @@ def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = ()) -> Co
     for other in others:
         common = {row.task for row in base.rows} & {row.task for row in other.rows}
         num_paired.append(len(common))
-        sides = [ratios(row for row in one.rows if row.task in common) for one in (base, other)]
+        before = ratios(row for row in base.rows if row.task in common)
+        after = ratios(row for row in other.rows if row.task in common)
         for key in keys:
-            pair = [side[key][1] for side in sides if key in side]
-            differences[key].append(compare_paired(*pair) if len(pair) == 2 else UNKNOWN)
+            in_both = key in before and key in after
+            differences[key].append(compare_paired(before[key][1], after[key][1]) if in_both else UNKNOWN)
     return Comparison(list(evaluations), keys, differences, num_paired)
 
 
 def cells(comparison: Comparison) -> Cells:
-    base, *others = comparison.evaluations
-    header = ["95% intervals", base.name]
-    for other in others:
-        header += [other.name, "difference", "p"]
+    header = ["95% intervals"]
+    for one in comparison.evaluations:
+        header += [one.name] if len(header) == 1 else [one.name, "difference", "p"]
     table = [header]
     for key in comparison.keys:
-        row = [metric_of(key).heading, _value(base, key)]
-        for other, difference in zip(others, comparison.differences[key], strict=True):
-            row += [_value(other, key), *_apart(key, difference)]
+        metric = metric_of(key)
+        row = [metric.heading]
+        for one, difference in zip(comparison.evaluations, [None, *comparison.differences[key]], strict=True):
+            around = one.result.get("intervals", {}).get(key)
+            row.append(show(metric, one.result.get(key)) + (f" {show_interval(metric, around)}" if around else ""))
+            if difference:
+                around = f" {show_interval(metric, difference.interval)}" if difference.interval else ""
+                row.append(show_change(metric, difference.value) + around)
+                p = difference.p
+                row.append(NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}")
         table.append(row)
     return table
-
-
-def _value(one: Evaluation, key: str) -> str:
-    metric, around = metric_of(key), one.result.get("intervals", {}).get(key)
-    value = show(metric, one.result.get(key))
-    return f"{value} {show_interval(metric, around)}" if around else value
-
-
-def _apart(key: str, difference: Difference) -> tuple[str, str]:
-    metric, p = metric_of(key), difference.p
-    value = show_change(metric, difference.value)
-    if difference.interval:
-        value += f" {show_interval(metric, difference.interval)}"
-    return value, NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def notes_of(comparison: Comparison) -> list[str]:
@@ -148,31 +147,22 @@ def notes_of(comparison: Comparison) -> list[str]:
         left = [len({row.task for row in one.rows}) - number for one in (base, other)]
         if any(left):
             notes.append(f"tasks that only one of them has count in its own column alone: {left[0]} and {left[1]}")
-    for one in comparison.evaluations:
-        notes += one.notes
-        if one.unreadable:
-            notes.append(f"{one.name}: {one.unreadable} unreadable lines were skipped")
-        if one.result.get("contamination"):
-            notes.append(f"{one.name}: {contamination_sentence(one.result['contamination'])}")
-    return notes
+    return notes + [note for one in comparison.evaluations for note in one.notes]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     names = [one.name for one in comparison.evaluations]
+    metrics = {}
+    for key in comparison.keys:
+        differences = [asdict(difference) for difference in comparison.differences[key]]
+        metrics[key] = {
+            "values": {one.name: one.result.get(key) for one in comparison.evaluations},
+            "intervals": {one.name: one.result.get("intervals", {}).get(key) for one in comparison.evaluations},
+            "differences": dict(zip(names[1:], differences, strict=True)),
+        }
     return {
         "kind": "evaluations",
         "names": names,
         "paired_tasks": dict(zip(names[1:], comparison.num_paired, strict=True)),
-        "unreadable": {one.name: one.unreadable for one in comparison.evaluations},
-        "metrics": {
-            key: {
-                "values": {one.name: one.result.get(key) for one in comparison.evaluations},
-                "intervals": {one.name: one.result.get("intervals", {}).get(key) for one in comparison.evaluations},
-                "differences": {
-                    name: asdict(difference)
-                    for name, difference in zip(names[1:], comparison.differences[key], strict=True)
-                },
-            }
-            for key in comparison.keys
-        },
+        "metrics": metrics,
     }

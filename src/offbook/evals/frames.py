@@ -9,44 +9,38 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from offbook.core.runfolder import RunFolder, load_lines
 from offbook.evals.metrics import row_of
-from offbook.types import Feedback, OffbookError, Rollout
+from offbook.types import OffbookError, Rollout
 
 Library = Literal["pandas", "polars"]
 Record = dict[str, Any]
-T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Tables(Generic[T]):
+@dataclass
+class Tables:
     """Three tables: data frames, or lists of rows."""
 
-    rollouts: T
-    messages: T
-    targets: T
+    rollouts: Any = field(default_factory=list[Record])
+    messages: Any = field(default_factory=list[Record])
+    targets: Any = field(default_factory=list[Record])
     unreadable: int = 0  # lines of the run that were skipped
 
 
-def frames(run: Path | str, library: Library | None = None) -> Tables[Any]:
+def frames(run: Path | str, library: Library | None = None) -> Tables:
     """Data frames of a run or evaluation. Without `library`: pandas if it is installed, else polars."""
-    module = _library(library)
-    found = records(RunFolder.open(run))
-    rollouts, messages, targets = map(module.DataFrame, (found.rollouts, found.messages, found.targets))
-    return Tables(rollouts, messages, targets, found.unreadable)
-
-
-def _library(name: Library | None) -> Any:
-    for wanted in [name] if name else ["pandas", "polars"]:
+    for wanted in [library] if library else ["pandas", "polars"]:
         try:
-            return importlib.import_module(wanted)
+            frame = importlib.import_module(wanted).DataFrame
         except ImportError:
             continue
-    raise OffbookError(f"frames need {name or 'pandas or polars'}: pip install 'offbook[frames]'")
+        found = records(RunFolder.open(run))
+        return Tables(frame(found.rollouts), frame(found.messages), frame(found.targets), found.unreadable)
+    raise OffbookError(f"frames need {library or 'pandas or polars'}: pip install 'offbook[frames]'")
 
 
 def stored_rollouts(folder: RunFolder) -> Iterator[tuple[str, list[Rollout], int]]:
@@ -57,33 +51,50 @@ def stored_rollouts(folder: RunFolder) -> Iterator[tuple[str, list[Rollout], int
         yield f"eval/{path.name.removesuffix('.rollouts.jsonl')}", *load_lines(path, Rollout)
 
 
-def records(folder: RunFolder) -> Tables[list[Record]]:
-    found: Tables[list[Record]] = Tables([], [], [])
+def records(folder: RunFolder) -> Tables:
+    found = Tables()
     for where, rollouts, broken in stored_rollouts(folder):
         found.unreadable += broken
-        step = int(where) if where.isdigit() else None
+        place = {"step": int(where) if where.isdigit() else None, "where": where}
         for rollout in rollouts:
-            found.rollouts.append({"step": step, "where": where, **_rollout(rollout)})
-            found.messages.extend({"step": step, "where": where, **one} for one in _messages(rollout))
+            row = row_of(rollout, None)
+            found.rollouts.append(
+                {
+                    **place,
+                    "rollout": rollout.id,
+                    "task": rollout.task,
+                    "group": rollout.group,
+                    "stop": rollout.stop,
+                    "flags": ", ".join(row.flags),
+                    **row.numbers,
+                    **{f"reward/{name}": value for name, value in rollout.reward.parts.items()},
+                    "diff": rollout.diff,
+                }
+            )
+            found.messages += [place | message for message in _messages(rollout)]
     for step in folder.steps():
         feedback, broken = folder.feedback(step)
         found.unreadable += broken
-        found.targets.extend({"step": step, **_target(item)} for item in feedback)
+        for item in feedback:
+            found.targets.append(
+                {
+                    "step": step,
+                    **asdict(item.target),
+                    "hint": item.hint.text,
+                    "tokens": len(item.pieces),
+                    "student": float(sum(item.student)),
+                    "teacher": float(sum(item.teacher)),
+                    "divergence": float(sum(item.divergence)),
+                    "peak": max(item.divergence, default=0.0),
+                }
+            )
     return found
-
-
-def _rollout(rollout: Rollout) -> Record:
-    row = row_of(rollout, None)
-    flags = ", ".join(row.flags)
-    about = {"rollout": rollout.id, "task": rollout.task, "group": rollout.group, "stop": rollout.stop, "flags": flags}
-    parts = {f"reward/{name}": value for name, value in rollout.reward.parts.items()}
-    return {**about, **row.numbers, **parts, "diff": rollout.diff}
 
 
 def _messages(rollout: Rollout) -> Iterator[Record]:
     for segment_number, segment in enumerate(rollout.segments):
         for number, message in enumerate(segment.messages):
-            sampled = segment.logprobs[message.body : message.end]
+            body = slice(message.body, message.end)
             yield {
                 "rollout": rollout.id,
                 "task": rollout.task,
@@ -92,20 +103,8 @@ def _messages(rollout: Rollout) -> Iterator[Record]:
                 "role": message.role,
                 "text": message.text,
                 "tokens": message.end - message.start,
-                "sampled": any(segment.sampled[message.body : message.end]),
-                "logprob": float(sum(sampled)),
+                "sampled": any(segment.sampled[body]),
+                "logprob": float(sum(segment.logprobs[body])),
                 "calls": ", ".join(call.name for call in message.calls),
                 "status": message.status or "",
             }
-
-
-def _target(item: Feedback) -> Record:
-    return {
-        **asdict(item.target),
-        "hint": item.hint.text,
-        "tokens": len(item.pieces),
-        "student": float(sum(item.student)),
-        "teacher": float(sum(item.teacher)),
-        "divergence": float(sum(item.divergence)),
-        "peak": max(item.divergence, default=0.0),
-    }

@@ -7,10 +7,11 @@ work only in the terminal.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,13 @@ class Row:
     flags: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Metric:
     """`above` over `below`, both names of a row's numbers; without `below` it is a mean over rollouts."""
 
     key: str
     label: str
-    above: str
+    above: str = ""
     below: str = ""
     scale: float = 1.0
     better: str = ""  # higher, lower, or neither
@@ -56,37 +57,13 @@ class Metric:
         return self.label + {"higher": " ↑", "lower": " ↓"}.get(self.better, "")
 
 
-METRICS = (
-    Metric("solved", "solved", "solved", better="higher", percent=True),
-    Metric("handed_in", "solved and handed in", "handed_in", better="higher", percent=True),
-    Metric("reward", "reward", "reward", better="higher"),
-    Metric("invalid_per_100", "invalid calls per 100", "invalid_calls", "calls", 100.0, "lower"),
-    Metric("turns", "turns", "turns"),
-    Metric("calls", "calls", "calls"),
-    Metric("tokens", "sampled tokens", "tokens"),
-    Metric("thinking_tokens", "· thinking", "thinking_tokens"),
-    Metric("call_tokens", "· calls", "call_tokens"),
-    Metric("final_tokens", "· final", "final_tokens"),
-    Metric("summary_tokens", "· summaries", "summary_tokens"),
-    Metric("output_tokens", "tool output tokens", "output_tokens"),
-    Metric("tokens_per_solved", "sampled tokens per solution", "tokens", "solved", better="lower"),
-    Metric("seconds_each", "wall seconds", "seconds", better="lower"),
-    Metric("cost", "cost", "cost", better="lower"),
-    Metric("edit_lines", "edit size, lines", "edit_lines"),
-    Metric("edit_rate", "edited anything", "edited", percent=True),
-    Metric("question_rate", "asked and left it", "question", percent=True),
-    Metric("terminal_only", "terminal only", "terminal_only", percent=True),
-    Metric("comment_share", "comments in added lines", "comment_lines", "code_lines", percent=True),
-    Metric("test_edits", "edited a test", "test_edit", better="lower", percent=True),
-    Metric("flagged", "flagged by monitors", "flagged", better="lower", percent=True),
-    Metric("crashed", "crashed", "crashed", better="lower", percent=True),
-)
+_TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text())["metric"]
+METRICS = {row["key"]: Metric(**row) for row in _TABLE}
 USAGE = (  # what a row takes from a rollout's usage as it is
     *("turns", "calls", "invalid_calls", "seconds", "cost"),
     *("thinking_tokens", "call_tokens", "final_tokens", "summary_tokens", "output_tokens"),
 )
 QUIET = ("reward", "summary_tokens", "cost", "crashed")  # left out of tables where they say nothing
-BY_KEY = {metric.key: metric for metric in METRICS}
 
 
 def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
@@ -122,65 +99,62 @@ def handed_in(solved: float, stop: str) -> float:
     return solved if stop in ("finish", "answer") else 0.0
 
 
-def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Sorted by task, so that results do not depend on the order in which rollouts ended."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.task, []).append(row)
-    return {task: groups[task] for task in sorted(groups)}
-
-
-def ratio(groups: Mapping[str, Sequence[Row]], metric: Metric) -> Ratio:
-    def means(name: str) -> list[float]:
-        return [sum(row.numbers[name] for row in rows) / len(rows) for rows in groups.values()]
-
-    below = np.array(means(metric.below)) if metric.below else np.ones(len(groups))
-    return Ratio(metric.scale * np.array(means(metric.above)), below, metric.percent and not metric.below)
-
-
 def sizes_up_to(num_rollouts: int) -> list[int]:
     """The k of pass@k: 2, 4, 8 ... and all of them."""
     return sorted({*(2**power for power in range(1, num_rollouts.bit_length())), num_rollouts} - {0, 1})
 
 
 def ratios(rows: Iterable[Row]) -> dict[str, tuple[Metric, Ratio]]:
-    """Every metric that all of these rows know, task by task."""
-    groups = by_task(rows)
+    """Every metric that all of these rows know, task by task.
+
+    Sorted by task, so that results do not depend on the order in which rollouts ended.
+    """
+    by_task: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.task):
+        by_task.setdefault(row.task, []).append(row)
+    groups = list(by_task.values())
     if not groups:
         return {}
-    known = set.intersection(*({*row.numbers} for of_task in groups.values() for row in of_task))
-    metrics = [metric for metric in METRICS if {metric.above, metric.below or metric.above} <= known]
-    found = {metric.key: (metric, ratio(groups, metric)) for metric in metrics}
+    known = set.intersection(*({*row.numbers} for group in groups for row in group))
+    means = {
+        name: np.array([sum(row.numbers[name] for row in group) / len(group) for group in groups]) for name in known
+    }
     ones = np.ones(len(groups))
-    for k in sizes_up_to(min(map(len, groups.values()))):
-        passed = [pass_at_k(len(rows), sum(row.numbers["solved"] >= 1 for row in rows), k) for rows in groups.values()]
+    found = {}
+    for key, metric in METRICS.items():
+        if {metric.above, metric.below or metric.above} <= known:
+            below = means[metric.below] if metric.below else ones
+            is_share = metric.percent and not metric.below
+            found[key] = metric, Ratio(metric.scale * means[metric.above], below, is_share)
+    for k in sizes_up_to(min(map(len, groups))):
+        passed = [pass_at_k(len(group), sum(row.numbers["solved"] >= 1 for row in group), k) for group in groups]
         found[f"pass@{k}"] = metric_of(f"pass@{k}"), Ratio(np.array(passed), ones, is_share=True)
     return found
 
 
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
     """Every metric with its interval, the same by difficulty, and what was counted."""
-    known = {key: one for key, (_, one) in ratios(rows).items() if one.value is not None}
+    known = {key: ratio for key, (_, ratio) in ratios(rows).items() if ratio.value is not None}
     flags: Counter[str] = Counter()
     for row in rows:
         flags.update(row.flags)
     return {
-        **{key: one.value for key, one in known.items()},
-        "intervals": {key: interval(one) for key, one in known.items()},
+        **{key: ratio.value for key, ratio in known.items()},
+        "intervals": {key: interval(ratio) for key, ratio in known.items()},
         "rollouts": len(rows),
         "tasks": len({row.task for row in rows}),
         **{f"stop/{stop}": number / len(rows) for stop, number in sorted(Counter(row.stop for row in rows).items())},
         **{f"flags/{kind}": number for kind, number in sorted(flags.items())},
-        "by_difficulty": _by_bucket(rows, attrgetter("difficulty")),
-        "by_suite": _by_bucket(rows, attrgetter("suite")),
+        "by_difficulty": _by_bucket(rows, "difficulty"),
+        "by_suite": _by_bucket(rows, "suite"),
     }
 
 
-def _by_bucket(rows: Sequence[Row], bucket_of: Callable[[Row], str]) -> dict[str, Any]:
+def _by_bucket(rows: Sequence[Row], attribute: str) -> dict[str, Any]:
     """A few metrics per difficulty or suite."""
     described = {}
-    for bucket in sorted(set(map(bucket_of, rows))):
-        inside = [row for row in rows if bucket_of(row) == bucket]
+    for bucket in sorted({getattr(row, attribute) for row in rows}):
+        inside = [row for row in rows if getattr(row, attribute) == bucket]
         found = ratios(inside)
         described[bucket] = {
             "tasks": len({row.task for row in inside}),
@@ -221,8 +195,7 @@ def show_interval(metric: Metric, around: Sequence[float] | None) -> str:
 def shown_keys(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Metrics that a table shows: those that some result has, without QUIET ones that are zero everywhere."""
     passes = dict.fromkeys(key for result in results for key in result if key.startswith("pass@"))
-    order = ["solved", *passes, *list(BY_KEY)[1:]]
-    keys = [key for key in order if any(key in result for result in results)]
+    keys = [key for key in dict.fromkeys(["solved", *passes, *METRICS]) if any(key in result for result in results)]
     if all(result.get("reward") == result.get("solved") for result in results):
         keys.remove("reward")
     return [key for key in keys if key not in QUIET or any(result.get(key) for result in results)]
@@ -231,4 +204,4 @@ def shown_keys(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def metric_of(key: str) -> Metric:
     """Also of pass@k, where k depends on the number of rollouts."""
     is_pass = key.startswith("pass@")
-    return BY_KEY.get(key) or Metric(key, key, "", better="higher" if is_pass else "", percent=is_pass)
+    return METRICS.get(key) or Metric(key, key, better="higher" if is_pass else "", percent=is_pass)

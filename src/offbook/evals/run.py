@@ -20,7 +20,7 @@ from offbook.tasks.contamination import contamination
 from offbook.types import Rollout, Task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subject:
     """The evaluated model: a folder or, without one, the endpoint `config.model`."""
 
@@ -35,11 +35,12 @@ def measure_heldout(config: Config, progress: Progress = quiet) -> dict[str, Any
     folder = model_folder(config.model, config.seed, progress)
     source = config.tasks.source
     suites = load_suites([source], config, progress=progress)
-    done, total = set[str](), len(suites.tasks) * config.eval.samples
+    done = set[str]()
 
     def watch(rollout: Rollout, over: bool) -> None:
-        done.update([rollout.id] if over else [])
-        progress(f"measuring {config.out}", len(done) / total)
+        if over:
+            done.add(rollout.id)
+        progress(f"measuring {config.out}", len(done) / (len(suites.tasks) * config.eval.samples))
 
     files = RolloutFiles.folder(Path(config.out))
     return run_eval(Subject(config.model, config, folder), suites, files, watch, train_tasks(source, config))
@@ -58,17 +59,15 @@ def run_eval(
 
     `train` are the training tasks, if known, for the contamination check.
     """
-    config, tasks = subject.config, suites.tasks
+    config = subject.config
+    tasks = suites.tasks
     collector = Collector(config, subject.folder, subject.remote_name)
     with files.writing("evaluation", collector, tasks, fresh) as files:
         overlap = contamination(tasks, train) if train is not None else None
         started = time.monotonic()
         groups, counted = collect_into(files, collector, tasks, config.eval.samples, "eval", watch, parallel)
-        rows = [
-            row_of(rollout, suites.by_id[rollout.task], suites.suite_of[rollout.task])
-            for group in groups
-            for rollout in group
-        ]
+        rollouts = [rollout for group in groups for rollout in group]
+        rows = [row_of(each, suites.by_id[each.task], suites.suite_of[each.task]) for each in rollouts]
         numbers = measure(rows)
         result = {
             "model": subject.label,

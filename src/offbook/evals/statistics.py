@@ -7,9 +7,7 @@ of rollouts. Axes: T tasks, D draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +42,15 @@ class Ratio:
         below = float(self.below_T.sum())
         return float(self.above_T.sum()) / below if below else None
 
+    def resampled(self, draws: int) -> Floats:
+        """Bootstrap over tasks: the ratio in each draw."""
+        num_tasks = len(self.above_T)
+        shares = np.full(num_tasks, 1 / num_tasks)
+        counts_DT = np.random.default_rng(0).multinomial(num_tasks, shares, size=draws).astype(np.float64)
+        return _divided(counts_DT @ self.above_T, counts_DT @ self.below_T)
 
-def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, float] | None:
+
+def interval(ratio: Ratio, draws: int = DRAWS) -> tuple[float, float] | None:
     """Percentile bootstrap over tasks; the rollouts of a task stay together. None for fewer than two tasks.
 
     If all tasks have the same value the bootstrap is degenerate: None, and for shares of 0 or 1 Wilson's interval with
@@ -56,8 +61,7 @@ def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, fl
         return None
     if ratio.is_share and ratio.value in (0.0, 1.0):
         return wilson(round(ratio.value * num_tasks), num_tasks)
-    counts_DT = _resampled(len(ratio.above_T), seed, draws)
-    return _percentiles(_divided(counts_DT @ ratio.above_T, counts_DT @ ratio.below_T))
+    return _percentiles(ratio.resampled(draws))
 
 
 def newcombe(base_T: Floats, other_T: Floats) -> tuple[float, float]:
@@ -67,14 +71,19 @@ def newcombe(base_T: Floats, other_T: Floats) -> tuple[float, float]:
     not rule out a difference.
     """
     num_tasks = len(base_T)
-    both, neither = float((base_T * other_T).sum()), float(((1 - base_T) * (1 - other_T)).sum())
-    one, another = float((base_T * (1 - other_T)).sum()), float(((1 - base_T) * other_T).sum())
+    both = float((base_T * other_T).sum())
+    neither = float(((1 - base_T) * (1 - other_T)).sum())
+    one = float((base_T * (1 - other_T)).sum())
+    another = float(((1 - base_T) * other_T).sum())
     product = both * neither - one * another
-    product = product if product < 0 else max(0.0, product - num_tasks / 2)
+    if product > 0:
+        product = max(0.0, product - num_tasks / 2)
     spread = math.sqrt((both + one) * (another + neither) * (both + another) * (one + neither))
     phi = product / spread if spread else 0.0
-    first, second = float(base_T.mean()), float(other_T.mean())
-    (low_1, high_1), (low_2, high_2) = (wilson(num_tasks * share, num_tasks) for share in (first, second))
+    first = float(base_T.mean())
+    second = float(other_T.mean())
+    low_1, high_1 = wilson(num_tasks * first, num_tasks)
+    low_2, high_2 = wilson(num_tasks * second, num_tasks)
 
     def reach(here: float, there: float) -> float:
         return math.sqrt(max(0.0, here**2 - 2 * phi * here * there + there**2))
@@ -100,9 +109,7 @@ def compare_paired(base: Ratio, other: Ratio) -> Difference:
     value = None if base.value is None or other.value is None else other.value - base.value
     if value is None or num_tasks < 2:
         return Difference(value, None, None, num_tasks, True)
-    counts_DT = _resampled(num_tasks, 0, DRAWS)
-    sides = [_divided(counts_DT @ side.above_T, counts_DT @ side.below_T) for side in (base, other)]
-    around = _percentiles(sides[1] - sides[0])
+    around = _percentiles(other.resampled(DRAWS) - base.resampled(DRAWS))  # the same draws of tasks
     if around is None and base.is_share and other.is_share:
         around = newcombe(base.above_T, other.above_T)
     p, exact = swap_test(base, other)
@@ -114,7 +121,8 @@ def swap_test(base: Ratio, other: Ratio, draws: int = DRAWS) -> tuple[float, boo
 
     For a mean this is the sign-flip test on the tasks' differences.
     """
-    gap_above, gap_below = other.above_T - base.above_T, other.below_T - base.below_T
+    gap_above = other.above_T - base.above_T
+    gap_below = other.below_T - base.below_T
     differ = (np.abs(gap_above) > TINY) | (np.abs(gap_below) > TINY)
     num_differ = int(differ.sum())
     if not num_differ:
@@ -124,24 +132,14 @@ def swap_test(base: Ratio, other: Ratio, draws: int = DRAWS) -> tuple[float, boo
         swapped_DT = (np.arange(2**num_differ)[:, None] >> np.arange(num_differ)) & 1
     else:
         swapped_DT = np.random.default_rng(0).integers(0, 2, (draws, num_differ))
-    moved_above, moved_below = swapped_DT @ gap_above[differ], swapped_DT @ gap_below[differ]
+    moved_above = swapped_DT @ gap_above[differ]
+    moved_below = swapped_DT @ gap_below[differ]
     here = _divided(other.above_T.sum() - moved_above, other.below_T.sum() - moved_below)
     there = _divided(base.above_T.sum() + moved_above, base.below_T.sum() + moved_below)
     observed = abs((other.value or 0.0) - (base.value or 0.0))
     as_far = int((np.abs(np.nan_to_num(here - there)) >= observed - TINY).sum())
     # The sample includes the observed assignment, so that p is never 0 (Phipson and Smyth 2010).
     return (as_far / len(swapped_DT), True) if exact else ((as_far + 1) / (draws + 1), False)
-
-
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Over seeds. One value has no deviation."""
-    return fmean(values), stdev(values) if len(values) > 1 else None
-
-
-def _resampled(num_tasks: int, seed: int, draws: int) -> Floats:
-    """How often each task is drawn."""
-    rng = np.random.default_rng(seed)
-    return rng.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=draws).astype(np.float64)
 
 
 def _divided(above_D: Floats, below_D: Floats) -> Floats:

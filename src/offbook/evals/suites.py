@@ -19,7 +19,7 @@ from offbook.types import OffbookError, Task
 ALL_SIDES = "sides"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Suites:
     """The tasks of one or more suites, and which suite each is of."""
 
@@ -34,11 +34,10 @@ class Suites:
 
 def load_suites(names: list[str], config: Config, limit: int = 0, progress: Progress = quiet) -> Suites:
     """`limit` is for each suite; 0 is no limit."""
-    wanted = [each for name in names for each in (SIDES if name == ALL_SIDES else [name])]
-    suites = Suites(wanted)
-    for name in wanted:
+    suites = Suites([each for name in names for each in (SIDES if name == ALL_SIDES else [name])])
+    for name in suites.names:
         tasks = tasks_of(name, config, progress, limit)
-        for task in tasks[:limit] if limit else tasks:
+        for task in tasks[: limit or None]:
             if task.id in suites.suite_of:
                 raise OffbookError(f"{name} has a task {task.id}, and {suites.suite_of[task.id]} has one of that name")
             suites.suite_of[task.id] = name
@@ -50,15 +49,14 @@ def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int =
     """Of a folder with train/ and heldout/, the held-out tasks. `limit` avoids generating more than needed."""
     if name in SIDES:
         return load_tasks(side_folder(name, config.seed, progress, limit))
-    if level_named(name):
-        return tasks_at(name, config, progress)
-    if any((Path(name) / split).is_dir() for split in ("train", "heldout")):
+    is_folder = Path(name).is_dir()
+    if not level_named(name) and any((Path(name) / split).is_dir() for split in ("train", "heldout")):
         if tasks := held_out(Path(name)):
             return tasks
         if name == config.tasks.source and config.tasks.heldout_share:
             return task_sets(config).heldout
         refuse_no_heldout(name)
-    if not Path(name).is_dir():
+    if not level_named(name) and not is_folder:
         made = f"`pocket`, `pocket-long`, {', '.join(SIDES)} or `sides`"
         raise OffbookError(f"there is no suite {name}; give a folder of tasks, {made}")
     return tasks_at(name, config, progress)
@@ -80,13 +78,10 @@ def side_folder(name: str, seed: int, progress: Progress = quiet, limit: int = 0
     """Generate and verify on first use. The folder's name depends on the templates and the limit."""
     package = Path(offbook.__file__).parent
     digest = hashlib.sha256()
-    for path in [*sorted((package / "evals" / "sides").glob("*.py")), *sorted((package / "tasks").glob("*.py"))]:
-        digest.update(path.read_bytes())
-    root = cache_folder() / "sides" / digest.hexdigest()[:12] / f"{name}-{seed}"
-    if root.is_dir():
-        return root
+    for path in [*sorted((package / "evals" / "sides").glob("*.*")), *sorted((package / "tasks").glob("*.py"))]:
+        digest.update(path.read_bytes() if path.is_file() else b"")
     wanted = min(limit or NUM_TASKS, NUM_TASKS)
-    root = root if wanted == NUM_TASKS else root.with_name(f"{root.name}-first-{wanted}")
+    root = cache_folder() / "sides" / digest.hexdigest()[:12] / f"{name}-{seed}-{wanted}"
     if not root.is_dir():
         asyncio.run(make_side(name, root, seed, lambda share: progress(f"making {name}", share), wanted))
     return root

@@ -9,6 +9,7 @@ from offbook.evals.metrics import metric_of, show, show_interval, shown_keys
 from offbook.rl.tasks import SHARED
 
 Cells = list[list[str]]  # the first row is the header
+BUCKET_KEYS = ("solved", "tokens", "turns", "invalid_per_100", "edit_rate")
 
 
 def result_cells(result: Mapping[str, Any]) -> Cells:
@@ -21,12 +22,10 @@ def result_cells(result: Mapping[str, Any]) -> Cells:
 
 
 def bucket_cells(buckets: Mapping[str, Mapping[str, Any]], name: str) -> Cells:
-    keys = ("solved", "tokens", "turns", "invalid_per_100", "edit_rate")
-    cells = [[name, "tasks", "solved", "95% interval", *(metric_of(key).label for key in keys[1:])]]
-    for bucket, one in buckets.items():
-        around = show_interval(metric_of("solved"), one["solved_ci"])
-        rest = [show(metric_of(key), one[key]) for key in keys[1:]]
-        cells.append([bucket, str(one["tasks"]), show(metric_of("solved"), one["solved"]), around, *rest])
+    cells = [[name, "tasks", *(metric_of(key).label for key in BUCKET_KEYS), "95% interval of solved"]]
+    for bucket, found in buckets.items():
+        values = [show(metric_of(key), found[key]) for key in BUCKET_KEYS]
+        cells.append([bucket, str(found["tasks"]), *values, show_interval(metric_of("solved"), found["solved_ci"])])
     return cells
 
 
@@ -59,15 +58,16 @@ def crashes_sentence(causes: Mapping[str, int]) -> str:
 def contamination_sentence(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "contamination: not checked; --train FOLDER names the training tasks"
-    return (
-        f"contamination: {found['contained']} of {found['suite_tasks']} tasks have something in the "
-        f"{found['train_tasks']} training tasks (same task {found['same_task']}, same repository "
-        f"{found['same_repository']}, 13 words {found['tasks_words_13']}, 8 code tokens {found['tasks_code_8']}, equal "
-        f"function body {found['tasks_equal_body']}); mean share of 13 words {found['words_13']:.1%}, of 8 code tokens "
-        f"{found['code_8']:.1%}"
-        + (f"; {found['too_short']} tasks are too short to tell" if found.get("too_short") else "")
-        + (f"; tasks of the same repository were trained on, {SHARED}" if found["same_repository"] else "")
-    )
+    sentence = (
+        "contamination: {contained} of {suite_tasks} tasks have something in the {train_tasks} training tasks (same "
+        "task {same_task}, same repository {same_repository}, 13 words {tasks_words_13}, 8 code tokens {tasks_code_8}, "
+        "equal function body {tasks_equal_body}); mean share of 13 words {words_13:.1%}, of 8 code tokens {code_8:.1%}"
+    ).format(**found)
+    if found.get("too_short"):
+        sentence += f"; {found['too_short']} tasks are too short to tell"
+    if found["same_repository"]:
+        sentence += f"; tasks of the same repository were trained on, {SHARED}"
+    return sentence
 
 
 def markdown(cells: Cells) -> str:

@@ -48,7 +48,8 @@ CHUNK = 250
 SHARED_MEMORY = "/dev/shm"
 SUMMARIZE = prompt_named("summarize")
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # rules with hints in the data
-TELLING = "final_names_nothing"  # another rule, if some episodes end by naming the change
+WIDTH = 80  # of pytest's lines where there is no terminal
+TOOK = "0.02s"
 
 
 class Demonstrator:
@@ -83,17 +84,13 @@ class QuickSandbox(ProcessSandbox):
 
 
 def make_demonstrations(
-    tokenizer: Tokenizer,
-    seed: int,
-    count: int,
-    habits: Habits,
-    progress: Callable[[float], None],
+    tokenizer: Tokenizer, seed: int, count: int, habits: Habits, progress: Callable[[float], None]
 ) -> list[Sample]:
     """`count` imitation samples in a fixed order, made in parallel."""
     spelled = tokenizer.to_str()
     chunks = [(spelled, seed, start, min(CHUNK, count - start), habits) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
-    for part in _by_all_cores(_chunk, chunks):
+    for part in _by_all_cores(_samples, chunks):
         samples += part
         progress(len(samples) / count)
     return samples
@@ -141,38 +138,49 @@ def _begin(parent: int) -> None:
         tempfile.tempdir = SHARED_MEMORY
 
 
-def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:
-    chat = ChatFormat(Tokenizer.from_str(tokenizer))
-    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train")
-    return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits))
+def _drafted(seed: int, start: int, count: int, level: Level = SHORT_LEVEL) -> tuple[list[Draft], random.Random]:
+    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train", level=level)
+    return list(drafts), random.Random(f"{seed}/{start}")
+
+
+def _samples(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:
+    return asyncio.run(demonstrate(ChatFormat(Tokenizer.from_str(tokenizer)), *_drafted(seed, start, count), habits))
+
+
+async def demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
+    samples = []
+    async for rollout in episodes(chat, drafts, rng, habits, HARNESS):
+        hints = _hints(rollout, chat, rng)
+        samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
+    return samples
+
+
+def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
+    """Hint blocks before some messages that broke no rule, so that the model learns to follow hints."""
+    if rng.random() > HINTED_EPISODES:
+        return {}
+    faulty = {target.message for target in read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)}
+    rules = sorted(LEARNED)
+    hints = {}
+    for index, message in enumerate(rollout.segments[0].messages):
+        if message.calls and index not in faulty and rng.random() < HINTED_MESSAGES:
+            hints[index] = hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
+    return hints
 
 
 def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int, level: Level = SHORT_LEVEL) -> bytes:
     async def run() -> list[Rollout]:
-        rng = random.Random(f"{seed}/{start}")
+        drafts, rng = _drafted(seed, start, count, level)
         habits = LONG_HABITS if level.is_long else Habits()
-        return [rollout async for _, rollout in episodes(_chat_for(model), list(drafts), rng, habits, harness)]
+        return [rollout async for rollout in episodes(_chat_for(model), drafts, rng, habits, harness)]
 
-    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train", level=level)
     rollouts = asyncio.run(run())
     for number, rollout in enumerate(rollouts, start):
         rollout.id = rollout.task = rollout.group = f"pocket/{number}"
     return dump_lines(rollouts)
 
 
-@cache
-def _chat_for(model: Path) -> Chat:
-    return chat_for(model)
-
-
-async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
-    samples = []
-    async for script, rollout in episodes(chat, drafts, rng, habits, HARNESS):
-        hints = _hints(rollout, chat, rng)
-        if script.tells and rollout.stop == "finish":
-            hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
-        samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
-    return samples
+_chat_for = cache(chat_for)
 
 
 def harness_of(level: Level) -> Harness:
@@ -181,21 +189,24 @@ def harness_of(level: Level) -> Harness:
 
 async def episodes(
     chat: Chat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness
-) -> AsyncIterator[tuple[Script, Rollout]]:
+) -> AsyncIterator[Rollout]:
     with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
-        for number, draft in enumerate(_some_pathless(drafts, rng, habits)):
+        for number, draft in enumerate(drafts):
+            can_search = habits.pathless and "search_codebase" in draft.tools and not draft.is_long
+            if can_search and rng.random() < habits.pathless:
+                draft = replace(draft, instruction=without_path(draft.instruction, draft.paths[0]))
             tree = Path(place) / str(number)
             write_files(tree, draft.files)
             script = (LongScript if draft.is_long else Script)(draft, rng, habits)
-            task = _task(draft, number, tree)
-            policy = Demonstrator(script, chat)
+            task = task_of(draft, number, tree)
             async with QuickSandbox(tree) as sandbox:
+                policy = Demonstrator(script, chat)
                 rollout = await run_agent(task, sandbox, policy, chat, harness, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
-            yield script, rollout
+            yield rollout
 
 
-def _task(draft: Draft, number: int, tree: Path) -> Task:
+def task_of(draft: Draft, number: int, tree: Path) -> Task:
     return Task(
         id=str(number),
         folder=tree,
@@ -206,49 +217,13 @@ def _task(draft: Draft, number: int, tree: Path) -> Task:
         fail_to_pass=(),
         pass_to_pass=(),
         tools=draft.tools,
-        origin=draft.repository,
+        origin=draft.gold.name,
         test_command=draft.test_command,
     )
 
 
-def _some_pathless(drafts: list[Draft], rng: random.Random, habits: Habits) -> Iterator[Draft]:
-    """Remove the path from some instructions where a search tool is available. Draws nothing without `pathless`."""
-    for draft in drafts:
-        searchable = habits.pathless and "search_codebase" in draft.tools and not draft.is_long
-        pathless = searchable and rng.random() < habits.pathless
-        yield replace(draft, instruction=without_path(draft.instruction, draft.paths[0])) if pathless else draft
-
-
 def without_path(instruction: str, path: str) -> str:
     return instruction.replace(f" in {path}", "")
-
-
-def learned_rules(habits: Habits) -> tuple[str, ...]:
-    return (*LEARNED, TELLING) if habits.tells else LEARNED
-
-
-def _last(rollout: Rollout) -> int:
-    """The final message, which names the change only after the hint."""
-    return max(index for index, message in enumerate(rollout.segments[0].messages) if message.calls)
-
-
-def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
-    """Hint blocks before some messages that broke no rule, so that the model learns to follow hints."""
-    if rng.random() > HINTED_EPISODES:
-        return {}
-    faulty = {target.message for target in read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)}
-    messages = rollout.segments[0].messages
-    good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
-    rules = sorted(LEARNED)
-    return {
-        index: hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
-        for index in good
-        if rng.random() < HINTED_MESSAGES
-    }
-
-
-WIDTH = 80  # of pytest's lines where there is no terminal
-TOOK = "0.02s"
 
 
 def report_of(files: Mapping[str, str], selection: str = "") -> tuple[int, str]:
@@ -256,29 +231,26 @@ def report_of(files: Mapping[str, str], selection: str = "") -> tuple[int, str]:
     second, and demonstrations need thousands. A test compares this with real pytest output."""
     paths = sorted(path for path in files if path.startswith("tests/") and (not selection or path == selection))
     letters = ""
-    failures = list[str]()
+    failures = []
     for path in paths:
-        for name, outcome in _outcomes(files, path):
-            letters += "s" if outcome is None else "F" if outcome else "."
-            if outcome:
-                failures.append(_line(f"FAILED {path}::{name}", outcome))
+        tree = ast.parse(files[path])
+        imports: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+        is_skipped = "pytestmark" in files[path]
+        namespace: dict[str, Any] = {"__builtins__": vars(builtins) | {"__import__": _importer(files)}}
+        if not is_skipped:
+            exec(compile(ast.Module(imports, []), path, "exec"), namespace)
+        for test in tree.body:
+            if not isinstance(test, ast.FunctionDef):
+                continue
+            failure = "" if is_skipped else _failure(test, namespace)
+            letters += "s" if is_skipped else "F" if failure else "."
+            if failure:
+                line = f"FAILED {path}::{test.name} - {failure}"
+                failures.append(line if len(line) <= WIDTH else line[: WIDTH - 3] + "...")  # as pytest cuts it
     counts = {"failed": letters.count("F"), "passed": letters.count("."), "skipped": letters.count("s")}
     summary = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    heading = " short test summary info ".center(WIDTH, "=")
-    lines = [letters, *([heading, *failures] if failures else []), f"{summary} in {TOOK}"]
-    return (1 if failures else 0), "\n".join(lines) + "\n"
-
-
-def _outcomes(files: Mapping[str, str], path: str) -> list[tuple[str, str | None]]:
-    """Each test of a file with its failure, an empty text, or None if it is skipped."""
-    tree = ast.parse(files[path])
-    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    if "pytestmark" in files[path]:
-        return [(test.name, None) for test in tests]
-    namespace: dict[str, Any] = {"__builtins__": vars(builtins) | {"__import__": _importer(files)}}
-    imports = ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], [])
-    exec(compile(imports, path, "exec"), namespace)
-    return [(test.name, _failure(test, namespace)) for test in tests]
+    heading = [" short test summary info ".center(WIDTH, "=")] if failures else []
+    return int(bool(failures)), "\n".join([letters, *heading, *failures, f"{summary} in {TOOK}"]) + "\n"
 
 
 def _failure(test: ast.FunctionDef, namespace: dict[str, Any]) -> str:
@@ -308,9 +280,3 @@ def _importer(files: Mapping[str, str]) -> Callable[..., ModuleType]:
         return loaded[name]
 
     return load
-
-
-def _line(head: str, outcome: str) -> str:
-    """Cut as pytest cuts it."""
-    line = f"{head} - {outcome}"
-    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."

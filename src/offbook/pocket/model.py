@@ -28,7 +28,7 @@ from offbook.agent.harness import make_toolset
 from offbook.agent.harness.toolsets import prompt
 from offbook.core.config import TrainConfig
 from offbook.core.runfolder import whole_folder
-from offbook.pocket.demonstrations import learned_rules, make_demonstrations
+from offbook.pocket.demonstrations import LEARNED, make_demonstrations
 from offbook.pocket.script import Habits, Script
 from offbook.pocket.tasks import draft_tasks
 from offbook.signals.feedback import RULES, write_hint
@@ -113,7 +113,7 @@ def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
         yield from draft.files.values()
         script = Script(draft, rng, recipe.habits)
         yield from (script.next_message() for _ in range(4))
-        yield from (write_hint(rule, draft.tools).text for rule in learned_rules(recipe.habits))
+        yield from (write_hint(rule, draft.tools).text for rule in LEARNED)
         yield from ("system", "user", "assistant", "tool", "edited", "done", "error: there is no tool")
 
 
@@ -121,7 +121,7 @@ def _phrases(recipe: Recipe) -> Iterator[str]:
     """Fixed phrases become single tokens, which makes episodes shorter."""
     yield prompt("pocket").partition("{signatures}")[0]
     yield from ('{"name": "', '", "arguments": {')
-    yield from (RULES[rule].text.partition("{tools}")[0] for rule in learned_rules(recipe.habits))
+    yield from (RULES[rule].text.partition("{tools}")[0] for rule in LEARNED)
 
 
 def shape_of(

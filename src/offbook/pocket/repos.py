@@ -1,7 +1,7 @@
 """Small generated repositories for the pocket model: packages of short functions with pytest tests.
 
-The model's vocabulary has about a thousand tokens, so words come from small pools and texts are regular. A function's
-name is unrelated to its behaviour; the docstring specifies it.
+The model's vocabulary has about a thousand tokens, so words come from small pools (words.toml) and texts are regular. A
+function's name is unrelated to its behaviour; the docstring specifies it.
 
 The split rule. Ops, names and modules are numbered. A pair (name, op) or (module, op) is held out if its two numbers
 add up to a multiple of four. A train repository holds no held-out pair in any of its functions; a held-out repository
@@ -14,31 +14,92 @@ a constant. The docstring determines the body, and the tests catch every detecta
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 Split = Literal["train", "heldout"]
+Example = tuple[Any, Any]  # argument and result
 
-PACKAGES = ("badger", "falcon", "heron", "marten", "otter", "raven")
-MODULES = ("attic", "barn", "cabin", "dock", "field", "garden", "hall", "porch")
-# fmt: off
-NAMES = (
-    "agate", "amber", "apple", "basil", "birch", "cedar", "cherry", "clay", "cobalt", "copper", "coral", "daisy",
-    "ebony", "ember", "fern", "flint", "ginger", "hazel", "holly", "indigo", "iris", "ivory", "jade", "lemon",
-    "lilac", "maple", "mint", "moss", "olive", "opal", "pearl", "tulip",
-)
-# fmt: on
-ARGUMENTS: dict[Kind, tuple[str, ...]] = {"number": ("value", "number", "amount"), "items": ("entries", "cells")}
-
+WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
+PACKAGES: list[str] = WORDS["packages"]
+MODULES: list[str] = WORDS["modules"]
+NAMES: list[str] = WORDS["names"]
+INPUTS: dict[str, list[Any]] = WORDS["inputs"]
+MIN_INPUTS = 3
 OUTDATED = 2  # modules
 MORE = "_more"  # the second test of a function
 # Short reports: what a test run prints stays in the agent's window. Plugins that happen to be installed would take half
 # of a run's time.
 OPTIONS = "-q --tb=no -p no:cacheprovider --disable-plugin-autoload"
 SETTINGS = {"pytest.ini": f"[pytest]\naddopts = {OPTIONS}\nconsole_output_style = classic\n"}
+
+
+@dataclass(frozen=True)
+class Op:
+    phrase: str
+    expression: str
+    takes: str  # number or items
+    gives: str  # number, items or truth
+    below: int = 10
+
+    @property
+    def constants(self) -> range:
+        return range(2, self.below)
+
+
+@dataclass(frozen=True)
+class Step:
+    op: Op
+    constant: int
+
+    def phrase(self, argument: str) -> str:
+        return self.op.phrase.format(a=argument, k=self.constant)
+
+    def expression(self, argument: str) -> str:
+        return self.op.expression.format(a=argument, k=self.constant)
+
+
+Steps = tuple[Step, ...]
+OPS = [Op(**row) for row in WORDS["op"]]
+ALL_STEPS = [Step(op, constant) for op in OPS for constant in op.constants]
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    argument: str
+    steps: Steps
+
+    @property
+    def difficulty(self) -> str:
+        return "normal" if len(self.steps) == 1 else "hard"
+
+    @property
+    def doc(self) -> str:
+        first, *rest = self.steps
+        return f"Return {', then '.join([first.phrase(self.argument), *(step.phrase('that') for step in rest)])}."
+
+    @property
+    def body(self) -> str:
+        """The code that replaces the stub: the first line without indentation."""
+        return body_of(self.steps, self.argument)
+
+    @property
+    def stub(self) -> str:
+        return f'raise NotImplementedError("{self.name}")'
+
+    def source(self, body: str) -> str:
+        return f'def {self.name}({self.argument}):\n    """{self.doc}"""\n    {body}\n'
+
+    @cached_property
+    def examples(self) -> tuple[Example, ...]:
+        """What the tests assert."""
+        return tuple((given, evaluate(self.steps, given)) for given in _telling_inputs(self.steps))
 
 
 @dataclass(frozen=True)
@@ -100,17 +161,22 @@ class Repository:
 
     @cached_property
     def files(self) -> dict[str, str]:
+        listed = "".join(f"- {name}\n" for name in self.module_names)
+        callers = "".join(f"\n\n{caller.source()}" for caller in self.callers)
+        for spot in reversed(self.spots):
+            if spot.callers:
+                callers = f"from {self.package}.{spot.module.name} import {spot.name}\n{callers}"
         files = {
-            "README.md": self._readme(),
+            "README.md": f"# {self.package}\n\nModules:\n\n{listed}\nRun the tests with python -m pytest.\n",
             f"{self.package}/__init__.py": f'"""The {self.package} package."""\n',
-            self.path(self.callers_module): self._callers_source(),
+            self.path(self.callers_module): callers,
             path_of_tests(self.callers_module): self._tests_source(self.callers_module, self.callers),
         }
         for module in self.modules:
-            files[self.path(module.name)] = self._module_source(module)
+            files[self.path(module.name)] = _module_source(module)
             files[path_of_tests(module.name)] = self._tests_source(module.name, module.functions)
         if self.outdated:
-            files |= {f"old/{module.name}.py": self._module_source(module) for module in self.outdated} | SETTINGS
+            files |= {f"old/{module.name}.py": _module_source(module) for module in self.outdated} | SETTINGS
         return files
 
     @property
@@ -133,39 +199,25 @@ class Repository:
 
         `unseen` are the tests that go.
         """
-        sources = {self.path(module.name): self._module_source(module, functions) for module in self.modules}
-        tested: dict[str, Sequence[Function | Caller]] = {module.name: module.functions for module in self.modules}
-        tested[self.callers_module] = self.callers
-        tests = {path_of_tests(name): self._tests_source(name, of_module, unseen) for name, of_module in tested.items()}
-        tree = self.files | sources | tests
-        return {path: text for path, text in tree.items() if path not in tests or "\ndef " in text}
-
-    def _readme(self) -> str:
-        modules = "".join(f"- {name}\n" for name in self.module_names)
-        return f"# {self.package}\n\nModules:\n\n{modules}\nRun the tests with python -m pytest.\n"
-
-    def _module_source(self, module: Module, stubbed: Collection[Function] = ()) -> str:
-        functions = (
-            function.source(function.stub if function in stubbed else function.body) for function in module.functions
-        )
-        return "\n\n".join(functions)
-
-    def _callers_source(self) -> str:
-        imports = "".join(
-            f"from {self.package}.{module.name} import {function.name}\n"
-            for module in self.modules
-            for function in module.functions
-            if any(caller.needs(function) for caller in self.callers)
-        )
-        return imports + "".join(f"\n\n{caller.source()}" for caller in self.callers)
+        tree = dict(self.files)
+        for module in self.modules:
+            tree[self.path(module.name)] = _module_source(module, functions)
+            tree[path_of_tests(module.name)] = self._tests_source(module.name, module.functions, unseen)
+        tree[path_of_tests(self.callers_module)] = self._tests_source(self.callers_module, self.callers, unseen)
+        return {path: text for path, text in tree.items() if path not in self.test_files or "\ndef " in text}
 
     def _tests_source(self, module_name: str, tested: Sequence[Function | Caller], unseen: Collection[str] = ()) -> str:
         """All names are imported, also those of removed tests."""
         names = ", ".join(sorted(function.name for function in tested))
-        header = f'"""Tests of {module_name}."""\n\nfrom {self.package}.{module_name} import {names}\n'
-        path = path_of_tests(module_name)
-        tests = (test for function in tested for test in render_tests(function.name, function.examples).items())
-        return header + "".join(text for name, text in tests if f"{path}::{name}" not in unseen)
+        text = f'"""Tests of {module_name}."""\n\nfrom {self.package}.{module_name} import {names}\n'
+        for function in tested:
+            for name, test in render_tests(function.name, function.examples).items():
+                text += "" if f"{path_of_tests(module_name)}::{name}" in unseen else test
+        return text
+
+
+def _module_source(module: Module, stubbed: Collection[Function] = ()) -> str:
+    return "\n\n".join(each.source(each.stub if each in stubbed else each.body) for each in module.functions)
 
 
 @dataclass(frozen=True)
@@ -196,19 +248,9 @@ class Spot:
             f"{path_of_tests(module)}::test_{name}{suffix}" for module, name in tested for suffix in ("", MORE)
         )
 
-    @property
-    def old(self) -> str:
-        """What an edit of `path` has to replace ..."""
-        return self.function.stub
-
-    @property
-    def new(self) -> str:
-        """... and what it should put there."""
-        return self.function.body
-
     def with_body(self, body: str, files: Mapping[str, str]) -> str:
         """Its file with another body in the place of the stub."""
-        return files[self.path].replace(self.old, body)
+        return files[self.path].replace(self.function.stub, body)
 
 
 def path_of_tests(module_name: str) -> str:
@@ -221,7 +263,8 @@ def render_tests(name: str, examples: Sequence[Example]) -> dict[str, str]:
         f"    assert {name}({given!r}) {'is' if isinstance(expected, bool) else '=='} {expected!r}\n"
         for given, expected in examples
     ]
-    halves = {f"test_{name}": seen_by_first(asserts), f"test_{name}{MORE}": asserts[len(seen_by_first(asserts)) :]}
+    first = seen_by_first(asserts)
+    halves = {f"test_{name}": first, f"test_{name}{MORE}": asserts[len(first) :]}
     return {test: f"\n\ndef {test}():\n{''.join(lines)}" for test, lines in halves.items()}
 
 
@@ -249,13 +292,11 @@ def make_repository(rng: random.Random, split: Split, number: int, shape: Shape 
     name = f"{package}-{split}-{number}"
     if not shape.is_long:
         return Repository(name, package, tuple(modules), callers_module, callers)
-    outdated = tuple(_outdated(rng, module) for module in rng.sample(modules, OUTDATED))
-    return Repository(f"{name}-long", package, tuple(modules), callers_module, callers, outdated)
-
-
-def _outdated(rng: random.Random, module: Module) -> Module:
-    """The same functions with other constants; ops, and so the split, are the same."""
-    return Module(module.name, tuple(with_other_constant(rng, function) for function in module.functions))
+    outdated = []
+    for module in rng.sample(modules, OUTDATED):  # with other constants; ops, and so the split, are the same
+        functions = [with_other_constant(rng, function) for function in module.functions]
+        outdated.append(Module(module.name, tuple(functions)))
+    return Repository(f"{name}-long", package, tuple(modules), callers_module, callers, tuple(outdated))
 
 
 def with_other_constant(rng: random.Random, function: Function) -> Function:
@@ -273,22 +314,20 @@ def _draw_function(rng: random.Random, split: Split, module: str, taken: Collect
         for name_number, name in enumerate(NAMES)
         if name not in taken and all(on_side(split, name_number, number) for number in numbers)
     ]
-    return Function(rng.choice(names), rng.choice(ARGUMENTS[steps[0].op.takes]), steps)
+    return Function(rng.choice(names), rng.choice(WORDS["arguments"][steps[0].op.takes]), steps)
 
 
-def _draw_steps(rng: random.Random, split: Split, module: str) -> tuple[Step, ...]:
+def _draw_steps(rng: random.Random, split: Split, module: str) -> Steps:
     """Two steps in a fifth of the draws, where an op that fits is on the same side."""
     ops = [op for number, op in enumerate(OPS) if on_side(split, MODULES.index(module), number)]
     first = rng.choice(ops)
     seconds = [op for op in ops if op.takes == first.gives and op != first]
     if not seconds or rng.random() > 1 / 5:
-        return (_draw_step(rng, first),)
-    steps = (_draw_step(rng, first), _draw_step(rng, rng.choice(seconds)))
+        return (Step(first, rng.choice(first.constants)),)
+    first_step = Step(first, rng.choice(first.constants))
+    second = rng.choice(seconds)
+    steps = (first_step, Step(second, rng.choice(second.constants)))
     return _draw_steps(rng, split, module) if is_constant(steps) else steps
-
-
-def _draw_step(rng: random.Random, op: Op) -> Step:
-    return Step(op, rng.choice(op.constants))
 
 
 def _draw_callers(rng: random.Random, modules: Sequence[Module], taken: Collection[str]) -> tuple[Caller, ...]:
@@ -307,103 +346,6 @@ def _draw_callers(rng: random.Random, modules: Sequence[Module], taken: Collecti
 def on_side(split: Split, first: int, second: int) -> bool:
     """Apply the split rule to the two numbers of a pair."""
     return ((first + second) % 4 == 0) == (split == "heldout")
-
-
-Kind = Literal["number", "items", "truth"]
-Example = tuple[Any, Any]  # argument and result
-
-
-@dataclass(frozen=True)
-class Op:
-    """A template of one step. In both texts {a} is the argument and {k} the constant."""
-
-    phrase: str
-    expression: str
-    takes: Kind
-    gives: Kind
-    constants: range = range(2, 10)
-
-
-SLICES = range(2, 6)  # shorter than the lists that tests use
-OPS = (
-    Op("{a} plus {k}", "{a} + {k}", "number", "number"),
-    Op("{a} minus {k}", "{a} - {k}", "number", "number"),
-    Op("{a} times {k}", "{a} * {k}", "number", "number"),
-    Op("the remainder of {a} divided by {k}", "{a} % {k}", "number", "number"),
-    Op("the larger of {a} and {k}", "max({a}, {k})", "number", "number"),
-    Op("the smaller of {a} and {k}", "min({a}, {k})", "number", "number"),
-    Op("True if {a} is greater than {k}", "{a} > {k}", "number", "truth"),
-    Op("the first {k} items of {a}", "{a}[:{k}]", "items", "items", SLICES),
-    Op("the last {k} items of {a}", "{a}[-{k}:]", "items", "items", SLICES),
-    Op("the items of {a} greater than {k}", "[item for item in {a} if item > {k}]", "items", "items"),
-    Op("each item of {a} times {k}", "[item * {k} for item in {a}]", "items", "items"),
-    Op("the sum of {a} plus {k}", "sum({a}) + {k}", "items", "number"),
-)
-
-# Test inputs: few and small, so that tests are short lines of frequent tokens.
-INPUTS: dict[Kind, tuple[Any, ...]] = {
-    "number": tuple(number * 7 % 25 for number in range(25)),  # 0 to 24, small and large by turns
-    "items": (
-        [4, 9, 2, 7, 5, 8],
-        [9, 5],
-        [6, 1, 9, 4, 8, 2, 5],
-        [10, 3, 8, 6, 1],
-        [1, 2, 3, 4, 5, 6],
-        [7, 7, 2, 5, 3, 10],
-        [3, 8, 5, 10, 2, 7, 4],
-        [2, 6, 4],
-    ),
-}
-MIN_INPUTS = 3
-
-
-@dataclass(frozen=True)
-class Step:
-    op: Op
-    constant: int
-
-    def phrase(self, argument: str) -> str:
-        return self.op.phrase.format(a=argument, k=self.constant)
-
-    def expression(self, argument: str) -> str:
-        return self.op.expression.format(a=argument, k=self.constant)
-
-
-Steps = tuple[Step, ...]
-ALL_STEPS = tuple(Step(op, constant) for op in OPS for constant in op.constants)
-
-
-@dataclass(frozen=True)
-class Function:
-    name: str
-    argument: str
-    steps: Steps
-
-    @property
-    def difficulty(self) -> str:
-        return "normal" if len(self.steps) == 1 else "hard"
-
-    @property
-    def doc(self) -> str:
-        first, *rest = self.steps
-        return f"Return {', then '.join([first.phrase(self.argument), *(step.phrase('that') for step in rest)])}."
-
-    @property
-    def body(self) -> str:
-        """The code that replaces the stub: the first line without indentation."""
-        return body_of(self.steps, self.argument)
-
-    @property
-    def stub(self) -> str:
-        return f'raise NotImplementedError("{self.name}")'
-
-    def source(self, body: str) -> str:
-        return f'def {self.name}({self.argument}):\n    """{self.doc}"""\n    {body}\n'
-
-    @cached_property
-    def examples(self) -> tuple[Example, ...]:
-        """What the tests assert."""
-        return tuple((given, evaluate(self.steps, given)) for given in _telling_inputs(self.steps))
 
 
 def evaluate(steps: Steps, given: Any) -> Any:

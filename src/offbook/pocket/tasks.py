@@ -13,18 +13,20 @@ import os
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
 from offbook.core.runfolder import whole_folder
-from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, evaluate, make_repository
+from offbook.pocket.repos import LONG, MORE, SHORT, WORDS, Repository, Split, Spot, evaluate, make_repository
 from offbook.sandbox import SandboxSpec
+from offbook.tasks.factory.types import last_words
 from offbook.tasks.factory.verification.blanks import blank_of, reported
 from offbook.tasks.factory.verification.mutants import only, trial_of, with_blanks
 from offbook.tasks.factory.verification.perturb import computed
 from offbook.tasks.folder import Contents, places, write_files, write_task
+from offbook.tasks.mutants import Mutants
 from offbook.tasks.perturbed import Apart, Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 from offbook.types import MachineFault, OffbookError, Suite, Task
@@ -32,25 +34,7 @@ from offbook.types import MachineFault, OffbookError, Suite, Task
 TASKS_PER_REPOSITORY = 3
 REPOSITORIES_AT_ONCE = max(2, os.cpu_count() or 2)
 TIMEOUT_S = 60.0
-
-INSTRUCTIONS = (
-    "Bring back {name} in {path}.",
-    "Write the body of {name} in {path}.",
-    "Implement {name} in {path} again.",
-    "{name} in {path} is missing its body. Restore it.",
-    "Make {name} in {path} do what its docstring says.",
-)
-LONG_INSTRUCTIONS = (
-    "Bring back {functions}. Run the tests before you finish.",
-    "Write the bodies of {functions}. Then run the tests.",
-    "Restore what is missing: {functions}. Check your work with the tests.",
-    "Some functions in {files} have lost their bodies. Restore them and run the tests.",
-    "Implement the functions in {files} that raise NotImplementedError. Run the tests before you finish.",
-)
 TEST_COMMAND = "python -m pytest"  # with the repository's own settings
-# Without one of these the agent cannot see the docstring. Mostly it has only one of them.
-READING_TOOLS = (("read_file",), ("read_file",), ("run_command",), ("run_command",), ("read_file", "run_command"))
-FINDING_TOOLS = ((), ("search_codebase",), ("list_dir",), ("search_codebase", "list_dir"))
 
 
 @dataclass(frozen=True)
@@ -101,10 +85,6 @@ class Draft:
         return self.gold.name if self.is_long else f"{self.gold.name}-{self.spots[0].name}"
 
     @property
-    def repository(self) -> str:
-        return self.gold.name
-
-    @property
     def paths(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(spot.path for spot in self.spots))
 
@@ -140,19 +120,16 @@ def draft_tasks(seed: int, count: int, split: Split, level: Level = SHORT_LEVEL)
 def _drafts_by_repository(rng: random.Random, split: Split, level: Level) -> Iterator[list[Draft]]:
     for number in itertools.count():
         repository = make_repository(rng, split, number, LONG if level.is_long else SHORT)
-        yield [_long_draft(rng, repository, level)] if level.is_long else _short_drafts(rng, repository)
-
-
-def _short_drafts(rng: random.Random, repository: Repository) -> list[Draft]:
-    return [
-        Draft(
-            repository,
-            (spot,),
-            rng.choice(INSTRUCTIONS).format(name=spot.name, path=spot.path),
-            (*rng.choice(READING_TOOLS), "edit_file", *rng.choice(FINDING_TOOLS), "finish"),
-        )
-        for spot in rng.sample(repository.spots, TASKS_PER_REPOSITORY)
-    ]
+        if level.is_long:
+            yield [_long_draft(rng, repository, level)]
+            continue
+        drafts = []
+        for spot in rng.sample(repository.spots, TASKS_PER_REPOSITORY):
+            instruction = rng.choice(WORDS["instructions"]).format(name=spot.name, path=spot.path)
+            reading = rng.choice(WORDS["reading_tools"])
+            tools = (*reading, "edit_file", *rng.choice(WORDS["finding_tools"]), "finish")
+            drafts.append(Draft(repository, (spot,), instruction, tools))
+        yield drafts
 
 
 def _long_draft(rng: random.Random, repository: Repository, level: Level) -> Draft:
@@ -164,10 +141,10 @@ def _long_draft(rng: random.Random, repository: Repository, level: Level) -> Dra
     for spot in spots:
         by_file.setdefault(spot.path, []).append(spot.name)
     functions = ", ".join(f"{' and '.join(names)} in {path}" for path, names in by_file.items())
-    instruction = rng.choice(LONG_INSTRUCTIONS).format(functions=functions, files=" and ".join(by_file))
-    reading = rng.choice(READING_TOOLS)
+    instruction = rng.choice(WORDS["long_instructions"]).format(functions=functions, files=" and ".join(by_file))
+    reading = rng.choice(WORDS["reading_tools"])
     testing = () if "run_command" in reading else ("run_tests",)
-    tools = (*reading, "edit_file", *rng.choice(FINDING_TOOLS), *testing, "finish")
+    tools = (*reading, "edit_file", *rng.choice(WORDS["finding_tools"]), *testing, "finish")
     return Draft(repository, spots, instruction, tools, is_long=True)
 
 
@@ -185,87 +162,80 @@ async def make_pocket_tasks(
     """
     if root.exists():
         raise OffbookError(f"{root} exists already; remove it to make its tasks again")
+    discarded: list[str] = []
     num_made = 0
-
-    def made_one() -> None:
-        nonlocal num_made
-        num_made += 1
-        on_progress(num_made / (num_train + num_heldout))
-
+    sizes: dict[Split, int] = {"train": num_train, "heldout": num_heldout}
     with whole_folder(root) as part:
-        discarded = await _make_split(part / "train", seed, "train", num_train, made_one, level)
-        discarded += await _make_split(part / "heldout", seed, "heldout", num_heldout, made_one, level)
-    return discarded
-
-
-async def _make_split(
-    folder: Path, seed: int, split: Split, num_tasks: int, made_one: Callable[[], None], level: Level
-) -> list[str]:
-    folder.mkdir(parents=True)
-    repositories = _drafts_by_repository(random.Random(f"task {split} {seed}"), split, level)
-    num_made = 0
-    discarded = list[str]()
-    while num_made < num_tasks:
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(verify(drafts, folder))
-                for drafts in itertools.islice(repositories, REPOSITORIES_AT_ONCE)
-            ]
-        for verified, refused in (job.result() for job in running):
-            discarded += refused
-            for task, contents in verified[: num_tasks - num_made]:
-                write_task(task, contents)
-                num_made += 1
-                made_one()
-        if len(discarded) > num_tasks:  # then it is not the drafts
-            raise OffbookError(f"the pocket tasks cannot be verified on this machine: {discarded[-1]}")
+        for split, num_tasks in sizes.items():
+            (part / split).mkdir(parents=True)
+            repositories = _drafts_by_repository(random.Random(f"task {split} {seed}"), split, level)
+            left = num_tasks
+            while left:
+                drafted = itertools.islice(repositories, REPOSITORIES_AT_ONCE)
+                async with asyncio.TaskGroup() as group:
+                    running = [group.create_task(verify(drafts, part / split)) for drafts in drafted]
+                for verified, refused in (job.result() for job in running):
+                    discarded += refused
+                    for task, contents in verified[:left]:
+                        write_task(task, contents)
+                        left -= 1
+                        num_made += 1
+                        on_progress(num_made / (num_train + num_heldout))
+                if len(discarded) > num_train + num_heldout:  # then it is not the drafts
+                    raise OffbookError(f"the pocket tasks cannot be verified on this machine: {discarded[-1]}")
     return discarded
 
 
 async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
     """Run the tests of one repository's drafts. Returns verified tasks for `folder`, and why others were refused."""
     repository = drafts[0].gold
-    trees = [draft.files for draft in drafts]
     tests = repository.test_files
     hidden_tests = {path: repository.files[path] for path in tests}
     data = {path: text.encode() for path, text in hidden_tests.items()}
     needing = list(dict.fromkeys(test for draft in drafts for test in draft.fail_to_pass))
     trial = trial_of(data, needing, needing, {}, random.Random(repository.name), variants=1)
-    changes = [{path: text for path, text in tree.items() if text != repository.files[path]} for tree in trees]
-    undone = [{path: text for path, text in each.items() if path not in hidden_tests} for each in changes]
     blank = blank_of(data, needing)
-    rounds = [blank.round, *trial.rounds, Round(tests), *(Round(tests, changes=each) for each in undone)]
+    rounds = [blank.round, *trial.rounds, Round(tests)]
+    for draft in drafts:
+        changed = {path: draft.files[path] for path in draft.paths}
+        rounds.append(Round(tests, changes=changed))
     try:
-        blanked, *every = await _run(repository.files, rounds)
+        # All in one sandbox, because the code is our own: Python and pytest start once.
+        with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
+            write_files(Path(tree), repository.files)
+            async with await suite_sandbox(Path(tree), Suite(), SandboxSpec(backend="process")) as sandbox:
+                blanked, *every = await run_rounds(sandbox, Suite(), rounds, TIMEOUT_S)
     except MachineFault as error:
         return [], [str(error)] * len(drafts)
-    tried = every[: len(trial.rounds)]
-    gold = every[len(trial.rounds)]
-    runs = every[len(trial.rounds) + 1 :]
+    gold, *runs = every[len(trial.rounds) :]
     if gold.failed or gold.broken or not gold.passed:
-        why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
+        why = f"the tests of {repository.name} do not pass before the deletion: {_why(gold)}"
         return [], [why] * len(drafts)
     # What trivial bodies do is known: the tests of these functions are written so that all of them fail.
-    mutants = with_blanks(trial.usable(tried, gold.passed), reported(blank, blanked, needing), data, {})
-    verified = list[tuple[Task, Contents]]()
-    refused = list[str]()
-    for draft, tree, run in zip(drafts, trees, runs, strict=True):
+    usable = trial.usable(every[: len(trial.rounds)], gold.passed)
+    mutants = with_blanks(usable, reported(blank, blanked, needing), data, {})
+    verified = []
+    refused = []
+    for draft, run in zip(drafts, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
-            gold_files = {path: repository.files[path] for path in draft.paths}
-            own = only(mutants, fail_to_pass)
-            # Calls of the deleted functions with changed inputs.
-            deleted = [(spot.path, spot.function) for spot in draft.spots]
-            cases = []
-            for path, function in deleted:
-                module = path.removesuffix(".py").replace("/", ".")
-                calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
-                cases += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
-            contents = Contents(tree, gold_files, hidden_tests, mutants=own, apart=Apart(tuple(cases)))
+            contents = _contents(draft, hidden_tests, only(mutants, fail_to_pass))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
-            refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
+            refused.append(f"{draft.id} breaks other tests than it should: {_why(run)}")
     return verified, refused
+
+
+def _contents(draft: Draft, hidden_tests: dict[str, str], mutants: Mutants) -> Contents:
+    """With calls of the deleted functions with changed inputs."""
+    cases = []
+    for spot in draft.spots:
+        function = spot.function
+        module = spot.path.removesuffix(".py").replace("/", ".")
+        calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
+        cases += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
+    gold = {path: draft.gold.files[path] for path in draft.paths}
+    return Contents(draft.files, gold, hidden_tests, mutants=mutants, apart=Apart(tuple(cases)))
 
 
 def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
@@ -284,15 +254,5 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
     )
 
 
-def _last_words(run: SuiteRun) -> str:
-    if run.timed_out:
-        return f"stopped after {TIMEOUT_S:g} s"
-    return (run.output.strip().splitlines() or ["no output"])[-1]
-
-
-async def _run(files: Mapping[str, str], rounds: Sequence[Round]) -> list[SuiteRun]:
-    """Run all rounds in one sandbox, because the code is our own: Python and pytest start once."""
-    with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
-        write_files(Path(tree), files)
-        async with await suite_sandbox(Path(tree), Suite(), SandboxSpec(backend="process")) as sandbox:
-            return await run_rounds(sandbox, Suite(), rounds, TIMEOUT_S)
+def _why(run: SuiteRun) -> str:
+    return f"stopped after {TIMEOUT_S:g} s" if run.timed_out else last_words(run.output)

@@ -418,7 +418,7 @@ def _pocket(count: int, packages: int, seed: int) -> Iterator[tuple[str, dict[st
     Each is about 1,000 tokens of pocket's; several of them in folders of one repository make longer windows.
     """
     drafts = draft_tasks(seed=seed + 7_000_003, count=10 * count * packages, split="train")
-    made = (next(same).gold for _, same in groupby(drafts, key=lambda draft: draft.repository))
+    made = (next(same).gold for _, same in groupby(drafts, key=lambda draft: draft.gold.name))
     for number in range(1, count + 1):
         several = list(islice(made, packages))
         files = {

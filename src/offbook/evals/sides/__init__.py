@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 from offbook.core.runfolder import whole_folder
-from offbook.evals.sides import constraints, requests
 from offbook.evals.sides.draft import SideDraft, write_verified
+from offbook.evals.sides.templates import TEMPLATES
 
-TEMPLATES: dict[str, Callable[[random.Random], Iterator[SideDraft]]] = {
-    "instructions": constraints.drafts,
-    "eager": requests.eager,
-    "interruption": requests.interruption,
-    "terse": requests.terse,
-    "misleading": requests.misleading,
-}
 SIDES = list(TEMPLATES)
 NUM_TASKS = 14
 AT_ONCE = 2

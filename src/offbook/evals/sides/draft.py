@@ -25,7 +25,7 @@ REQUEST_NODE = f"{REQUEST_TESTS}::test_request"
 TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scene:
     """A repository in which some functions are deleted."""
 
@@ -35,7 +35,7 @@ class Scene:
     nodes: tuple[str, ...]  # of the tests that need none of the functions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SideDraft:
     """A task, and submissions that must be refused: each is a plausible way to miss what the request is about."""
 
@@ -50,10 +50,6 @@ class SideDraft:
     difficulty: str = "normal"
     leave: bool = False
     interrupt: Interrupt | None = None
-
-    @property
-    def hidden(self) -> dict[str, str]:
-        return self.scene.tests | ({REQUEST_TESTS: self.request_tests} if self.request_tests else {})
 
 
 def draw_spots(rng: random.Random, number: int, count: int, one_step: bool = False) -> list[Spot]:
@@ -71,32 +67,29 @@ def without(repository: Repository, *spots: Spot) -> Scene:
     gone = {node for spot in spots for node in spot.nodes}
     files = delete_functions(repository.files, [(spot.path, spot.name) for spot in spots], gone)
     tests = {path: repository.files[path] for path in repository.test_files}
-    found = [(path, name) for path in tests for name in re.findall(r"^def (test_\w+)", tests[path], re.MULTILINE)]
-    nodes = tuple(f"{path}::{name}" for path, name in found if f"{path}::{name}" not in gone)
-    return Scene(repository, files, tests, nodes)
-
-
-def task_in(folder: Path, draft: SideDraft) -> Task:
-    repository = draft.scene.repository
-    return Task(
-        **places(folder),
-        instruction=draft.instruction,
-        test_files=tuple(sorted(draft.hidden)),
-        id=draft.id,
-        origin=repository.name,
-        difficulty=draft.difficulty,
-        tools=TOOLS,
-        fail_to_pass=draft.fail_to_pass,
-        pass_to_pass=(*draft.scene.nodes, *draft.stays_green),
-        sources=(repository.package,),
-        leave=draft.leave,
-        interrupt=draft.interrupt,
-    )
+    nodes = [f"{path}::{name}" for path in tests for name in re.findall(r"^def (test_\w+)", tests[path], re.MULTILINE)]
+    return Scene(repository, files, tests, tuple(node for node in nodes if node not in gone))
 
 
 async def write_verified(folder: Path, draft: SideDraft) -> Task:
     """The folder, if it behaves as drafted; one sentence if not: then the template is wrong."""
-    write_task(task_in(folder, draft), Contents(draft.scene.tree, draft.gold, draft.hidden))
+    scene = draft.scene
+    hidden = scene.tests | ({REQUEST_TESTS: draft.request_tests} if draft.request_tests else {})
+    drafted = Task(
+        **places(folder),
+        instruction=draft.instruction,
+        test_files=tuple(sorted(hidden)),
+        id=draft.id,
+        origin=scene.repository.name,
+        difficulty=draft.difficulty,
+        tools=TOOLS,
+        fail_to_pass=draft.fail_to_pass,
+        pass_to_pass=(*scene.nodes, *draft.stays_green),
+        sources=(scene.repository.package,),
+        leave=draft.leave,
+        interrupt=draft.interrupt,
+    )
+    write_task(drafted, Contents(scene.tree, draft.gold, hidden))
     task = load_task(folder)
     spec = SandboxSpec(backend="process")
     if task.fail_to_pass:

@@ -19,7 +19,7 @@ Way = Literal["terser", "gone", "widen", "merge"]
 WAYS: tuple[Way, ...] = get_args(Way)
 NO_WAY = "there is no such way"
 THERE = "it is there already"
-WHY_NOT: dict[Way, str] = {
+WHY_NOT = {
     "gone": "its names are gone already, or what is left needs them",
     "widen": "nothing that could be deleted too uses it",
     "merge": "no neighbour goes with it within the limits",
@@ -54,27 +54,29 @@ async def harden(
     if task.deleted.kind == "release":
         raise OffbookError(f"{task.folder} was made from two releases, and only deletions are made harder")
     level = next(known for known in LEVELS if known == task.deleted.level)
+    settings = settings or MakeSettings()
+    out.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for way in ways:
         harder = None if way == level == "gone" else _harder(workshop, feature, way)
+        folder = out / f"{(harder or feature).id}-{way}"
+        outcome = Outcome(task.id, workshop.repository.name, task.deleted.kind, way)
         if harder is None:
-            outcomes.append(Outcome(task.id, workshop.repository.name, task.deleted.kind, way, NO_WAY, WHY_NOT[way]))
-            continue
-        folder = out / f"{harder.id}-{way}"
-        if folder.is_dir():
-            outcomes.append(Outcome(task.id, workshop.repository.name, harder.kind, way, THERE, str(folder)))
-            continue
-        out.mkdir(parents=True, exist_ok=True)
-        settings = replace(settings or MakeSettings(), wording="terse" if way == "terser" else "normal")
-        renamed = replace(harder, id=folder.name)
-        new_level = "gone" if way == "gone" else level
-        outcomes.append(await make_task(workshop, renamed, new_level, folder, spec, settings))
+            outcome = replace(outcome, refused=NO_WAY, evidence=WHY_NOT[way])
+        elif folder.is_dir():
+            outcome = replace(outcome, refused=THERE, evidence=str(folder))
+        else:
+            wording = replace(settings, wording="terse" if way == "terser" else "normal")
+            new_level = "gone" if way == "gone" else level
+            outcome = await make_task(workshop, replace(harder, id=folder.name), new_level, folder, spec, wording)
+        outcomes.append(outcome)
     return outcomes
 
 
 def feature_of(task: Task, workshop: Workshop) -> Feature:
     assert task.deleted is not None
-    targets, functions = (tuple(map(FunctionKey.of, names)) for names in (task.deleted.targets, task.deleted.functions))
+    targets = tuple(map(FunctionKey.of, task.deleted.targets))
+    functions = tuple(map(FunctionKey.of, task.deleted.functions))
     tests = {test for key in functions for test in workshop.map.tests_of.get(key, ())}
     kind: Literal["single", "cluster"] = "cluster" if task.deleted.kind == "cluster" else "single"
     return Feature(task.id, kind, targets, functions, tuple(sorted(tests)))
@@ -89,8 +91,8 @@ def _harder(workshop: Workshop, feature: Feature, way: Way) -> Feature | None:
     settings = FeatureSettings(repo=workshop.repository.name)
     finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, settings)
     if way == "merge":
-        nearness, other = finder.nearest([feature], finder.features())
-        return finder.merged([feature, other]) if other and any(nearness) else None
+        other = finder.nearest([feature], finder.features())
+        return finder.merged([feature, other]) if other else None
     users = {user for key in feature.targets for user in workshop.symbols.callers[key]} - {*feature.functions}
     tests = {*feature.tests} | {test for user in users for test in workshop.map.tests_of.get(user, ())}
     functions = finder.closure([*feature.targets, *users], tests) | {*feature.functions}

@@ -22,7 +22,6 @@ from offbook.tasks.factory.instruction.context import context_of
 from offbook.tasks.factory.instruction.instruct import Rewrite, complete, instructions
 from offbook.tasks.factory.instruction.needs import Needs
 from offbook.tasks.factory.prepare.prepare import PrepareSettings
-from offbook.tasks.factory.proposals import Propose
 from offbook.tasks.factory.types import Deletion, Feature, Level
 from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySettings, verify
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
@@ -53,15 +52,12 @@ class MakeSettings:
     level: str = "hybrid"  # one of LEVELS, or "mix"
     wording: str = "normal"
     max_tasks: int = 0  # of each repository; 0 is no limit
-    jobs: int = field(
-        default_factory=lambda: (os.cpu_count() or 1) + 1
-    )  # candidates at a time: each waits for a sandbox
+    # Candidates at a time: each waits for a sandbox.
+    jobs: int = field(default_factory=lambda: (os.cpu_count() or 1) + 1)
     heldout: float = 0.2  # share of the repositories
     annotate: Callable[[Task], Task] | None = None  # what monitors find in the gold patch; raises where they cannot
     context: bool = False  # what an editor would show, for deletions too
     rewrite: Rewrite | None = None
-    propose: Propose | None = None
-    num_proposals: int = 0  # that a model is asked for, of each repository
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     verify: VerifySettings = field(default_factory=VerifySettings)
 
@@ -82,13 +78,10 @@ class Outcome:
     characters: int = 0  # of the request
     num_tests: int = 0
     floor: float = 0.0
-    exact: bool = False
     mutants: int = 0  # tests that have one with another value or error
     blank: int = 0  # tests that need the feature and whose expected values can all be hidden
     shown: int = 0  # the others that need it
     bare: int = 0  # of these, those without a mutant
-    seconds: float = 0.0
-    test_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
     sketch: tuple[int, ...] = ()  # of the deleted code (core/copies.py)
     asked: str = ""  # the level that was asked for, of which `level` came
@@ -137,46 +130,9 @@ async def make_task(
 ) -> Outcome:
     began = time.monotonic()
     deletion = await asyncio.to_thread(delete, workshop.files, workshop.symbols, feature, level)
+    stages = {"delete": time.monotonic() - began}
     outcome = await task_from(workshop, deletion, folder, spec, settings, taken)
-    delete_s = time.monotonic() - began - outcome.seconds
-    stages = {"delete": delete_s, **outcome.stages}
-    return replace(outcome, asked=level, seconds=outcome.seconds + delete_s, stages=stages)
-
-
-class _Request:
-    """What the agent sees and is asked. It depends on which tests fail."""
-
-    shown: Shown
-    words: dict[str, str]  # the request, complete
-
-    def __init__(self, workshop: Workshop, deletion: Deletion, settings: MakeSettings, show: Show, clock: Clock):
-        self.workshop = workshop
-        self.deletion = deletion
-        self.settings = settings
-        self.show = show
-        self.clock = clock
-
-    async def objection(self, seen: Verdict) -> tuple[str, str] | None:
-        """That it gives the code away, or does not say what the tests ask for."""
-        removed = self.deletion.removed
-        clock = self.clock
-        self.shown = shown = await asyncio.to_thread(self.show, self.workshop, self.deletion, seen)
-        clock.mark("words")
-        leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=False)  # as before
-        clock.mark("leaks")
-        if leaks:
-            return COPIED, str(leaks[0])
-        words = dict(shown.words)
-        if not words:
-            return "nothing says what it is to do", ", ".join(self.deletion.targets)
-        words |= await self.settings.rewrite(words, self.deletion) if self.settings.rewrite else {}
-        self.words = await asyncio.to_thread(complete, words, shown.needs, removed)
-        for text in self.words.values():
-            if why := shared_code(text, removed):
-                return "the instruction gives it away", why
-        lacking = shown.needs.missing(self.words[self.settings.wording])
-        clock.mark("words")
-        return (lacking[0].reason, lacking[0].evidence) if lacking else None
+    return replace(outcome, asked=level, stages=stages | outcome.stages)
 
 
 async def task_from(
@@ -194,23 +150,15 @@ async def task_from(
     agent sees of it.
     """
     clock = Clock()
-    verdict = Verdict()
     feature = deletion.feature
-    sketch = sketch_of(deletion.removed.values())
-    outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level, sketch=sketch)
+    removed = deletion.removed
+    sketch = sketch_of(removed.values())
+    outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level)
 
     def ended(refused: str, evidence: str = "") -> Outcome:
-        return replace(
-            outcome,
-            refused=refused,
-            evidence=evidence,
-            seconds=clock.total_s,
-            test_s=verdict.test_s,
-            stages=clock.stages,
-            sketch=() if refused else sketch,
-        )
+        return replace(outcome, refused=refused, evidence=evidence, stages=clock.stages)
 
-    if not deletion.removed:
+    if not removed:
         return ended("there is nothing to delete")
     if taken and (other := taken.repeats(outcome.repository, sketch)):
         return ended(REPEATED, other)
@@ -218,17 +166,36 @@ async def task_from(
     clock.mark("leaks")
     if leaks:
         return ended(COPIED, str(leaks[0]))
-    request = _Request(workshop, deletion, settings, show, clock)
-    verdict = await verify(workshop, deletion, spec, settings.verify, request.objection, clock)
+    shown: Shown
+    words: dict[str, str] = {}
+
+    async def objection(seen: Verdict) -> tuple[str, str] | None:
+        """Whether what the agent sees and is asked gives the code away, or does not say what the tests ask for."""
+        nonlocal shown
+        shown = await asyncio.to_thread(show, workshop, deletion, seen)
+        clock.mark("words")
+        leaks = await asyncio.to_thread(workshop.leaks, deletion, shown.tree, library=False)  # as before
+        clock.mark("leaks")
+        if leaks:
+            return COPIED, str(leaks[0])
+        if not shown.words:
+            return "nothing says what it is to do", ", ".join(deletion.targets)
+        rewritten = await settings.rewrite(dict(shown.words), deletion) if settings.rewrite else {}
+        words.update(await asyncio.to_thread(complete, {**shown.words, **rewritten}, shown.needs, removed))
+        for text in words.values():
+            if why := shared_code(text, removed):
+                return "the instruction gives it away", why
+        lacking = shown.needs.missing(words[settings.wording])
+        clock.mark("words")
+        return (lacking[0].reason, lacking[0].evidence) if lacking else None
+
+    verdict = await verify(workshop, deletion, spec, settings.verify, objection, clock)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
-    shown = request.shown
-    words = request.words
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":
         task = replace(task, context=context_of(workshop, deletion, shown.tree))
-    shutil.rmtree(draft, ignore_errors=True)
     requirements = requirements_of(workshop.repository)
     contents = Contents(
         tree=shown.tree,
@@ -237,23 +204,26 @@ async def task_from(
         base=workshop.repository.tree,
         requirements=requirements,
         instructions=words,
-        removed=deletion.removed,
+        removed=removed,
         mutants=verdict.mutants,
         apart=verdict.apart,
     )
+    mutants = verdict.mutants
+    shutil.rmtree(draft, ignore_errors=True)
     writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
     try:
         await asyncio.shield(writing)
         clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
-        if why and verdict.mutants.blanks != Blanks():  # tests that cannot be run twice in a process
-            rewrite_mutants(task, replace(verdict.mutants, blanks=Blanks()))
-            verdict = replace(verdict, mutants=replace(verdict.mutants, blanks=Blanks()))
+        if why and mutants.blanks != Blanks():  # tests that cannot be run twice in a process
+            mutants = replace(mutants, blanks=Blanks())
+            rewrite_mutants(task, mutants)
             why = await check_gold(load_task(draft), spec)
         clock.mark("gold")
         if why:
             return ended("the finished task does not hold", why)
-        if not verdict.mutants.tests and not verdict.mutants.blank(task.fail_to_pass):
+        blank = mutants.blank(task.fail_to_pass)
+        if not mutants.tests and not blank:
             return ended(UNCHECKED, "every wrong answer that its tests accept would be paid")
         if settings.annotate:
             try:
@@ -270,8 +240,7 @@ async def task_from(
         await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
     assert task.deleted is not None
-    blank = verdict.mutants.blank(task.fail_to_pass)
-    others = {verdict.mutants.test_of(node) for node in task.fail_to_pass} - blank
+    others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
     return replace(
         ended(""),
         lines=task.deleted.lines,
@@ -280,11 +249,11 @@ async def task_from(
         characters=len(task.instruction),
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
-        exact=verdict.exact,
-        mutants=len(verdict.mutants.tests),
+        mutants=len(mutants.tests),
         blank=len(blank),
         shown=len(others),
-        bare=len(others - verdict.mutants.tests),
+        bare=len(others - mutants.tests),
+        sketch=sketch,
     )
 
 
@@ -313,13 +282,13 @@ def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Pa
     return Task(
         **places(folder),
         instruction=instruction,
-        id=deletion.feature.id,
+        id=feature.id,
         test_files=repository.test_files,
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
         tools=TOOLS,
         origin=f"{repository.name}=={repository.version}",
-        difficulty=difficulty(facts, [workshop.symbols.functions[key] for key in deletion.feature.functions]),
+        difficulty=difficulty(facts, [symbols.functions[key] for key in feature.functions]),
         test_command=TEST_COMMAND,
         suite=repository.suite,
         sources=product_of(repository),

@@ -2,7 +2,7 @@
 
     prepare     source, dependencies, reliable tests, and which test enters which function
     settle      whole repositories are held out, over all calls
-    features    what can be deleted; of two releases or a commit the pieces of the change
+    candidates  what can be deleted; of two releases or a commit the pieces of the change
     make        delete, verify, write the request and the task folder (make.py)
 
     out/train/ID/, out/heldout/ID/      task folders; whole repositories are held out, so their code is really unseen
@@ -11,7 +11,7 @@
     out/.factory/NAME/made.json         all of them are done, and what came out
 
 Every step that is done is found done by the next call, which goes on from there. Several processes, also of several
-machines, may work into one folder: a repository belongs to one at a time (core/lock.py), the others take the next one.
+machines, may work into one folder: a repository belongs to one at a time (a lock file), the others take the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import json
 import random
 import re
 import shutil
-import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,12 +34,11 @@ from pydantic import TypeAdapter
 from offbook.core.runfolder import Held, only_writer, write_atomic
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.features import FeatureSettings, Finder
-from offbook.tasks.factory.make import MakeSettings, Outcome, make_task, task_from
+from offbook.tasks.factory.make import MakeSettings, Outcome, make_task
 from offbook.tasks.factory.prepare.prepare import Progress, clear, prepare
 from offbook.tasks.factory.prepare.source import one_spelling
 from offbook.tasks.factory.prepare.tests import map_tests
-from offbook.tasks.factory.proposals import Proposal, Refused, apply_proposal, deletion_of
-from offbook.tasks.factory.records import Taken, differing, earlier_outcomes, record, settle
+from offbook.tasks.factory.records import Taken, earlier_outcomes, record, settle
 from offbook.tasks.factory.releases.cut import cut_release, hunks_between, identity, make_piece
 from offbook.tasks.factory.releases.release import is_release, open_release, prepare_release
 from offbook.tasks.factory.types import LEVELS, Level, Unprepared
@@ -56,7 +54,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # 
 LATE = re.compile(r"Timeout|stopped in|imported within|longer than \d+ s|did not end|timed out")
 
 
-@dataclass(slots=True)
+@dataclass
 class Made:
     """What came out of one repository."""
 
@@ -66,14 +64,10 @@ class Made:
     split: str = "train"
     unprepared: str = ""  # why there is nothing
     log: str = ""
-    differs: str = ""  # options that the first call had otherwise, and what holds
     num_tests: int = 0
     num_excluded: int = 0
     candidates: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)  # functions in no candidate, and why
     outcomes: list[Outcome] = field(default_factory=list)
-    prepare_s: float = 0.0
-    make_s: float = 0.0
 
     @property
     def verified(self) -> list[Outcome]:
@@ -99,43 +93,31 @@ async def make_tasks(
     settings: MakeSettings | None = None,
     progress: Progress = lambda message: None,
     on_outcome: OnOutcome = lambda made: None,
-    proposals: Sequence[Proposal] = (),
 ) -> list[Made]:
-    """A repository that cannot be prepared is named with the reason, and the others go on.
-
-    `proposals` are deletions as patches, verified like our own and refused with the reason.
-    """
+    """A repository that cannot be prepared is named with the reason, and the others go on."""
     settings = settings or MakeSettings()
     if settings.level not in (*LEVELS, "mix"):
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
     run = _Run(out, spec, settings, progress, on_outcome)
-    whole = {one_spelling(source): list[Proposal]() for source in sources}
-    wanted = dict(whole)
-    for proposal in proposals:
-        wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
-    result = [Made(source) for source in wanted]
-
-    async def one(made: Made) -> None:
-        await run.make(made, wanted[made.source], is_whole=made.source in whole)
-
+    result = [Made(source) for source in dict.fromkeys(map(one_spelling, sources))]
     try:
-        await run.prepare_each(result)
+        await run.each(result, settings.jobs, run.prepare)
+        for made in result:
+            if LATE.search(made.unprepared):  # a timeout that parallel work may have caused
+                progress(f"{made.source}: {made.unprepared}; once more, alone")
+                made.unprepared = ""
+                await run.each([made], 1, run.prepare)
         ready = [made for made in result if not made.unprepared]
         if ready:
-            splits = settle(out, [made.name for made in ready], settings.heldout if sources else 0.0)
+            splits = settle(out, [made.name for made in ready], settings.heldout)
             for made in ready:
                 made.split = splits[made.name]
-        await run.each(ready, REPOSITORIES, one)
+        await run.each(ready, REPOSITORIES, run.make)
     except BaseExceptionGroup as group:
-        raise _first_of(group) from None
-    return result
-
-
-async def prepare_all(sources: Sequence[str], out: Path, spec: SandboxSpec, settings: MakeSettings) -> list[Made]:
-    """Only that. `settle` comes next, for all of them."""
-    run = _Run(out, spec, settings, lambda message: None, lambda made: None)
-    result = [Made(one_spelling(source)) for source in sources]
-    await run.prepare_each(result)
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
     return result
 
 
@@ -162,99 +144,57 @@ class _Run:
         random.shuffle(order)  # or processes that were started together would all want the same one
 
         async def one(made: Made) -> None:
-            said = False
+            said = ""
             while True:
                 async with slots:
                     try:
                         with only_writer(self.folder(made)):
                             return await work(made)
                     except Held as error:
-                        if not said:
-                            self.progress(f"{made.name or made.source}: {error.whose} works on it")
-                            said = True
+                        if error.whose != said:
+                            said = error.whose
+                            self.progress(f"{made.name or made.source}: {said} works on it")
                 await asyncio.sleep(POLL_S)
 
         async with asyncio.TaskGroup() as jobs:
             for made in order:
                 jobs.create_task(one(made))
 
-    async def prepare_each(self, result: Sequence[Made]) -> None:
-        """Timeouts that parallel work may have caused are tried again alone."""
-        await self.each(result, self.settings.jobs, self.prepare)
-        for made in result:
-            if LATE.search(made.unprepared):
-                self.progress(f"{made.source}: {made.unprepared}; once more, alone")
-                made.unprepared = ""
-                await self.each([made], 1, self.prepare)
-
     async def prepare(self, made: Made) -> None:
         """Prepare and map one repository; `made.unprepared` says why it cannot be done."""
         folder = self.folder(made)
-        began = time.monotonic()
+        ready = prepare_release if is_release(made.source) else prepare
         try:
-            ready = prepare_release if is_release(made.source) else prepare
             repository = await ready(made.source, folder, self.spec, self.progress, self.settings.prepare)
             if not (folder / "map.json").is_file():
                 self.progress(f"{repository.name}: finding out which test enters which function")
             await map_tests(repository, self.spec)
         except Exception as error:  # the border of a repository: the others go on
-            if isinstance(error, OSError) and error.errno in FULL:
-                raise
-            kind = "" if isinstance(error, OffbookError) else f"{type(error).__name__}: "
-            why = str(error) if isinstance(error, Unprepared) else f"it cannot be prepared ({kind}{error})"
-            made.unprepared = why
+            made.unprepared = str(error)
+            if not isinstance(error, Unprepared):
+                made.unprepared = f"it cannot be prepared ({_described(error)})"
             if not (folder / "outcomes.jsonl").is_file():  # or its tasks need the folder
                 clear(folder)
-        if made.unprepared:
             made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
             self.on_outcome(made)
             return
         made.name = repository.name
         made.version = repository.version
-        made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
-        made.prepare_s = time.monotonic() - began
-        made.differs = differing(folder, self.settings)
-        if made.differs:
-            self.progress(f"{made.name}: {made.differs}")
+        made.num_tests = len(repository.tests)
+        made.num_excluded = len(repository.excluded)
 
-    async def make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
+    async def make(self, made: Made) -> None:
         """What ends one repository leaves the others, and its own tasks as far as they are."""
         try:
-            if not is_whole or proposals or self.settings.propose or not self._found_made(made):
-                await self._candidates(made, proposals, is_whole)
-            if is_whole and 0 < self.settings.max_tasks < len(made.verified):
+            if not self._found_made(made):
+                await self._make(made)
+            if 0 < self.settings.max_tasks < len(made.verified):
                 self.progress(f"{made.name}: {len(made.verified)} tasks are there and stay, more than --limit asks for")
         except (OffbookError, ExceptionGroup):
             raise
         except Exception as error:  # the border of a repository
-            if isinstance(error, OSError) and error.errno in FULL:
-                raise
-            made.unprepared = f"{OURS} ({type(error).__name__}: {error})"
+            made.unprepared = f"{OURS} ({_described(error)})"
         self.on_outcome(made)
-
-    async def _candidates(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
-        folder = self.folder(made)
-        began = time.monotonic()
-        self.progress(f"{made.name}: reading everything that an agent could read")
-        workshop = await asyncio.to_thread(open_workshop, folder)
-        (self.out / made.split).mkdir(parents=True, exist_ok=True)
-        made.prepare_s += time.monotonic() - began
-        began = time.monotonic()
-        if is_whole:
-            await (self.releases if is_release(made.source) else self.features)(made, workshop)
-            made.make_s = time.monotonic() - began
-            if not any(outcome.refused == OURS for outcome in made.outcomes):
-                found = {"asked": self.asked, "made": _MADE.dump_python(made, mode="json")}
-                write_atomic(folder / "made.json", json.dumps(found))
-            if self.settings.propose and not is_release(made.source):
-                self.progress(f"{made.name}: asking a model what could be deleted")
-                found_more = await self.settings.propose(workshop, made.source, self.settings.num_proposals)
-                proposals = [*proposals, *found_more]
-        made.candidates += len(proposals)
-        for proposal in proposals:
-            made.outcomes.append(await self._proposal(made, workshop, proposal))
-            self.on_outcome(made)
-        made.make_s = time.monotonic() - began
 
     def _found_made(self, made: Made) -> bool:
         """Whether an earlier call has done all that this one would, and its folders are there."""
@@ -264,42 +204,24 @@ class _Run:
             folders = [self.out / made.split / outcome.id for outcome in found.verified]
             if data["asked"] == self.asked and all((folder / "task.toml").is_file() for folder in folders):
                 made.candidates = found.candidates
-                made.left_out = found.left_out
                 made.outcomes = found.outcomes
-                made.make_s = found.make_s
                 return True
         return False
 
-    async def features(self, made: Made, workshop: Workshop) -> None:
-        finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
-        features = finder.features()
-        made.left_out = {str(key): why for key, why in sorted(finder.left_out(features).items())}
-
-        candidates = []
-        for feature in features:
-            level = level_of(feature.id, self.settings.level)
-            candidates.append(_Candidate(feature.id, feature.kind, level, partial(make_task, workshop, feature, level)))
-        await self._all(made, candidates)
-
-    async def releases(self, made: Made, workshop: Workshop) -> None:
-        release = open_release(workshop)
-        hunks = hunks_between(release.product, release.newer)
-        cut = await cut_release(release, hunks, self.spec, self.progress)
-
-        candidates = []
-        for piece in cut.pieces:
-            make = partial(make_piece, release, hunks, piece, cut.stable)
-            candidates.append(_Candidate(identity(release, hunks, piece), "release", "release", make))
-        await self._all(made, candidates)
-
-    async def _all(self, made: Made, candidates: Sequence[_Candidate]) -> None:
+    async def _make(self, made: Made) -> None:
+        folder = self.folder(made)
+        self.progress(f"{made.name}: reading everything that an agent could read")
+        workshop = await asyncio.to_thread(open_workshop, folder)
+        (self.out / made.split).mkdir(parents=True, exist_ok=True)
+        find = self._pieces if is_release(made.source) else self._features
+        candidates = await find(made, workshop)
         made.candidates = len(candidates)
-        earlier = earlier_outcomes(self.folder(made) / "outcomes.jsonl")
+        earlier = earlier_outcomes(folder / "outcomes.jsonl")
         late: list[_Candidate] = []
 
         async def one(candidate: _Candidate, alone: bool = False) -> None:
             async with self.slots:
-                outcome = await self._one(made, candidate, earlier, alone)
+                outcome = await self._outcome(made, candidate, earlier, alone)
             if outcome is None:
                 return
             if not alone and (is_late(outcome) or outcome.refused == OURS):  # a full pipe, a process that was killed
@@ -314,58 +236,65 @@ class _Run:
                 jobs.create_task(one(candidate))
         for candidate in late:
             await one(candidate, alone=True)
+        if not any(outcome.refused == OURS for outcome in made.outcomes):
+            found = {"asked": self.asked, "made": _MADE.dump_python(made, mode="json")}
+            write_atomic(folder / "made.json", json.dumps(found))
 
-    async def _one(
+    async def _features(self, made: Made, workshop: Workshop) -> list[_Candidate]:
+        finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
+        candidates = []
+        for feature in finder.features():
+            level = level_of(feature.id, self.settings.level)
+            candidates.append(_Candidate(feature.id, feature.kind, level, partial(make_task, workshop, feature, level)))
+        return candidates
+
+    async def _pieces(self, made: Made, workshop: Workshop) -> list[_Candidate]:
+        release = open_release(workshop)
+        hunks = hunks_between(release.product, release.newer)
+        cut = await cut_release(release, hunks, self.spec, self.progress)
+        candidates = []
+        for piece in cut.pieces:
+            make = partial(make_piece, release, hunks, piece, cut.stable)
+            candidates.append(_Candidate(identity(release, hunks, piece), "release", "release", make))
+        return candidates
+
+    async def _outcome(
         self, made: Made, candidate: _Candidate, earlier: Mapping[tuple[str, str], Outcome], alone: bool
     ) -> Outcome | None:
         """What became of it, now or in an earlier call; None where there are tasks enough."""
-        known = earlier.get((candidate.id, candidate.level))
         folder = self.out / made.split / candidate.id
+        known = earlier.get((candidate.id, candidate.level))
         if folder.is_dir():  # made at any level
-            same = (one for one in earlier.values() if one.id == candidate.id and not one.refused)
-            known = next(same, known)
-        if known is None and folder.is_dir():
-            there = "a task of that name is there"
-            return Outcome(candidate.id, made.name, candidate.kind, candidate.level, there, str(folder))
-        if known is not None and (known.refused or folder.is_dir()):
+            made_before = [each for each in earlier.values() if each.id == candidate.id and not each.refused]
+            there = Outcome(
+                candidate.id, made.name, candidate.kind, candidate.level, "a task of that name is there", str(folder)
+            )
+            return made_before[0] if made_before else known or there
+        if known is not None and known.refused:
             return known
-
-        def enough() -> bool:
-            return bool(self.settings.max_tasks) and len(made.verified) >= self.settings.max_tasks
-
-        if enough():
+        if self._has_enough(made):
             return None
         try:
             outcome = await candidate.make(folder, self.spec, self.settings, self.taken)
         except Exception as error:  # the border of a candidate
-            if isinstance(error, OSError) and error.errno in FULL:
-                raise
-            why = f"{type(error).__name__}: {error}"[:300]
+            why = _described(error)[:300]
             return Outcome(candidate.id, made.name, candidate.kind, candidate.level, OURS, why)
-        if enough() and not outcome.refused:
+        if self._has_enough(made) and not outcome.refused:
             shutil.rmtree(folder)  # others were under way when the last one was made
             return None
         if alone or not is_late(outcome):
             record(self.folder(made) / "outcomes.jsonl", outcome)
         return outcome
 
-    async def _proposal(self, made: Made, workshop: Workshop, proposal: Proposal) -> Outcome:
-        name = proposal.name
-        try:
-            deletion = deletion_of(workshop, proposal, apply_proposal(workshop.files, proposal.patch))
-            name = deletion.feature.id
-            folder = self.out / made.split / name
-            if folder.is_dir():
-                raise Refused(f"{folder} is there already")
-        except Refused as error:
-            return Outcome(name, made.name, "single", "", "the proposal is refused", str(error))
-        return await task_from(workshop, deletion, folder, self.spec, self.settings, self.taken)
+    def _has_enough(self, made: Made) -> bool:
+        return 0 < self.settings.max_tasks <= len(made.verified)
 
 
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What ended a group of tasks, as the one thing that it is."""
-    first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+def _described(error: Exception) -> str:
+    """The words of an error; raised again where the next repository would meet it too."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        raise error
+    return str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}"
 
 
 def is_late(outcome: Outcome) -> bool:

@@ -142,5 +142,11 @@ def is_inside(path: str, places: Iterable[str]) -> bool:
     return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
+def last_words(output: str) -> str:
+    """The last line that a program printed, which says why it failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
+    return lines[-1].removeprefix("E ").strip()
+
+
 def is_test_code(path: str) -> bool:
     return path.endswith(".py") and (is_test_file(path) or "test" in path.split("/")[:-1])

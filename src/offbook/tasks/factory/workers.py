@@ -8,60 +8,43 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.context import ForkProcess
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from offbook.core.processes import end_with
 
 END_S = 30.0  # for what is half done to be put away
-Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 @contextmanager
 def workers(count: int, work: Callable[[], None], folder: Path) -> Iterator[None]:
     """Forked, so nothing has to be passed on: before there are threads. What they say is in folder/worker-N.log.
 
-    One that dies leaves its repository to the next process. They end with this process, however that ends.
+    One that dies leaves its repository to the next process. They end with this process, however that ends. A request
+    to end is an interrupt for all of them, also where interrupts are ignored, as in the background of a shell.
     """
-    before = interrupt_at_term()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before_term = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     context = multiprocessing.get_context("fork")
-    started: list[ForkProcess] = []
+    if count:
+        folder.mkdir(parents=True, exist_ok=True)
+    logs = [folder / f"worker-{number}.log" for number in range(1, count + 1)]
+    started = [context.Process(target=_run, args=(work, log, os.getpid()), daemon=True) for log in logs]
     sys.stdout.flush()
     sys.stderr.flush()
+    for process in started:
+        process.start()
     try:
-        for number in range(1, count + 1):
-            folder.mkdir(parents=True, exist_ok=True)
-            process = context.Process(
-                target=_run, args=(work, folder / f"worker-{number}.log", os.getpid()), daemon=True
-            )
-            process.start()
-            started.append(process)
         yield
         for process in started:
             process.join()
     finally:
         for process in started:
-            if process.is_alive():
-                process.terminate()
+            process.terminate()
         for process in started:
             process.join(END_S)
-            if process.is_alive():
-                process.kill()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def interrupt_at_term() -> dict[int, Handler]:
-    """A request to end is an interrupt, so that what is half done is put away; also where interrupts are ignored, as
-    they are in what a shell starts in the background. Returns what was done before."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    handlers: dict[int, Handler] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end}
-    return {number: signal.signal(number, handler) for number, handler in handlers.items()}
+            process.kill()
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, before_term)
 
 
 def _run(work: Callable[[], None], log: Path, parent: int) -> None:

@@ -11,8 +11,9 @@ import configparser
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatch
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -23,31 +24,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 from packaging.version import InvalidVersion, Version
 
-from offbook.tasks.factory.types import Unprepared, is_test_code
+from offbook.tasks.factory.types import Unprepared, is_inside, is_test_code
 from offbook.tasks.unpack import BadArchive, beneath
 
-TEST_EXTRAS = frozenset({"test", "tests", "testing", "unittest", "unit", "pytest", "check"})
-DEVELOPER_EXTRAS = frozenset({"dev", "develop", "development", "devel"})
-# Tools that look at code or at test runs. No test imports them, and some would change how the tests run.
-NOT_FOR_TESTS = re.compile(
-    r"sphinx.*|furo|.*-sphinx|mypy|types-.*|black|ruff|flake8.*|pyflakes|pylint|isort|pyright|pre-commit|tox.*|nox|twine"
-    r"|build|wheel|bump.*|codecov|coveralls|coverage|mkdocs.*|jaraco-packaging|rst-linker|safety|bandit|towncrier"
-    r"|pytest-(cov|xdist|randomly|random-order|sugar|mypy.*|ruff|black.*|flake8|checkdocs|enabler|html|rerunfailures)"
-)
-REQUIREMENT_FILES = (
-    *("requirements*test*.txt", "test*requirements*.txt", "tests/requirements*.txt", "test/requirements*.txt"),
-    *("requirements/test*.txt", "requirements*dev*.txt", "dev*requirements*.txt", "requirements/dev*.txt"),
-)
-VERSION_FILES = (
-    (("tool", "setuptools_scm"), "write_to"),
-    (("tool", "setuptools_scm"), "version_file"),
-    (("tool", "hatch", "build", "hooks", "vcs"), "version-file"),
-    (("tool", "pdm", "version"), "write_to"),
-)
-Lines = Callable[..., list[str]]  # the requirements among some lines, or only those of an extra
+NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text())
 
 
-@dataclass(slots=True)
+@dataclass
 class Project:
     name: str = ""
     version: str = ""
@@ -59,17 +42,17 @@ class Project:
     version_file: str = ""  # a file with the version that building would write
 
     def fill(self, other: Project) -> None:
-        """What `other` says counts where nothing was said before."""
+        """Take from `other` what is not known yet."""
         extras = {name.lower(): lines for name, lines in other.extras.items() if lines} | self.extras
-        for said in fields(self):
-            setattr(self, said.name, getattr(self, said.name) or getattr(other, said.name))
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) or getattr(other, each.name))
         self.extras = extras
 
     @property
     def test_needs(self) -> list[str]:
         """What its tests import besides: its test extras, or where it has none those for developers."""
-        names = [name for name in self.extras if name in TEST_EXTRAS]
-        names = names or [name for name in self.extras if name in DEVELOPER_EXTRAS]
+        names = [name for name in self.extras if name in NAMES["test_extras"]]
+        names = names or [name for name in self.extras if name in NAMES["developer_extras"]]
         return list(dict.fromkeys(line for name in names for line in self._extra(name, frozenset())))
 
     def _extra(self, name: str, seen: frozenset[str]) -> Iterable[str]:
@@ -78,74 +61,130 @@ class Project:
             if canonicalize_name(requirement.name) == canonicalize_name(self.name):
                 for other in sorted({extra.lower() for extra in requirement.extras} - seen):
                     yield from self._extra(other, seen | {name})
-            elif not NOT_FOR_TESTS.fullmatch(canonicalize_name(requirement.name)):
+            elif _is_for_tests(requirement):
                 yield line
+
+
+def _is_for_tests(requirement: Requirement) -> bool:
+    name = canonicalize_name(requirement.name)
+    return not any(fnmatch(name, pattern) for pattern in NAMES["not_for_tests"])
 
 
 def read_project(tree: Path, name: str, version: str, markers: Mapping[str, str] | None = None) -> Project:
     """The metadata of a tree: what the index published first, then what the sources say. `name` and `version` stand
     in where nothing says better. `markers` is the environment of another interpreter than ours."""
-
-    def lines(value: Any, extra: str = "") -> list[str]:
-        return readable(lines_of(value), extra, markers or {})
-
+    markers = markers or {}
     pyproject = read_toml(tree / "pyproject.toml")
-    standard = table_of(pyproject, "project")
-    poetry = table_of(pyproject, "tool", "poetry")
-    setup = _ini(tree / "setup.cfg")
-    dependency_groups = table_of(pyproject, "dependency-groups")
-    groups = {name: lines(_group(dependency_groups, name, frozenset())) for name in dependency_groups}
-    poetry_groups = {"dev": table_of(poetry, "dev-dependencies")}
-    for group, table in table_of(poetry, "group").items():
-        poetry_groups[group] = poetry_groups.get(group, {}) | table_of(table, "dependencies")
-    said_version = setup.get("metadata", "version", fallback="")
-    setup_extras = setup["options.extras_require"] if setup.has_section("options.extras_require") else {}
     project = Project()
-    for other in (
-        *(_published(folder, lines) for folder in (tree, *tree.glob("*.egg-info"), *tree.glob("*/*.egg-info"))),
-        Project(version=version),
-        Project(
-            str(standard.get("name", "")),
-            str(standard.get("version", "")),
-            str(standard.get("requires-python", "")),
-            lines(standard.get("dependencies")),
-            {name: lines(value) for name, value in table_of(standard, "optional-dependencies").items()},
-            _entry_points({"console_scripts": table_of(standard, "scripts"), **table_of(standard, "entry-points")}),
-        ),
-        Project(
-            str(poetry.get("name", "")),
-            str(poetry.get("version", "")),
-            needs=lines(_of_poetry(table_of(poetry, "dependencies"))),
-            extras={name: lines(_of_poetry(table)) for name, table in poetry_groups.items()},
-        ),
-        Project(
-            setup.get("metadata", "name", fallback=""),
-            "" if said_version.startswith(("attr:", "file:")) else said_version,
-            needs=lines(setup.get("options", "install_requires", fallback="")),
-            extras={name: lines(value) for name, value in setup_extras.items()},
-        ),
-        Project(name, "0", extras=groups),
-    ):
-        project.fill(other)
+    for file in (tree / "PKG-INFO", *tree.glob("*.egg-info/PKG-INFO"), *tree.glob("*/*.egg-info/PKG-INFO")):
+        if file.is_file():
+            project.fill(_published(file.parent, markers))
+    project.fill(Project(version=version))
+    project.fill(_standard(pyproject, markers))
+    project.fill(_poetry(table_of(pyproject, "tool", "poetry")))
+    project.fill(_setup_cfg(tree / "setup.cfg", markers))
+    project.fill(Project(name, "0"))
     if not project.test_needs:
-        project.extras["test"] = _requirement_files(tree, lines)
-    files = (str(table_of(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
-    project.version_file = next(filter(None, files), "")
+        project.extras["test"] = _requirement_files(tree, markers)
+    for *keys, key in NAMES["version_files"]:
+        project.version_file = project.version_file or str(table_of(pyproject, "tool", *keys).get(key, ""))
     # Refuse names that would lead out of the folders that are written by them.
     if not is_normalized_name(canonicalize_name(project.name)):
         raise Unprepared(f"the project's name {project.name!r} is not a name by PEP 508")
     try:
         Version(project.version)
+        beneath(tree, project.version_file or "none")
     except InvalidVersion:
         raise Unprepared(f"the project's version {project.version!r} is not a version by PEP 440") from None
-    try:
-        beneath(tree, project.version_file or "none")
     except BadArchive as error:
         raise Unprepared(f"the project's version file: {error}") from None
     return project
 
 
-def readable(lines: Iterable[Any], extra: str, markers: Mapping[str, str]) -> list[str]:
+def _published(folder: Path, markers: Mapping[str, str]) -> Project:
+    distribution = metadata.PathDistribution(folder)  # also reads the older forms
+    requires = distribution.requires or []
+    said: Any = distribution.metadata
+    extras = {*re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(requires))}
+    return Project(
+        said.get("Name", ""),
+        said.get("Version", ""),
+        said.get("Requires-Python", ""),
+        readable(requires, markers),
+        {extra: readable(requires, markers, extra) for extra in sorted(extras)},
+        distribution.read_text("entry_points.txt") or "",
+        tuple((distribution.read_text("top_level.txt") or "").split()),
+    )
+
+
+def _standard(pyproject: dict[str, Any], markers: Mapping[str, str]) -> Project:
+    """PEP 621 and PEP 735."""
+    project = table_of(pyproject, "project")
+    groups = table_of(pyproject, "dependency-groups")
+    extras = {name: _group(groups, name, frozenset()) for name in groups}
+    extras |= table_of(project, "optional-dependencies")
+    entry_points = {"console_scripts": table_of(project, "scripts"), **table_of(project, "entry-points")}
+    lines = []
+    for group, rows in entry_points.items():
+        lines += [f"[{group}]\n", *(f"{name} = {value}\n" for name, value in rows.items())]
+    return Project(
+        str(project.get("name", "")),
+        str(project.get("version", "")),
+        str(project.get("requires-python", "")),
+        readable(project.get("dependencies", []), markers),
+        {name: readable(lines, markers) for name, lines in extras.items()},
+        "".join(lines),
+    )
+
+
+def _group(groups: dict[str, Any], name: str, seen: frozenset[str]) -> list[str]:
+    """A dependency group with those that it includes."""
+    found = []
+    for line in groups.get(name, []) if name not in seen else []:
+        if isinstance(line, str):
+            found.append(line)
+        elif isinstance(line, dict):
+            found += _group(groups, str(line.get("include-group")), seen | {name})
+    return found
+
+
+def _poetry(poetry: dict[str, Any]) -> Project:
+    """Poetry writes version ranges its own way; the newest versions are as good a guess as a translation."""
+    dependencies = table_of(poetry, "dependencies")
+    optional = {name for name, value in dependencies.items() if isinstance(value, dict) and value.get("optional")}
+    tables = [table_of(poetry, "dev-dependencies")]
+    tables += [table_of(group, "dependencies") for group in table_of(poetry, "group").values()]
+    return Project(
+        str(poetry.get("name", "")),
+        str(poetry.get("version", "")),
+        needs=[name for name in dependencies if name != "python" and name not in optional],
+        extras={"dev": [name for table in tables for name in table]},
+    )
+
+
+def _setup_cfg(path: Path, markers: Mapping[str, str]) -> Project:
+    setup = _ini(path)
+    version = setup.get("metadata", "version", fallback="")
+    extras = setup["options.extras_require"] if setup.has_section("options.extras_require") else {}
+    return Project(
+        setup.get("metadata", "name", fallback=""),
+        "" if version.startswith(("attr:", "file:")) else version,
+        needs=readable(setup.get("options", "install_requires", fallback="").splitlines(), markers),
+        extras={name: readable(lines.splitlines(), markers) for name, lines in extras.items()},
+    )
+
+
+def _requirement_files(tree: Path, markers: Mapping[str, str]) -> list[str]:
+    for pattern in NAMES["requirement_files"]:
+        for path in sorted(tree.glob(pattern)):
+            kept = readable(path.read_text(errors="replace").splitlines(), markers)
+            kept = [line for line in kept if _is_for_tests(Requirement(line))]
+            if kept:
+                return kept
+    return []
+
+
+def readable(lines: Iterable[Any], markers: Mapping[str, str], extra: str = "") -> list[str]:
     """The requirements among some lines that hold for the interpreter, without their markers; or only an extra's."""
     kept = []
     for line in lines:
@@ -161,10 +200,6 @@ def readable(lines: Iterable[Any], extra: str, markers: Mapping[str, str]) -> li
         if applies and not requirement.url:
             kept.append(str(requirement))
     return kept
-
-
-def lines_of(value: Any) -> list[str]:
-    return value.splitlines() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -190,134 +225,39 @@ def _ini(path: Path) -> configparser.ConfigParser:
     return parser
 
 
-class _Published(metadata.Distribution):
-    """A folder with what setuptools or the index wrote down. Importlib knows the older forms of it too."""
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-
-    def read_text(self, filename: str) -> str:
-        path = self._folder / filename
-        return path.read_text(errors="replace") if path.is_file() else ""
-
-    def locate_file(self, path: Any) -> Path:
-        return self._folder / path
-
-
-def _published(folder: Path, lines: Lines) -> Project:
-    """Requirements of extras are marked `extra == "name"`."""
-    said = _Published(folder)
-    requires = said.requires or []
-    name, version, python = (said.metadata.get_all(key, [""])[0] for key in ("Name", "Version", "Requires-Python"))
-    marked = re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(requires))
-    return Project(
-        name,
-        version,
-        python,
-        lines(requires),
-        {extra: lines(requires, extra) for extra in (*said.metadata.get_all("Provides-Extra", []), *marked)},
-        said.read_text("entry_points.txt"),
-        tuple(said.read_text("top_level.txt").split()),
-    )
-
-
-def _entry_points(groups: Mapping[str, dict[str, Any]]) -> str:
-    listed = {group: "".join(f"{name} = {value}\n" for name, value in rows.items()) for group, rows in groups.items()}
-    return "".join(f"[{group}]\n{rows}" for group, rows in listed.items() if rows)
-
-
-def _of_poetry(table: dict[str, Any]) -> list[str]:
-    """Poetry writes version ranges its own way; the newest versions are as good a guess as a translation."""
-    asked = {name: {"version": value} if isinstance(value, str) else value for name, value in table.items()}
-    asked = {name: value for name, value in asked.items() if name != "python" and isinstance(value, dict)}
-    return [name for name, value in asked.items() if "version" in value and not value.get("optional")]
-
-
-def _group(groups: dict[str, Any], name: str, seen: frozenset[str]) -> list[str]:
-    """A dependency group with those that it includes (PEP 735)."""
-    found = []
-    for line in groups.get(name, []) if name not in seen else []:
-        if isinstance(line, str):
-            found.append(line)
-        elif isinstance(line, dict):
-            found += _group(groups, str(line.get("include-group")), seen | {name})
-    return found
-
-
-def _requirement_files(tree: Path, lines: Lines) -> list[str]:
-    for pattern in REQUIREMENT_FILES:
-        for path in sorted(tree.glob(pattern)):
-            kept = lines(path.read_text(errors="replace"))
-            kept = [line for line in kept if not NOT_FOR_TESTS.fullmatch(canonicalize_name(Requirement(line).name))]
-            if kept:
-                return kept
-    return []
-
-
-ROOTS = ("src", "lib", "python", ".")  # the tree itself last: it holds folders that are no packages
-NOT_PRODUCT = frozenset(
-    {"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmark", "benchmarks", "bench", "scripts"}
-    | {"script", "tools", "tool", "setup", "conftest", "noxfile", "tasks", "build", "dist", "fuzz", "perf", "demo"}
-    | {"utils", "util", "bin", "ci", "_build", "vendor", "requirements", "fabfile", "docs_src", "samples"}
-)
-NOT_TESTS = frozenset(
-    {"doc", "docs", "example", "examples", "benchmark", "benchmarks", "bench", "build", "node_modules"}
-)
-HONOURED = ("--import-mode", "--asyncio-mode", "--ignore", "--ignore-glob", "--deselect")
-LOOKS_LIKE_TESTS = re.compile(rb"^\s*(async )?def test|unittest|import pytest", re.M)
-
-
 @dataclass(frozen=True)
 class Layout:
     import_roots: tuple[str, ...]
-    modules: tuple[str, ...]  # what an import of the product names
     source_files: tuple[str, ...]
     test_files: tuple[str, ...]
     support_files: tuple[str, ...]
     options: tuple[str, ...]  # for pytest
-    strict_warnings: bool  # its settings turn warnings into errors
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The pytest settings of a repository, from the one file that pytest would take."""
-
-    file: str
-    values: dict[str, Any]
-
-    def words(self, name: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
-        value = self.values.get(name, default)
-        return tuple(shlex.split(value)) if isinstance(value, str) else tuple(map(str, value))
 
 
 def find_layout(tree: Path, project: Project) -> Layout:
     files = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
     python_files = [path for path in files if path.endswith(".py")]
-    settings = _pytest_settings(tree)
     root, modules = _find_product(tree, project)
-    prefix = "" if root == "." else f"{root}/"
-    mine = tuple(f"{prefix}{module}" for module in modules)
-    product = [path for path in python_files if path.startswith(tuple(f"{one}/" for one in mine)) or path[:-3] in mine]
-    sources = tuple(path for path in product if not is_test_code(path))
+    places = [str(PurePosixPath(root, module)) for module in modules]
+    product = {path for path in python_files if is_inside(path.removesuffix(".py"), places)}
+    sources = tuple(path for path in python_files if path in product and not is_test_code(path))
     if not sources:
         raise Unprepared(f"{project.name} has no Python package or module")
-    tests = _find_tests(tree, [path for path in python_files if path not in set(sources)], settings)
+    settings_file, settings = _pytest_settings(tree)
+    tests = _find_tests(tree, [path for path in python_files if path not in sources], settings)
     if not tests:
         raise Unprepared(f"{project.name} has no test files")
     taken = {*sources, *tests}
     folders = {str(PurePosixPath(path).parent) for path in tests} - {"."}
     folders -= {str(PurePosixPath(path).parent) for path in sources}
-    support = tuple(
-        path
-        for path in files
-        if path not in taken
-        and (path.startswith(tuple(f"{folder}/" for folder in folders)) or path.rpartition("/")[2] == "conftest.py")
-    )
-    options = _options(settings)
+    support = [path for path in files if is_inside(path, folders) or path.rpartition("/")[2] == "conftest.py"]
+    support = [path for path in support if path not in taken]
+    options = ("-c", settings_file, *_options(_words(settings, "addopts")))
     if any(b"hypothesis" in (tree / path).read_bytes() for path in (*tests, *support) if path.endswith(".py")):
         options += ("--hypothesis-seed=0",)  # not for all: the option alone imports hypothesis, which takes a second
-    strict = any("error" in line for line in lines_of(settings.values.get("filterwarnings", ())))
-    return Layout((root,), modules, sources, tests, support, options, strict)
+    if "error" in str(settings.get("filterwarnings", "")):  # warnings of newer dependencies would fail the tests
+        options += ("-o", "filterwarnings=")
+    return Layout((root,), sources, tests, tuple(support), options)
 
 
 def _find_product(tree: Path, project: Project) -> tuple[str, tuple[str, ...]]:
@@ -325,27 +265,27 @@ def _find_product(tree: Path, project: Project) -> tuple[str, tuple[str, ...]]:
 
     By what the metadata say, else by the project's name, else every package that is not called like something else.
     """
-    plain = re.sub(r"[-_.]+", "_", project.name).lower()
-    own = {plain, plain.removeprefix("python_"), plain.removesuffix("_python"), plain.removeprefix("py"), f"py{plain}"}
-    own |= {project.name.lower().split(".")[0], re.sub(r"\d+$", "", plain), plain.replace("_", "")}
-    # Folders of other names count if they hold a package with the project's name: pysrc/, packages/.
-    others = {path.parts[-3] for path in sorted(tree.glob("*/*/__init__.py")) if path.parts[-2].lower() in own}
-    roots = (*ROOTS, *sorted(others - {*ROOTS} - NOT_PRODUCT))
-    importable = {root: _importable(tree / root) for root in roots if (tree / root).is_dir()}
+    own = {_bare(project.name), _bare(project.name.split(".")[0])}
+    importable = {root: _importable(tree / root) for root in NAMES["import_roots"] if (tree / root).is_dir()}
     for root, names in importable.items():
-        declared = tuple(name for name in names if name in project.top_level and name not in NOT_PRODUCT)
+        declared = tuple(name for name in names if name in project.top_level and name not in NAMES["not_product"])
         if declared:
             return root, declared
     for root, names in importable.items():
-        called = tuple(name for name in names if name.lower() in own)
+        called = tuple(name for name in names if _bare(name) in own)
         if called:
             return root, called
     for root, names in importable.items():
-        packages = tuple(name for name in names if name not in NOT_PRODUCT and (tree / root / name).is_dir())
-        modules = tuple(name for name in names if name not in NOT_PRODUCT and not is_test_code(f"{name}.py"))
-        if packages or (modules and root == "."):
-            return root, packages or modules
+        others = [name for name in names if name not in NAMES["not_product"] and not is_test_code(f"{name}.py")]
+        packages = tuple(name for name in others if (tree / root / name).is_dir())
+        if packages or (others and root == "."):
+            return root, packages or tuple(others)
     raise Unprepared(f"{project.name} has no Python package or module")
+
+
+def _bare(name: str) -> str:
+    """python-Thing2, py_thing and thing are one name."""
+    return re.sub(r"^(python|py)[-_.]?|[-_.]?python$|[-_.]|\d+$", "", name.lower())
 
 
 def _importable(folder: Path) -> list[str]:
@@ -355,63 +295,47 @@ def _importable(folder: Path) -> list[str]:
         if path.suffix == ".py" and path.is_file() and path.stem.isidentifier():
             names.append(path.stem)
         elif path.is_dir() and path.name.isidentifier():
-            inside = path / "__init__.py"
-            if inside.is_file() or any(path.glob("*/__init__.py")) or (folder.name == "src" and any(path.glob("*.py"))):
+            is_package = (path / "__init__.py").is_file() or any(path.glob("*/__init__.py"))
+            if is_package or (folder.name == "src" and any(path.glob("*.py"))):
                 names.append(path.name)
     return names
 
 
-def _find_tests(tree: Path, python_files: Iterable[str], settings: _Settings) -> tuple[str, ...]:
-    patterns = settings.words("python_files", ("test_*.py", "*_test.py"))
-    places = [
-        path.relative_to(tree).as_posix()
-        for pattern in settings.words("testpaths")
-        if not PurePosixPath(pattern).is_absolute() and ".." not in PurePosixPath(pattern).parts
-        for path in ([tree] if pattern.strip("./") == "" else tree.glob(pattern))
-    ]
-    found = [path for path in python_files if not NOT_TESTS.intersection(PurePosixPath(path).parts[:-1])]
+def _find_tests(tree: Path, python_files: Iterable[str], settings: Mapping[str, Any]) -> tuple[str, ...]:
+    patterns = _words(settings, "python_files") or ["test_*.py", "*_test.py"]
+    places = []
+    for pattern in _words(settings, "testpaths"):
+        if not PurePosixPath(pattern).is_absolute() and ".." not in PurePosixPath(pattern).parts and pattern != ".":
+            places += [path.relative_to(tree).as_posix() for path in tree.glob(pattern)]
+    found = [path for path in python_files if not {*NAMES["not_tests"]} & {*PurePosixPath(path).parent.parts}]
     chosen = [path for path in found if any(PurePosixPath(path).match(pattern) for pattern in patterns)]
-    if places and "." not in places:
-        inside = [path for path in chosen if path in places or path.startswith(tuple(f"{one}/" for one in places))]
-        chosen = inside or chosen
-    if not chosen:  # suites that are older than these names
-        chosen = [path for path in found if is_test_code(path) or path in ("test.py", "tests.py")]
-        chosen = [path for path in chosen if LOOKS_LIKE_TESTS.search((tree / path).read_bytes())]
-        chosen = [path for path in chosen if path.rpartition("/")[2] not in ("conftest.py", "__init__.py")]
-    return tuple(chosen)
+    return tuple([path for path in chosen if is_inside(path, places)] or chosen)
 
 
-def _pytest_settings(tree: Path) -> _Settings:
+def _pytest_settings(tree: Path) -> tuple[str, dict[str, Any]]:
+    """The one file that pytest would take its settings from, and what it says."""
     for name in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
-        path = tree / name
-        if not path.is_file():
-            continue
-        text = path.read_text(errors="replace")
         if name == "pyproject.toml":
-            table = table_of(read_toml(path), "tool", "pytest")
-            values = table.get("ini_options", {}) or {key: table[key] for key in table if key != "ini_options"}
-            if values:
-                return _Settings(name, values)
-            continue
-        parser = configparser.ConfigParser(interpolation=None, strict=False)
-        try:
-            parser.read_string(text)
-        except configparser.Error:
-            continue
-        section = "tool:pytest" if name == "setup.cfg" else "pytest"
-        if parser.has_section(section) or name in ("pytest.ini", ".pytest.ini"):
-            return _Settings(name, dict(parser.items(section)) if parser.has_section(section) else {})
-    return _Settings("/dev/null", {})
+            values = table_of(read_toml(tree / name), "tool", "pytest")
+            values = values.get("ini_options") or values
+        else:
+            parser = _ini(tree / name)
+            section = "tool:pytest" if name == "setup.cfg" else "pytest"
+            values = dict(parser.items(section)) if parser.has_section(section) else {}
+        if values or (name.endswith("pytest.ini") and (tree / name).is_file()):
+            return name, values
+    return "/dev/null", {}
 
 
-def _options(settings: _Settings) -> tuple[str, ...]:
-    """Where the settings are, and of `addopts` what decides which tests run, how they are imported and with which
-    plugins."""
-    options = ["-c", settings.file]
-    words = settings.words("addopts")
+def _words(settings: Mapping[str, Any], name: str) -> list[str]:
+    value = settings.get(name, ())
+    return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
+
+
+def _options(words: list[str]) -> Iterable[str]:
+    """Of `addopts` what decides which tests run, how they are imported and with which plugins."""
     for word, following in pairwise((*words, "")):
-        if word.startswith(tuple(f"{name}=" for name in HONOURED)):
-            options.append(word)
-        elif word in (*HONOURED, "-m", "-k") or (word == "-p" and not following.startswith("no:")):
-            options += [word, following]
-    return tuple(options)
+        if word.startswith(tuple(f"{name}=" for name in NAMES["pytest_options"])):
+            yield word
+        elif word in (*NAMES["pytest_options"], "-m", "-k") or (word == "-p" and not following.startswith("no:")):
+            yield from (word, following)

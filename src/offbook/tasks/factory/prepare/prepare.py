@@ -1,8 +1,7 @@
 """From the name of a repository to a `Repository`: its source, its dependencies, its reliable tests.
 
-folder/source.json      where it came from; the tree is complete
+folder/source.json      where it came from and what its metadata say; the tree is complete
 folder/tree/            the source, scrubbed
-folder/project.json     what its metadata say
 folder/deps/            what it imports; python/ is the interpreter that sees it
 folder/dependencies.json    which requirements could not be had; deps/ is complete
 folder/repository.json  all is done
@@ -18,12 +17,9 @@ that set a repository up.
 from __future__ import annotations
 
 import json
-import os
-import re
-import shlex
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -31,20 +27,16 @@ from pydantic import TypeAdapter
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.audit.scrub import scrub
-from offbook.tasks.factory.prepare.dependencies import Interpreter, find_interpreter, install, refuse_runner
-from offbook.tasks.factory.prepare.metadata import Layout, Project, find_layout, read_project
+from offbook.tasks.factory.prepare.dependencies import COMES_WITH_RUNNER, Interpreter, find_interpreter, install
+from offbook.tasks.factory.prepare.metadata import Project, find_layout, read_project
 from offbook.tasks.factory.prepare.source import fetch, needs_another, runs_on
 from offbook.tasks.factory.prepare.tests import BaselineLimits, find_baseline
 from offbook.tasks.factory.types import Repository, Unprepared
-from offbook.tasks.suite import StartFailed, make_interpreter, suite_sandbox
+from offbook.tasks.suite import StartFailed, make_interpreter
 from offbook.tasks.unpack import SourceLimits
 from offbook.types import MachineFault
 
-COMPILED = (".c", ".cc", ".cpp", ".pyx", ".rs", ".f90")
-IMPORT_S = 60.0
 _REPOSITORY = TypeAdapter(Repository)
-_PROJECT = TypeAdapter(Project)
-
 
 Progress = Callable[[str], None]
 
@@ -87,19 +79,20 @@ async def prepare(
     settings = settings or PrepareSettings()
     sandbox = sandbox or SandboxSpec()
     folder = folder.resolve()
-    ready = folder / "repository.json"
     marker = folder / "source.json"
     if marker.is_file() and (other := json.loads(marker.read_bytes())["spec"]) != spec:
         raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
-    if ready.is_file():
+    if (folder / "repository.json").is_file():
         return load_repository(folder)
     python = await find_interpreter(settings.python)
     try:
         project = await fetch_project(spec, folder, settings, python, progress)
-        refuse_runner(project.name)
+        if project.name.lower() in COMES_WITH_RUNNER:
+            why = "comes with the test runner, so its tests would run on the very code that is deleted"
+            raise Unprepared(f"{project.name} {why}")
         if not runs_on(project.requires_python, python.version):
             raise Unprepared(needs_another(project.name, project.requires_python, python.version))
-        repository = await _made_ready(project, folder, sandbox, settings, python, progress)
+        repository = await _make_ready(project, folder, sandbox, settings, python, progress)
     except (MachineFault, Unprepared) as error:
         if marker.is_file():  # there was a source
             _log(folder, str(error))
@@ -109,7 +102,37 @@ async def prepare(
     return repository
 
 
-async def _made_ready(
+async def fetch_project(
+    spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Progress
+) -> Project:
+    """Its source in folder/tree, scrubbed, and what its metadata say."""
+    marker = folder / "source.json"
+    if marker.is_file():
+        return Project(**json.loads(marker.read_bytes())["project"])
+    progress(f"fetching {spec}")
+    for leftover in ("tree", "fetched"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
+    fetched = await fetch(spec, folder / "fetched", settings.source, python.version)
+    project = read_project(fetched.tree, fetched.name, fetched.version, python.markers)
+    removed = scrub(fetched.tree, frozenset({project.name, *project.top_level}))
+    if removed:
+        _log(folder, f"no source, taken out: {', '.join(removed)}")
+    version_file = fetched.tree / (project.version_file or ".")
+    if not version_file.exists() and version_file.parent.is_dir():
+        # Building would write this file, from tags that are not here.
+        numbers = tuple(int(part) for part in project.version.split(".") if part.isdigit())
+        version_file.write_text(
+            f"__version__ = version = {project.version!r}\n__version_tuple__ = version_tuple = {numbers}\n"
+            "__commit_id__ = commit_id = None\n"
+        )
+    fetched.tree.rename(folder / "tree")
+    (folder / "fetched").rmdir()
+    about = {"spec": spec, "version": project.version, "message": fetched.message, "project": asdict(project)}
+    write_atomic(marker, json.dumps(about))
+    return project
+
+
+async def _make_ready(
     project: Project,
     folder: Path,
     sandbox: SandboxSpec,
@@ -119,21 +142,20 @@ async def _made_ready(
 ) -> Repository:
     layout = find_layout(folder / "tree", project)
     draft = Repository(
-        project.name,
-        project.version,
-        folder,
-        layout.import_roots,
-        layout.source_files,
-        layout.test_files,
-        layout.support_files,
+        name=project.name,
+        version=project.version,
+        folder=folder,
+        import_roots=layout.import_roots,
+        source_files=layout.source_files,
+        test_files=layout.test_files,
+        support_files=layout.support_files,
         tests=(),
         pytest_options=settings.pytest_options or layout.options,
         start=settings.start,
     )
 
     async def finished(draft: Repository) -> Repository:
-        await _check_import(draft, layout, sandbox)
-        return await find_baseline(draft, sandbox, settings.baseline, progress, layout.strict_warnings)
+        return await find_baseline(draft, sandbox, settings.baseline, progress)
 
     try:
         await _install(project, folder, python, progress)
@@ -142,58 +164,12 @@ async def _made_ready(
         if settings.set_up is None:
             raise
         reason = str(error)
-        draft = replace(draft, start="") if isinstance(error, StartFailed) else draft
+        if isinstance(error, StartFailed):
+            draft = replace(draft, start="")
     if not (folder / "dependencies.json").is_file():  # at least what runs tests
         await _install(replace(project, needs=[], extras={}), folder, python, progress)
     _log(folder, f"set up by agents, because: {reason}")
     return await settings.set_up(Stuck(draft, project, reason, finished), sandbox, progress)
-
-
-def save_repository(repository: Repository) -> None:
-    write_atomic(repository.folder / "repository.json", _REPOSITORY.dump_json(repository, indent=1))
-
-
-def load_repository(folder: Path) -> Repository:
-    """What `prepare` made there. The folder may have been moved since."""
-    path = folder / "repository.json"
-    if not path.is_file():
-        raise Unprepared(f"{folder} holds no prepared repository")
-    data = json.loads(path.read_bytes())
-    return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
-
-
-async def fetch_project(
-    spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Progress
-) -> Project:
-    """Its source in folder/tree, scrubbed, and what its metadata say."""
-    tree = folder / "tree"
-    marker = folder / "source.json"
-    saved = folder / "project.json"
-    if marker.is_file():
-        return _PROJECT.validate_json(saved.read_bytes())
-    progress(f"fetching {spec}")
-    for leftover in (tree, folder / "fetched"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    fetched = await fetch(spec, folder / "fetched", settings.source, python.version)
-    project = read_project(fetched.tree, fetched.name, fetched.version, python.markers)
-    removed = scrub(fetched.tree, frozenset({project.name, *project.top_level}))
-    if removed:
-        _log(folder, f"no source, taken out: {', '.join(removed)}")
-    if project.version_file:
-        # Building would write this file, from tags that are not here.
-        path = fetched.tree / project.version_file
-        if not path.exists() and path.parent.is_dir():
-            numbers = tuple(int(part) for part in project.version.split(".") if part.isdigit())
-            path.write_text(
-                f"__version__ = version = {project.version!r}\n__version_tuple__ = version_tuple = {numbers}\n"
-                "__commit_id__ = commit_id = None\n"
-            )
-    fetched.tree.rename(tree)
-    (folder / "fetched").rmdir()
-    write_atomic(saved, _PROJECT.dump_json(project))
-    said = {"spec": spec, "name": project.name, "version": project.version, "message": fetched.message}
-    write_atomic(marker, json.dumps(said))
-    return project
 
 
 async def _install(project: Project, folder: Path, python: Interpreter, progress: Progress) -> None:
@@ -214,33 +190,17 @@ async def _install(project: Project, folder: Path, python: Interpreter, progress
     write_atomic(marker, json.dumps({"left_out": left_out}))
 
 
-async def _check_import(repository: Repository, layout: Layout, sandbox: SandboxSpec) -> None:
-    """A package of which nothing can be imported would only show as hundreds of failing tests."""
-    roots = os.pathsep.join(layout.import_roots)
-    reasons = []
-    async with await suite_sandbox(repository.tree, repository.suite, sandbox) as opened:
-        for module in layout.modules:
-            python = ["env", f"PYTHONPATH={roots}", "python", "-P", "-s", "-B"]
-            result = await opened.exec(shlex.join([*python, "-c", f"import {module}"]), IMPORT_S)
-            if result.exit_code == 0 and not result.timed_out:
-                return
-            _log(repository.folder, f"import {module}\n{result.output}")
-            lines = result.output.strip().splitlines()
-            reasons.append(f"it took longer than {IMPORT_S:.0f} s" if result.timed_out else lines[-1] if lines else "")
-    raise Unprepared(f"{_import_problem(repository, layout, reasons[0])}; see {repository.folder / 'prepare.log'}")
+def save_repository(repository: Repository) -> None:
+    write_atomic(repository.folder / "repository.json", _REPOSITORY.dump_json(repository, indent=1))
 
 
-def _import_problem(repository: Repository, layout: Layout, reason: str) -> str:
-    """A module of its own that is not there has to be built; another one is a dependency that it does not name."""
-    named = re.search(r"No module named '([\w.]+)'|from (?:partially initialized module )?'([\w.]+)'", reason)
-    missing = (named[1] or named[2]).partition(".")[0] if named else ""
-    if named and missing in layout.modules:
-        compiled = any(path.suffix in COMPILED for path in repository.tree.rglob("*"))
-        what = "needs compiled extensions" if compiled else "lacks what building it would make"
-        return f"{repository.name} {what} ({reason})"
-    if named and named[1]:
-        return f"{repository.name} needs the module {named[1]}, which is not among what it says it needs"
-    return f"{repository.name} cannot be imported ({reason})"
+def load_repository(folder: Path) -> Repository:
+    """What `prepare` made there. The folder may have been moved since."""
+    path = folder / "repository.json"
+    if not path.is_file():
+        raise Unprepared(f"{folder} holds no prepared repository")
+    data = json.loads(path.read_bytes())
+    return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
 
 
 def _log(folder: Path, text: str) -> None:

@@ -1,34 +1,23 @@
 """Where a repository comes from: a folder, a git URL, an archive, or the package index that pip is set up with.
 
-No code of the repository runs here. That is why a source distribution is taken from the index by hand: `pip download`
-asks its build backend for metadata, which runs it.
+No code of the repository runs here. `pip download` asks a source distribution's build backend for metadata, which runs
+it, so only pip's search of the index is used, and the file is downloaded and unpacked by the rules of tasks/unpack.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
-import hashlib
-import html
 import json
 import os
 import re
 import shutil
-import ssl
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_name
 
 from offbook.tasks.factory.audit.scrub import CACHES, VERSION_CONTROL
 from offbook.tasks.factory.types import Unprepared
@@ -36,18 +25,43 @@ from offbook.tasks.unpack import MB, BadArchive, SourceLimits, copy_tree, unpack
 from offbook.types import OffbookError
 
 SKIPPED = VERSION_CONTROL | CACHES | {".venv", "venv", "node_modules", ".cache"}
-FILE_TOO_LARGE = (-25, 128 + 25)  # ended by SIGXFSZ, directly or in a shell
 ARCHIVE_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-SIMPLE_API = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
 PYTHON_VERSION = "{}.{}.{}".format(*sys.version_info[:3])
-ATTRIBUTE = r"""([\w-]+)\s*=\s*(["'])(.*?)\2"""
+# Arguments: name, version specifier, Python version, folder, limit in bytes. The last line is the file and its version,
+# or null; the lines before it say what could not be fetched.
+FIND_AND_DOWNLOAD = """\
+import hashlib, json, logging, pathlib, sys
+from pip._internal.commands import create_command
+from pip._internal.models.target_python import TargetPython
+from pip._vendor.packaging.specifiers import SpecifierSet
+name, wanted, python, folder, limit = sys.argv[1:]
+logging.basicConfig(format="%(message)s")
+logging.getLogger("pip._internal.index.collector").setLevel(logging.DEBUG)
+command = create_command("download")
+options, _ = command.parse_args(["--no-binary", ":all:"])
+with command.main_context():
+    session = command.get_default_session(options)
+    target = TargetPython(py_version_info=tuple(int(part) for part in python.split(".")[:3]))
+    finder = command._build_package_finder(options, session, target)
+    best = finder.find_best_candidate(name, SpecifierSet(wanted)).best_candidate
+    if best is None:
+        sys.exit(print("null"))
+    answer = session.get(best.link.url_without_fragment, stream=True, headers={"Accept-Encoding": "identity"})
+    answer.raise_for_status()
+    content = answer.raw.read(int(limit) + 1)
+if best.link.hash_name and hashlib.new(best.link.hash_name, content).hexdigest() != best.link.hash:
+    sys.exit(f"{best.link.filename} does not match the {best.link.hash_name} digest of the package index")
+path = pathlib.Path(folder, best.link.filename)
+path.write_bytes(content)
+print(json.dumps([str(path), str(best.version)]))
+"""
 # What pip itself would use, from its files, its environment variables and its defaults.
 PIP_SETTINGS = """\
 import json
 from pip._internal.commands import create_command
 options, _ = create_command("download").parse_args([])
 indexes = [] if options.no_index else [options.index_url, *options.extra_index_urls]
-print(json.dumps([indexes, options.cert or "", options.find_links]))
+print(json.dumps([indexes, options.cert or ""]))
 """
 
 
@@ -61,49 +75,58 @@ class Fetched:
     message: str = ""  # of the commit
 
 
+@dataclass(frozen=True)
+class PipSettings:
+    indexes: list[str]
+    certificates: str  # a file, or nothing
+
+
 async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, python: str = PYTHON_VERSION) -> Fetched:
-    """Bring the source that `spec` names to `into`/NAME, which must not exist; `into` is made if it is not there.
-    Where the index has several versions, it is one that runs on the version `python`.
+    """Bring the source that `spec` names to `into`/NAME, which must not exist.
 
     A spec is a folder, a git URL (https, ssh or file, `@REF` behind it for another branch, tag or commit than the
-    default, `@REF^` for its first parent), an archive (path or URL), or `pypi:NAME` or `pypi:NAME==VERSION`.
+    default, `@REF^` for its first parent), an archive, or `pypi:NAME` or `pypi:NAME==VERSION`. Without a
+    version it is the newest that runs on the version `python`.
     """
     limits = limits or SourceLimits()
     with tempfile.TemporaryDirectory(prefix="offbook-fetch-") as place:
         try:
             fetched = await _fetch(spec, Path(place), limits, python)
-            part = Path(place) / "tree"
-            await asyncio.to_thread(copy_tree, fetched.tree, part, spec, limits, SKIPPED)
+            copy = Path(place) / "tree"
+            await asyncio.to_thread(copy_tree, fetched.tree, copy, spec, limits, SKIPPED)
         except BadArchive as error:
             raise Unprepared(str(error)) from error
-        if not part.is_dir():
+        if not copy.is_dir():
             raise Unprepared(f"{spec} is empty")
         into.mkdir(parents=True, exist_ok=True)
-        shutil.move(part, into / fetched.name)
+        shutil.move(copy, into / fetched.name)
         return replace(fetched, tree=into / fetched.name)
 
 
 async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fetched:
     """The source as it came, in `work` or where it was."""
-    what = spec
+    what = without_secrets(spec)
     message = ""
+    limit_mb = limits.archive_mb
     if spec.startswith("pypi:"):
-        name, wanted = _requirement(spec.removeprefix("pypi:"))
-        archive, version = await source_distribution(name, wanted, work, limits, python)
-        what = f"{name} {version}"
-    elif spec.endswith(ARCHIVE_ENDINGS) or urllib.parse.urlsplit(spec).path.endswith(ARCHIVE_ENDINGS):
-        archive = await _archive(spec, work, limits)
+        archive, name, version = await _from_index(spec.removeprefix("pypi:"), work, limits, python)
+    elif spec.endswith(ARCHIVE_ENDINGS):
+        archive = Path(spec)
+        if not archive.is_file():
+            raise Unprepared(f"there is no file {spec}")
         name, version = _split_name(archive.name)
     elif git := _git_url(spec):
         url, ref = git
-        what = without_secrets(url)
         name = re.split(r"[/:]", url.rstrip("/").removesuffix(".git"))[-1]
         version = ref.removeprefix("v") if re.fullmatch(r"v?\d[\w.]*", ref) else ""
         archive, message = await _clone(url, ref, work, limits)
+        limit_mb = limits.tree_mb
     elif Path(spec).is_dir():
         return Fetched(Path(spec).resolve().name, "", Path(spec))
     else:
         raise Unprepared(f"{spec} is neither a folder, nor an archive, nor a git URL, nor pypi:NAME")
+    if archive.stat().st_size > limit_mb * MB:
+        raise Unprepared(f"{what} is larger than {limit_mb} MB")
     unpacked = work / "unpacked"
     unpacked.mkdir()
     await asyncio.to_thread(unpack, archive, unpacked, what, limits)
@@ -111,8 +134,8 @@ async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fe
     if not entries:
         raise Unprepared(f"{what} is empty")
     # Most archives hold one folder with all the rest.
-    whole = len(entries) > 1 or entries[0].is_symlink() or not entries[0].is_dir()
-    return Fetched(name, version, unpacked if whole else entries[0], message)
+    is_wrapped = len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink()
+    return Fetched(name, version, entries[0] if is_wrapped else unpacked, message)
 
 
 def one_spelling(spec: str) -> str:
@@ -126,8 +149,8 @@ def one_spelling(spec: str) -> str:
 def _split_name(file_name: str) -> tuple[str, str]:
     for ending in ARCHIVE_ENDINGS:
         file_name = file_name.removesuffix(ending)
-    match = re.fullmatch(r"(.+?)-(v?\d[\w.]*)", file_name)
-    return (match[1], match[2].removeprefix("v")) if match else (file_name, "")
+    match = re.fullmatch(r"(.+?)-v?(\d[\w.]*)", file_name)
+    return (match[1], match[2]) if match else (file_name, "")
 
 
 def _git_url(spec: str) -> tuple[str, str] | None:
@@ -149,75 +172,62 @@ async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> tuple[
     """
     git = work / "git"
     archive = work / "tree.tar"
-    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes", "LC_ALL": "C"}
-    quiet = {name: value for name, value in quiet.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
-    here = ["git", "--git-dir", str(git), "-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never"]
-    shown = without_secrets(url)
-    deadline = asyncio.get_running_loop().time() + limits.seconds
-    output = ""
-    for arguments in (
-        ["init", "--quiet", "--bare", "--template=", str(git)],
-        ["fetch", "--quiet", "--depth=2", "--no-tags", "--no-recurse-submodules", "--", url, ref.removesuffix("^")],
-        ["archive", "--format=tar", f"--output={archive}", "FETCH_HEAD" + "^" * ref.endswith("^")],
-        ["log", "-1", "--format=%B", "FETCH_HEAD"],
-    ):
-        # The limit is on one file: a fetch is one pack, an archive one tar.
-        limit_mb = limits.tree_mb if arguments[0] == "archive" else limits.archive_mb
-        command = ["sh", "-c", f'ulimit -f {limit_mb * 2048}; exec "$@"', "sh", *here, *arguments]
-        exit_code, output = await run_quietly(command, deadline - asyncio.get_running_loop().time(), quiet)
+    environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
+    environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes", "LC_ALL": "C"}
+    options = ["--git-dir", str(git), "-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never"]
+    limit_of_file = f'ulimit -f {limits.archive_mb * 2048}; exec "$@"'  # a fetch is one pack
+
+    async def run(*arguments: str) -> str:
+        command = ["sh", "-c", limit_of_file, "sh", "git", *options, *arguments]
+        exit_code, output = await run_quietly(command, limits.seconds, environment)
         if exit_code is None:
-            raise Unprepared(f"{shown} could not be cloned within {limits.seconds:.0f} s")
-        if exit_code and (exit_code in FILE_TOO_LARGE or re.search(r"File too large|signal 25|index-pack", output)):
-            raise Unprepared(f"{shown} is larger than {limit_mb} MB")
+            raise Unprepared(f"{without_secrets(url)} could not be cloned within {limits.seconds:.0f} s")
+        if exit_code and re.search(r"File too large|signal 25|index-pack", output):
+            raise Unprepared(f"{without_secrets(url)} is larger than {limits.archive_mb} MB")
         if exit_code:
-            lines = [line for line in output.splitlines() if line.startswith(("fatal: ", "error: "))]
-            reason = lines[0] if lines else f"git ended with {exit_code}"
-            raise Unprepared(f"{shown} could not be cloned ({without_secrets(reason)})")
-        if arguments[0] == "init":
-            # `export-ignore` would leave the tests out of many repositories.
-            (git / "info").mkdir(exist_ok=True)
-            (git / "info" / "attributes").write_text("* -export-ignore -export-subst -filter\n")
-    return archive, output.strip()
+            reasons = [line for line in output.splitlines() if line.startswith(("fatal: ", "error: "))]
+            reason = without_secrets(reasons[0]) if reasons else f"git ended with {exit_code}"
+            raise Unprepared(f"{without_secrets(url)} could not be cloned ({reason})")
+        return output.strip()
+
+    await run("init", "--quiet", "--bare", "--template=", str(git))
+    (git / "info").mkdir(exist_ok=True)
+    # `export-ignore` would leave the tests out of many repositories.
+    (git / "info" / "attributes").write_text("* -export-ignore -export-subst -filter\n")
+    plain_fetch = ["fetch", "--quiet", "--depth=2", "--no-tags", "--no-recurse-submodules"]
+    await run(*plain_fetch, "--", url, ref.removesuffix("^"))
+    limit_of_file = f'ulimit -f {limits.tree_mb * 2048}; exec "$@"'
+    await run("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD" + "^" * ref.endswith("^"))
+    return archive, await run("log", "-1", "--format=%B", "FETCH_HEAD")
 
 
-async def _archive(spec: str, work: Path, limits: SourceLimits) -> Path:
-    if "://" not in spec:
-        archive = Path(spec)
-        if not archive.is_file():
-            raise Unprepared(f"there is no file {spec}")
-        if archive.stat().st_size > limits.archive_mb * MB:
-            raise Unprepared(f"{spec} is larger than {limits.archive_mb} MB")
-        return archive
-    if not spec.startswith(("https://", "http://", "file://")):
-        raise Unprepared(f"{spec} is no URL that can be downloaded from")
-    try:
-        content, _ = await asyncio.to_thread(download, spec, limits)
-    except Missing:
-        raise Unprepared(f"there is nothing at {without_secrets(spec)}") from None
-    return _written(content, spec, work)
-
-
-def _written(content: bytes, url: str, work: Path) -> Path:
-    target = work / Path(urllib.parse.urlsplit(url).path).name
-    target.write_bytes(content)
-    return target
-
-
-def _requirement(wanted: str) -> tuple[str, str | None]:
-    match = re.fullmatch(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(\d[\w.!+]*))?", wanted)
+async def _from_index(wanted: str, work: Path, limits: SourceLimits, python: str) -> tuple[Path, str, str]:
+    """Download the source distribution that pip would take, and return its name and version too."""
+    match = re.fullmatch(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(==\d[\w.!+]*)?", wanted)
     if not match:
         raise Unprepared(f"pypi:{wanted} is neither pypi:NAME nor pypi:NAME==VERSION")
-    return canonicalize_name(match[1]), match[2]
-
-
-class Missing(Exception):
-    """The address answers that there is nothing."""
+    name = canonicalize_name(match[1])
+    limit = str(limits.archive_mb * MB)
+    command = [sys.executable, "-c", FIND_AND_DOWNLOAD, name, match[2] or "", python, str(work), limit]
+    exit_code, output = await run_quietly(command, limits.seconds)
+    *before, last = without_secrets(output).strip().splitlines() or [""]
+    if exit_code is None:
+        raise Unprepared(f"{name} could not be downloaded within {limits.seconds:.0f} s")
+    if exit_code:
+        raise Unprepared(f"{name} could not be downloaded ({last})")
+    found = json.loads(last)
+    if found is None:
+        failed = [line for line in before if line.startswith("Could not fetch") and "404" not in line]
+        more = f" ({failed[0]})" if failed else ""
+        what = f"{name} {(match[2] or '').removeprefix('==')}".strip()
+        raise Unprepared(f"the package index has no source distribution of {what} for Python {python}{more}")
+    return Path(found[0]), name, found[1]
 
 
 async def run_quietly(
     command: list[str], timeout_s: float, environment: dict[str, str] | None = None
 ) -> tuple[int | None, str]:
-    """How a trusted command ended and what it printed; None as exit code where it ran past the deadline."""
+    """How a trusted command ended and what it printed; None as exit code after a timeout."""
     quiet = asyncio.subprocess.DEVNULL
     pipe = asyncio.subprocess.PIPE
     both = asyncio.subprocess.STDOUT
@@ -226,7 +236,7 @@ async def run_quietly(
     except FileNotFoundError:
         raise OffbookError(f"{command[0]} is not installed") from None
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), max(timeout_s, 0.1))
+        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
         return None, ""
     finally:
@@ -234,26 +244,6 @@ async def run_quietly(
             process.kill()
             await process.wait()
     return process.returncode, output.decode(errors="replace")
-
-
-def without_secrets(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)
-
-
-async def file_urls() -> list[str]:
-    """Some of the files themselves, which an index may keep on another host: those of pip."""
-    settings = await pip_settings()
-    with contextlib.suppress(Unprepared):
-        found = await asyncio.to_thread(_listed, "pip", settings, SourceLimits())
-        return [file.url for file in found.values() if file.url.startswith("http")]
-    return []
-
-
-@dataclass(frozen=True)
-class PipSettings:
-    indexes: list[str]
-    certificates: str  # a file, or nothing
-    find_links: list[str]
 
 
 async def pip_settings() -> PipSettings:
@@ -264,76 +254,8 @@ async def pip_settings() -> PipSettings:
     return PipSettings(*json.loads(output.splitlines()[-1]))
 
 
-async def source_distribution(
-    name: str, version: str | None, work: Path, limits: SourceLimits, python: str = PYTHON_VERSION
-) -> tuple[Path, str]:
-    """Download the newest one that is final and runs on the version `python`, or the one asked for."""
-    settings = await pip_settings()
-    found = await asyncio.to_thread(_listed, name, settings, limits)
-    try:
-        asked = [one for one in found if (not found[one].yanked if version is None else one == Version(version))]
-    except InvalidVersion:
-        raise Unprepared(f"{version} is no version") from None
-    if not asked:
-        raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
-    usable = [one for one in asked if runs_on(found[one].requires_python, python)]
-    if not usable:
-        newest = max(asked)
-        raise Unprepared(needs_another(f"{name} {newest}", found[newest].requires_python, python))
-    newest = max([one for one in usable if not one.is_prerelease] or usable)
-    file = found[newest]
-    content, _ = await asyncio.to_thread(download, file.url, limits, certificates=settings.certificates)
-    algorithm, _, expected = file.digest.partition("=")
-    if expected and hashlib.new(algorithm, content).hexdigest() != expected:
-        raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
-    return _written(content, file.url, work), str(newest)
-
-
-@dataclass(frozen=True)
-class _File:
-    url: str
-    digest: str
-    requires_python: str
-    yanked: bool
-
-
-def _listed(name: str, settings: PipSettings, limits: SourceLimits) -> dict[Version, _File]:
-    """The source distributions, of whatever Python they are."""
-    found: dict[Version, _File] = {}
-    known = False
-    for url in settings.indexes:
-        page = f"{url.rstrip('/')}/{name}/" + ("index.html" if url.startswith("file:") else "")
-        try:
-            content, kind = download(page, limits, SIMPLE_API, settings.certificates)
-        except Missing:
-            continue
-        known = True
-        for file_name, link, required, yanked in _json_rows(content) if "json" in kind else _html_rows(content):
-            address, _, digest = urllib.parse.urljoin(page, link).partition("#")
-            with contextlib.suppress(InvalidSdistFilename):
-                file_project, file_version = parse_sdist_filename(file_name)
-                if file_project == name:
-                    found.setdefault(file_version, _File(address, digest, required, yanked))
-    if not known:
-        raise Unprepared(f"the package index has no package {name}")
-    return found
-
-
-Row = tuple[str, str, str, bool]  # name of a file, its link with its digest behind a #, required Python, yanked
-
-
-def _json_rows(content: bytes) -> Iterator[Row]:
-    """PEP 691."""
-    for file in json.loads(content)["files"]:
-        digest = f"#sha256={file['hashes']['sha256']}" if "sha256" in file["hashes"] else ""
-        yield file["filename"], file["url"] + digest, file.get("requires-python") or "", bool(file.get("yanked"))
-
-
-def _html_rows(content: bytes) -> Iterator[Row]:
-    for attributes, text in re.findall(r"<a\s([^>]*)>([^<]*)</a>", content.decode(errors="replace"), re.I):
-        values = {key.lower(): html.unescape(value) for key, _, value in re.findall(ATTRIBUTE, attributes)}
-        required = values.get("data-requires-python", "")
-        yield html.unescape(text).strip(), values.get("href", ""), required, "data-yanked" in attributes.lower()
+def without_secrets(text: str) -> str:
+    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def runs_on(required: str, python: str) -> bool:
@@ -348,40 +270,3 @@ def needs_another(name: str, required: str, python: str) -> str:
     fits = next((f"3.{minor}" for minor in range(9, 20) if runs_on(required, f"3.{minor}.99")), "")
     hint = f"; say --python {fits}" if fits else ""
     return f"{name} needs Python {required} and this is {python}{hint}"
-
-
-def download(url: str, limits: SourceLimits, accept: str = "*/*", certificates: str = "") -> tuple[bytes, str]:
-    """The content and its kind. Credentials in the URL are sent as a header, and never shown."""
-    shown = without_secrets(url)
-    headers = {"Accept": accept, "User-Agent": "offbook"}
-    login = re.match(r"https?://([^/@]+)@", url)
-    if login:
-        secret = urllib.parse.unquote(login[1]).encode()
-        headers["Authorization"] = "Basic " + base64.b64encode(secret).decode()
-    context = ssl.create_default_context(cafile=certificates or None)
-    deadline = time.monotonic() + limits.seconds
-    try:
-        request = urllib.request.Request(shown, headers=headers)
-        with urllib.request.urlopen(request, timeout=min(60.0, limits.seconds), context=context) as answer:
-            kind = answer.headers.get("Content-Type", "")
-            length = answer.headers.get("Content-Length", "")
-            content = bytearray()
-            while chunk := answer.read(MB):
-                content += chunk
-                if len(content) > limits.archive_mb * MB:
-                    raise Unprepared(f"{shown} is larger than {limits.archive_mb} MB")
-                if time.monotonic() > deadline:
-                    raise Unprepared(f"{shown} could not be downloaded within {limits.seconds:.0f} s")
-        if length.isdigit() and len(content) < int(length):  # a connection that ends early is no error to the library
-            raise Unprepared(f"{shown} ended after {len(content)} of {length} bytes; try again")
-    except urllib.error.HTTPError as error:
-        if error.code in (404, 410):
-            raise Missing from None
-        raise Unprepared(f"{shown} answers with {error.code} {error.reason}") from None
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, FileNotFoundError):
-            raise Missing from None
-        raise Unprepared(f"{shown} cannot be reached ({error.reason})") from None
-    except OSError as error:
-        raise Unprepared(f"{shown} cannot be reached ({error or type(error).__name__})") from None
-    return bytes(content), kind
