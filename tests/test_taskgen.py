@@ -592,7 +592,8 @@ def test_a_run_makes_harder_tasks_and_survives_kills(
         if task.id not in first:
             shutil.rmtree(task.folder)
     more = {
-        "tasks.source": str(source), "tasks.order": "select", "tasks.harden": "0.8", "train.steps": str(steps), "train.no_signal_steps": "0",
+        "tasks.source": str(source), "tasks.order": "select", "tasks.harden": "0.8", "train.steps": str(steps),
+        "train.no_signal_steps": "0",
         "harness.turns": "2", "harness.context": "32768", "harness.message_tokens": "16384",
         "harness.profile": "standard", "sandbox.backend": "bwrap", "checkpoint.every": "2",
         "train.learning_rate": "1e-6", "out": str(run),
