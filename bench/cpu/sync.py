@@ -33,7 +33,7 @@ from offbook.core.adapters import adapter_tensors
 from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.sync import FolderStore, Publisher, Reader
-from offbook.engine.sync.codec import _gaps, _ordered, _zigzag, decode, encode
+from offbook.engine.sync.codec import _ordered, decode, encode
 from offbook.engine.sync.layout import Layout, digest
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
@@ -117,13 +117,13 @@ def sizes(old: np.ndarray, new: np.ndarray) -> Row:
     index = np.flatnonzero(old != new)
     if not len(index):
         return {"changed": 0, "ours": 0, "gap+value": 0, "index+value": 0, "xor": pack(old ^ new), "bound": 0.0}
-    distance = _zigzag(_ordered(new[index]) - _ordered(old[index]))
+    distance = _ordered(new[index]) - _ordered(old[index])
     where = len(old) * entropy(np.array([len(index), len(old) - len(index)]))
     planes = (old ^ new).view(np.uint8).reshape(len(old), -1).T
     return {
         "changed": len(index),
         "ours": len(encode(old, new)),
-        "gap+value": pack(_gaps(index)) + pack(new[index]),
+        "gap+value": pack(np.diff(index, prepend=-1).astype("<u4")) + pack(new[index]),
         "index+value": len(index) * (4 + new.itemsize),
         "xor": sum(map(pack, planes)),
         "bound": (where + len(index) * entropy(np.unique(distance, return_counts=True)[1])) / 8,
