@@ -101,7 +101,7 @@ def teacher_model(trainer: Trainer) -> PreTrainedModel:
 
 def hinted_logp(trainer: Trainer, batch: Batch) -> Tensor:
     """What the trainer takes for the teacher, at every target token."""
-    _, (scorers,) = trainer._forward(batch)
+    _, (scorers,) = trainer.forward(batch)
     return log_mix([head(hidden).log_softmax(-1) for head, hidden in scorers.models], scorers.shares)
 
 
@@ -110,7 +110,7 @@ def reference_logp(trainer: Trainer, samples: list[Sample]) -> Tensor:
         return torch.cat([reencoded(model, s, b) for s in samples for b in s.branches])
 
     (teacher,) = trainer.teachers.values()
-    if teacher.own is None or not teacher.rides:
+    if teacher.own is None or not teacher.live_share:
         return from_scratch(teacher_model(trainer))
     return (0.9 * from_scratch(teacher_model(trainer)) + 0.1 * from_scratch(trainer.model)).log_softmax(-1)
 
@@ -190,7 +190,7 @@ def test_in_bfloat16_hidden_states_equal_reencoding_to_its_rounding(teacher: str
     batch = Batch.collate(samples, torch.device("cpu"))
     branches = BranchBatch.collate(batch, batch.branches)
     hidden, _ = trainer.student.hidden(batch.row, branches)
-    _, (scorers,) = trainer._forward(batch)
+    _, (scorers,) = trainer.forward(batch)
     found = scorers.models[0][1]
     reference = naive(teacher_model(trainer), batch.row, branches)
     assert (found - reference).float().norm() < 0.03 * reference.float().norm()

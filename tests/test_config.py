@@ -115,7 +115,6 @@ def test_feedback_that_does_something_is_taken(given: str, tmp_path: Path) -> No
         ({"url": "local"}, "would read nothing"),
         ({"feedback": "0.5"}, "judge.url is empty, so there is no model for judge.feedback"),
         ({"url": "local", "feedback": "1", "monitors": "0.1"}, "judge.monitors needs a server"),
-        ({"url": "local", "live": "1"}, "judge.live needs a server"),
         ({"feedback": "2"}, "judge.feedback = 2"),
         ({"model": "2"}, "unknown configuration key judge.model"),
     ],

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import mean
 
 import pytest
@@ -15,41 +14,35 @@ from conftest import TEACHERS, distilled, random_ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 from test_branches import gradients, places_of, reencoded, sample_with_branches
-from torch import Tensor
 
 from offbook.core.config import TrainConfig
 from offbook.train import head as gate
 from offbook.train.batches import _chunks
-from offbook.train.head import VERDICTS, Shift, TargetScores, within_places
+from offbook.train.head import VERDICTS, Shift, TargetScores
 from offbook.train.losses import divergence, log_mix
 from offbook.train.teachers import Frozen, Live
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Sample
 
 
-def verdicts(shift: list[float], gain: list[float], samples: list[int], limits: list[int], nats: float) -> list[str]:
+def verdicts(shift: list[float], gain: list[float], samples: list[int], limit: int, nats: float) -> list[str]:
     moved = Shift(*(torch.tensor(values) for values in (shift, gain, shift, gain)))
-    found = within_places(
-        gate.verdicts(moved, torch.tensor([nats] * len(shift))),
-        moved,
-        torch.tensor(samples),
-        torch.tensor(limits)[torch.tensor(samples)],
-    )
+    found = gate.verdicts(moved, nats, limit, torch.tensor(samples))
     return [VERDICTS[verdict] for verdict in found.tolist()]
 
 
 def test_a_hint_must_move_its_message_and_away_from_it() -> None:
-    assert verdicts([1.0, 0.01, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], [3], nats=0.1) == ["", "no_shift", "towards_mistake"]
+    assert verdicts([1.0, 0.01, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], 3, nats=0.1) == ["", "no_shift", "towards_mistake"]
 
 
 def test_without_a_gate_all_teach() -> None:
-    assert verdicts([1.0, 0.0, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], [3], nats=0.0) == ["", "", ""]
+    assert verdicts([1.0, 0.0, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], 3, nats=0.0) == ["", "", ""]
 
 
 def test_those_that_move_most_come_first_and_samples_do_not_take_from_each_other() -> None:
-    found = verdicts([1.0, 3.0, 2.0, 0.5], [1.0] * 4, [0, 0, 0, 1], [2, 1], nats=0.1)
+    found = verdicts([1.0, 3.0, 2.0, 0.5], [1.0] * 4, [0, 0, 0, 1], 2, nats=0.1)
     assert found == ["over_limit", "", "", ""]
-    refused_first = verdicts([9.0, 1.0, 0.5], [-1.0, 1.0, 1.0], [0, 0, 0], [1], nats=0.1)
+    refused_first = verdicts([9.0, 1.0, 0.5], [-1.0, 1.0, 1.0], [0, 0, 0], 1, nats=0.1)
     assert refused_first == ["towards_mistake", "", "over_limit"], "a refused one takes no place"
 
 
@@ -60,15 +53,15 @@ def test_those_that_move_most_come_first_and_samples_do_not_take_from_each_other
     st.data(),
 )
 def test_never_more_than_the_limit(branches: list[tuple[float, float, int]], data: st.DataObject) -> None:
-    limits = data.draw(st.lists(st.integers(0, 4), min_size=4, max_size=4))
+    limit = data.draw(st.integers(1, 4))
     nats = data.draw(st.sampled_from([0.0, 0.5]))
     shift, gain, samples = (list(column) for column in zip(*branches, strict=True))
-    found = verdicts(shift, gain, samples, limits, nats)
+    found = verdicts(shift, gain, samples, limit, nats)
     for number in range(4):
         mine = [(verdict, s, g) for verdict, s, g, n in zip(found, shift, gain, samples, strict=True) if n == number]
         able = [s for _, s, g in mine if not nats or (s >= nats and g > 0)]
         taught = [s for verdict, s, _ in mine if verdict == ""]
-        assert len(taught) == min(len(able), limits[number])
+        assert len(taught) == min(len(able), limit)
         assert sorted(taught, reverse=True) == sorted(able, reverse=True)[: len(taught)]
 
 
@@ -130,12 +123,11 @@ def drifted(teacher: str) -> Trainer:
 def test_what_the_hint_does_to_its_teacher_equals_reencoding(teacher: str, judged: bool) -> None:
     """The teacher's own reading with and without the hint; also where branches compete and are scored before."""
     sample = sample_with_branches(random.Random(11))
-    sample.branches = [replace(branch, contest="r" * judged) for branch in sample.branches]
     trainer = drifted(teacher)
     (of_trainer,) = trainer.teachers.values()
     student = copy.deepcopy(trainer.model)
     models = [copy.deepcopy(of_trainer.own.decoder.model)] if of_trainer.own else []
-    models += [student] if of_trainer.rides else []
+    models += [student] if of_trainer.live_share else []
     found = trainer.step(distilled([sample], gate=1e-9, places=2 * judged)).measured
     for branch in sample.branches:
         ids, measured = torch.tensor(sample.ids)[places_of(branch)], found[branch.key]
@@ -208,7 +200,7 @@ def test_the_gate_is_a_mean_over_the_message() -> None:
         values = [float(value) for value in shift]
         assert values == pytest.approx([0.3, 1.0, 0.2, 0.5], rel=1e-4)
         for nats, verdict in ((0.19, 0), (0.21, 1)):
-            assert int(gate.verdicts(shift, torch.tensor([nats]))) == verdict
+            assert int(gate.verdicts(shift, nats, 0, torch.zeros(1, dtype=torch.long))) == verdict
 
 
 @pytest.mark.parametrize("entries", [300 * 12, 300 * 6, 300 * 4])
@@ -231,27 +223,23 @@ def test_chunks_judge_as_the_whole_does(monkeypatch: pytest.MonkeyPatch, entries
 
 
 @given(st.lists(st.integers(1, 12), max_size=6), st.integers(0, 30), st.integers(1, 20))
-def test_no_target_is_cut_that_fits_a_chunk(targets: list[int], others: int, size: int) -> None:
+def test_chunks_begin_with_groups_and_are_small_enough(targets: list[int], others: int, size: int) -> None:
     total, half = sum(targets) + others, -(-size // 2)
-    chunks = _chunks([slice(0, sum(targets))] if targets else [], targets, total, size)
+    ends = [0, *accumulate(targets)]
+    chunks = _chunks([slice(*pair) for pair in pairwise(ends)], total, size)
     assert [place for chunk in chunks for place in range(chunk.start, chunk.stop)] == list(range(total))
+    assert {*ends[:-1]} <= {chunk.start for chunk in chunks}
     if total > size:
         assert all(chunk.stop - chunk.start <= (half if chunk.start < sum(targets) else size) for chunk in chunks)
-    inside = {chunk.start for chunk in chunks}
-    for start, length in zip(accumulate(targets, initial=0), targets, strict=False):
-        assert length > half or not inside & set(range(start + 1, start + length))
 
 
-def contested(rng: random.Random, count: int, contest: str = "r") -> list[Branch]:
-    return [
-        Branch(10 * n, random_ids(rng, 5), ((10 * n + 2, 10 * n + 8),), 1.0, key=f"{contest}{n}", contest=contest)
-        for n in range(count)
-    ]
+def candidates(rng: random.Random, count: int) -> list[Branch]:
+    return [Branch(10 * n, random_ids(rng, 5), ((10 * n + 2, 10 * n + 8),), 1.0, key=str(n)) for n in range(count)]
 
 
-def test_of_a_contest_as_many_teach_as_there_are_places() -> None:
+def test_of_a_sample_as_many_branches_teach_as_there_are_places() -> None:
     rng = random.Random(4)
-    branches = contested(rng, 3)
+    branches = candidates(rng, 3)
     sample = sample_of(rng, branches)
     result, _ = step_of([sample], places=1)
     shifts = {key: sum(measured.divergence) for key, measured in result.measured.items()}
@@ -263,56 +251,6 @@ def test_of_a_contest_as_many_teach_as_there_are_places() -> None:
     assert result.metrics["gradient_norm"] == same, "those over the limit do not dilute it"
     all_teach, _ = step_of([sample], places=0)
     assert not any(measured.skipped for measured in all_teach.measured.values())
-
-
-@pytest.mark.parametrize("micro_tokens", [1, 8192])
-def test_a_contest_goes_across_samples_and_micro_batches(micro_tokens: int) -> None:
-    """Segments of one rollout share its places, wherever they are. A refused branch takes none: the first sample's are
-    refused by the gate, since without a hint nothing moves."""
-    rng = random.Random(5)
-    refused = [replace(branch, inserted=[]) for branch in contested(rng, 2)]
-    able = [replace(branch, key=f"later {branch.key}") for branch in contested(rng, 3)]
-    longer = Sample(random_ids(rng, 41), branches=refused)  # the longest sample comes first
-    result, _ = step_of([longer, sample_of(rng, able)], micro_tokens, places=2, gate=1e-6)
-    reasons = Counter(measured.skipped for measured in result.measured.values())
-    assert reasons["no_shift"] == 2
-    assert reasons[""] == min(2, 3 - reasons["towards_mistake"])
-    two = [sample_of(rng, contested(rng, 2)), sample_of(rng, [replace(b, key=f"{b.key}'") for b in contested(rng, 2)])]
-    result, _ = step_of(two, micro_tokens, places=3)
-    assert Counter(measured.skipped for measured in result.measured.values()) == {"": 3, "over_limit": 1}
-
-
-def windows(teacher: str = "live") -> list[Sample]:
-    """Two rollouts of four context windows each, with eight candidates for two places."""
-    rng = random.Random(6)
-    found = []
-    for number in range(4):
-        for rollout in "ab":
-            branches = contested(rng, 2, f"{rollout}{number}.")
-            branches = [replace(branch, contest=rollout) for branch in branches]
-            found.append(Sample(random_ids(rng, 30 + 5 * number), branches=branches))
-    return distilled(found, places=2, gate=0.002, teacher=teacher)
-
-
-@pytest.mark.parametrize("teacher", ["live", "frozen"])
-@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 130])
-def test_how_samples_are_cut_into_micro_batches_decides_no_contest(micro_tokens: int, teacher: str) -> None:
-    def trained(size: int) -> tuple[dict[str, str], dict[str, Tensor | None]]:
-        trainer = Trainer(tiny_model(), TrainConfig(micro_tokens=size), {"live": Live(), "frozen": Frozen()})
-        found = trainer.gradients(windows(teacher))
-        assert found is not None
-        assert (len(found.batches) > 1) == (size < 8192)
-        verdicts = {key: one.skipped for key, one in found.ledger.measured().items()}
-        return verdicts, {name: master.grad for name, master in trainer.masters.named.items()}
-
-    wanted, whole = trained(8192)
-    found, cut = trained(micro_tokens)
-    assert found == wanted
-    assert Counter(wanted.values())[""] == 4
-    assert Counter(wanted.values())["over_limit"] > 1
-    for name, gradient in whole.items():
-        assert gradient is not None
-        assert (cut[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 def test_the_likeliest_tokens_are_reported_where_the_two_differ() -> None:

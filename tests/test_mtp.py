@@ -47,27 +47,25 @@ def test_it_learns_on_what_it_sees_when_it_drafts(kind: str, window: int, monkey
     monkeypatch.setattr(train_draft, "WINDOW", window)
     model = tiny_model(kind).double()
     trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(depth=4))
-    lengths = [24, 17, 4, 3]
-    ids = torch.tensor([random_ids(random.Random(seed), 24) for seed in range(4)])  # filler behind a row's end
-    with torch.no_grad():
-        hidden = model.model(input_ids=ids).last_hidden_state
-        embedded = model.get_input_embeddings()(ids)[:, 1:]
-        found = [*trainer.states(ids, hidden, lengths)]
-        assert len(found) == 4
-        for depth, states in enumerate(found):
-            usable, starts = [23, 16, 3, 2], [start - depth + 1 for start in states.first]
-            ends = [min(length, start + window) for length, start in zip(usable, starts, strict=True)]
-            windows = [max(0, end - first) for end, first in zip(ends, states.first, strict=True)]
-            assert states.count == (windows if depth else usable)
-            for row, number in [(row, number) for row, count in enumerate(states.count) for number in range(count)]:
-                begin = states.first[row] + number - depth  # the last position whose state is the model's
-                read = hidden[row : row + 1, : begin + 1]
-                for _ in range(depth + 1):
-                    position = torch.arange(read.shape[1])[None]
-                    told = embedded[row : row + 1, : read.shape[1]]
-                    state = trainer.head(told, read, position, depths=Depths())
-                    read = torch.cat([read, state[:, -1:]], dim=1)
-                assert torch.allclose(states.state_BWD[row, number], read[0, -1], atol=1e-8)
+    for length in (24, 17, 4, 3):
+        ids = torch.tensor([random_ids(random.Random(length), length)])
+        with torch.no_grad():
+            hidden = model.model(input_ids=ids).last_hidden_state
+            embedded = model.get_input_embeddings()(ids)[:, 1:]
+            found = trainer.states(ids, hidden)
+            assert len(found) == min(4, length - 1)
+            for depth, (first, states) in enumerate(found):
+                usable = length - 1
+                start = first - depth if depth else 0
+                assert states.shape[1] == (min(usable - start, window) - depth if depth else usable)
+                for number in range(states.shape[1]):
+                    begin = first + number - depth  # the last position whose state is the model's
+                    read = hidden[:, : begin + 1]
+                    for _ in range(depth + 1):
+                        position = torch.arange(read.shape[1])[None]
+                        state = trainer.head(embedded[:, : read.shape[1]], read, position, depths=Depths())
+                        read = torch.cat([read, state[:, -1:]], dim=1)
+                    assert torch.allclose(states[0, number], read[0, -1], atol=1e-8)
 
 
 def test_the_loss_is_the_divergence_from_the_model() -> None:
@@ -78,8 +76,8 @@ def test_the_loss_is_the_divergence_from_the_model() -> None:
     batch = Batch.collate([one], CPU)
     with torch.no_grad():
         hidden, _ = Decoder(model).hidden(batch.row)
-    (states,) = trainer.states(batch.row.ids_1F, hidden, [12])
-    q, p = ((model.lm_head(x)[0] / 0.7).log_softmax(-1) for x in (states.state_BWD[:, 4:8], hidden[:, 5:9]))
+    ((_, states),) = trainer.states(batch.row.ids_1F, hidden)
+    q, p = ((model.lm_head(x)[0] / 0.7).log_softmax(-1) for x in (states[:, 4:8], hidden[:, 5:9]))
     apart = (p.exp() - q.exp()).abs().sum(-1) / 2
     wanted = (p.exp() * (p - q)).sum(-1)
     gradients = torch.autograd.grad(wanted.sum(), [*trainer.head.parameters()])

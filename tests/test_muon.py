@@ -17,18 +17,13 @@ from offbook.train.optim.muon import Muon
 from offbook.train.optim.newton_schulz import (
     CLASSIC,
     JORDAN,
-    LARGEST,
     OURS,
     YOU,
-    Method,
     by_gram,
     classic,
     orthogonalize,
-    step_flops,
 )
 from offbook.train.optim.units import as_units, units_of
-
-NO_RESTART = Method(restart=len(YOU))
 
 
 def tiny_moe(seed: int = 0) -> PreTrainedModel:
@@ -125,9 +120,9 @@ def test_the_gram_way_is_the_classic_way(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(*shape) * 1e-6  # as small as gradients are
     wide = matrices if shape[1] <= shape[2] else matrices.mT
     wanted = classic(wide, OURS)
-    found, _ = by_gram(wide, OURS, torch.float32)
+    found = by_gram(wide, OURS, torch.float32)
     assert (found - wanted).norm() < 1e-5 * wanted.norm()
-    assert torch.allclose(orthogonalize(matrices)[0], wanted if wide is matrices else wanted.mT, atol=1e-5)
+    assert torch.allclose(orthogonalize(matrices), wanted if wide is matrices else wanted.mT, atol=1e-5)
     u, _, vh = torch.linalg.svd(wide, full_matrices=False)
     inside = u.mT @ wanted @ vh.mT
     assert (inside - torch.diag_embed(inside.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-4
@@ -140,40 +135,16 @@ def test_the_gram_way_is_the_classic_way(shape: tuple[int, int, int]) -> None:
 def test_half_precision_holds_on_spectra_that_fall(power: float) -> None:
     torch.manual_seed(0)
     matrices = decaying(96, 256, power) * 1e-7
-    found, fallbacks = orthogonalize(matrices, precision=torch.float16)
+    found = orthogonalize(matrices, precision=torch.float16)
     wanted = classic(matrices, OURS)
-    assert fallbacks == 0
-    assert torch.linalg.svdvals(found.float()).max() < LARGEST
+    assert torch.linalg.svdvals(found.float()).max() < 1.3
     assert (found - wanted).norm() < (0.005 if power < 1 else 0.03) * wanted.norm()
-
-
-def test_what_blows_up_is_done_again_and_counted() -> None:
-    torch.manual_seed(0)
-    good, bad = decaying(96, 256, 0.0, 1), decaying(96, 256, 2.0, 2)
-    matrices = torch.cat([good, bad])
-    blown, largest = by_gram(matrices, NO_RESTART, torch.float16)
-    true = torch.linalg.svdvals(blown.float()).amax(1)
-    assert true[0] < LARGEST < true[1:].min()
-    assert (largest > 0.95 * true).all()  # without a restart it is of a Gram matrix that was rounded, and too large
-    found, fallbacks = orthogonalize(matrices, NO_RESTART, torch.float16)
-    wanted = classic(matrices, OURS)
-    assert fallbacks == 2
-    assert (found - wanted).norm() < 1e-3 * wanted.norm()
 
 
 def test_a_matrix_without_a_gradient_stays() -> None:
     """An expert that no token went to."""
     for precision in (torch.float16, torch.float32):
-        found, fallbacks = orthogonalize(torch.zeros(2, 8, 32), precision=precision)
-        assert not found.any()
-        assert fallbacks == 0
-
-
-def test_work_is_counted_as_the_products_are() -> None:
-    flops = step_flops(2048, 7168)
-    assert flops["classic"] == 5 * (4 * 2048**2 * 7168 + 2 * 2048**3)
-    assert round(flops["gram"] / flops["classic"], 2) == 0.7
-    assert round(flops["symmetric"] / flops["classic"], 2) == 0.44
+        assert not orthogonalize(torch.zeros(2, 8, 32), precision=precision).any()
 
 
 def reference_step(

@@ -571,9 +571,8 @@ def test_a_rank_is_planned_by_its_share(large: Path) -> None:
 
 
 def test_shares_of_experts_follow_their_own_mesh() -> None:
-    assert share_of(RanksConfig(), 8) == Share(8, 8, 1, 1)
-    assert share_of(RanksConfig(replicate=2, context=2), 8) == Share(4, 4, 1, 2)
-    assert share_of(RanksConfig(replicate=2, experts=4), 8) == Share(4, 4, 4, 1)
+    assert share_of(RanksConfig(), 8) == Share(8, 8, 1)
+    assert share_of(RanksConfig(replicate=2, experts=4), 8) == Share(4, 4, 4)
 
 
 def test_adapters_on_experts_lie_where_those_do() -> None:

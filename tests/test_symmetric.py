@@ -6,7 +6,7 @@ from conftest import interpreted
 
 CHECK = """
 import torch
-from offbook.train.optim.newton_schulz import plain_product
+from offbook.train.optim.newton_schulz import symmetric_product as plain_product
 from offbook.train.optim.triton_symmetric import half_product
 
 torch.manual_seed(0)

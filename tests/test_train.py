@@ -16,7 +16,7 @@ import torch
 from conftest import TEACHERS, in_bfloat16, saved, tiny_model
 from safetensors.torch import load_file
 from test_branches import sample_with_branches
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from offbook.core.config import CheckpointConfig, Precision, TrainConfig
 from offbook.train import checkpoint as writing
@@ -72,6 +72,7 @@ def test_only_finished_checkpoints_count_and_old_ones_go(tmp_path: Path) -> None
     assert finished_steps(tmp_path) == [2, 3]
     (checkpoint_path(tmp_path, 3) / "DONE").unlink()
     assert finished_steps(tmp_path) == [2]
+    assert free_host_memory() > 10**8
 
 
 def test_tied_weights_are_snapped_and_written_once(tmp_path: Path) -> None:
@@ -114,20 +115,6 @@ def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path: Path) 
     assert Checkpoints(trainer, tmp_path, tmp_path).size == pytest.approx(written, rel=0.1)
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_a_host_without_room_for_a_snapshot_waits_for_the_disk(
-    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "free_host_memory", lambda: 1000 if full else 10**9)
-    trainer = Trainer(tiny_model(), TrainConfig())
-    with Checkpoints(trainer, tmp_path, tmp_path) as checkpoints:
-        checkpoints.save(1)
-        assert bool(trainer.snapshot) is not full
-        assert not full or finished_steps(tmp_path) == [1]
-    assert finished_steps(tmp_path) == [1]
-    assert free_host_memory() > 10**8
-
-
 def test_what_ends_the_writing_ends_the_run(tmp_path: Path) -> None:
     """A disk that takes no more: a limit on the size of files, which is how the kernel says it without one."""
     code = (
@@ -163,7 +150,7 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
 def test_teachers_of_equal_weights_share_one_copy() -> None:
     kinds = {"frozen": Frozen(), "mix": Mix(Frozen(), 0.2), "slow": Ema(), "live": Live()}
     trainer = Trainer(tiny_model(), TrainConfig(), kinds)
-    assert list(trainer.own_weights()) == ["frozen", "slow"]
+    assert [own.name for own in trainer.own_weights()] == ["frozen", "slow"]
     assert trainer.teachers["frozen"].own is trainer.teachers["mix"].own
 
 
@@ -210,52 +197,6 @@ def test_a_step_without_sampled_tokens_changes_nothing_and_says_so() -> None:
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert trainer.step([good, crashed]).skipped == ""
-
-
-def test_k1_to_the_start_comes_off_the_advantage() -> None:
-    """By hand: the gradient of a token of advantage A is that of A - beta * log(pi / start), taken as a number."""
-    sample = replace(sample_with_branches(random.Random(1)), branches=[], logprobs=[0.0] * 60)
-    beta, settings = 0.3, TrainConfig(ratio_cap=1.0)
-    held = Trainer(tiny_model(), settings.model_copy(update={"reference_kl": beta}), {"start": Frozen()})
-    with torch.no_grad():
-        for parameter in held.model.parameters():
-            parameter.mul_(1.05)
-
-        def logp(model: PreTrainedModel) -> torch.Tensor:
-            ids = torch.tensor(sample.ids)
-            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-            return logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-
-        kl = torch.cat([torch.zeros(1), logp(held.model) - logp(tiny_model())])
-    plain = Trainer(tiny_model(), settings)
-    plain.model.load_state_dict(held.model.state_dict())
-    moved = [advantage - beta * float(value) for advantage, value in zip(sample.advantage, kl, strict=True)]
-    expected = plain.step([replace(sample, advantage=moved)])
-    found = held.step([sample])
-    assert found.metrics["gradient_norm"] == pytest.approx(expected.metrics["gradient_norm"], rel=1e-4)
-    chosen = [float(value) for value, weight in zip(kl, sample.rl_weight, strict=True) if weight]
-    assert found.metrics["rl/reference_kl"] == pytest.approx(sum(chosen) / len(chosen), rel=1e-3)
-    for ours, theirs in zip(held.model.parameters(), plain.model.parameters(), strict=True):
-        assert (ours - theirs).abs().max() < 1e-4
-
-
-def test_gradient_norms_of_the_parts_are_reported_where_asked() -> None:
-    """Each is the norm that its part alone would have; asking changes nothing but roundings."""
-    sample = sample_with_branches(random.Random(2))
-    asked = Trainer(tiny_model(), TrainConfig(log_parts=2), TEACHERS["frozen"])
-    unasked = Trainer(tiny_model(), TrainConfig(), TEACHERS["frozen"])
-    found, _ = asked.step([sample]).metrics, unasked.step([sample])
-    for ours, theirs in zip(asked.model.parameters(), unasked.model.parameters(), strict=True):
-        assert (ours - theirs).abs().mean() < 1e-8
-    alone = {
-        "rl": replace(sample, branches=[]),
-        "distill": replace(sample, rl_weight=[]),
-    }
-    for part, only in alone.items():
-        metrics = Trainer(tiny_model(), TrainConfig(log_parts=1), TEACHERS["frozen"]).step([only]).metrics
-        assert metrics["gradient_norm"] == pytest.approx(found[f"{part}/gradient_norm"], rel=1e-5)
-        assert metrics["gradient_norm"] > 0
-    assert "rl/gradient_norm" not in asked.step([sample]).metrics, "every second step"
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

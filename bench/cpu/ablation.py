@@ -28,7 +28,7 @@ from panels import Lines, figure, mean_curve
 from offbook.core.runfolder import write_atomic
 from offbook.pocket.demonstrations import LEARNED
 
-COMMON = {"train.groups": "3", "checkpoint.every": "5", "train.log_parts": "5", "feedback.look": "false"}
+COMMON = {"train.groups": "3", "checkpoint.every": "5", "feedback.look": "false"}
 HINTS: dict[str, dict[str, str]] = {
     "rl": {"weight": "0"},
     "hints": {},

@@ -1,6 +1,6 @@
 """The live cycle with the pocket model and simulated users: five cycles unattended, and two acts of sabotage.
 
-    python bench/cpu/live.py --seeds 0 1 2 --populations --json docs/results/live.json
+    python bench/cpu/live.py --seeds 0 1 2 --json docs/results/live.json
 
 Every session is a request of a simulated user (users.py, which knows nothing of src/offbook/live) to the version that
 the cycle serves them. A cycle learns from --sessions of them, passes the gate or not, is tried on half of the users and
@@ -31,7 +31,7 @@ from offbook.core.runfolder import write_atomic
 from offbook.live.cycle import Cycle
 from offbook.live.kept import lines_of, share_kept
 from offbook.live.reactions import follow_up, score
-from offbook.live.sessions import Arm, Reaction, Session, kind_of, user_digest
+from offbook.live.sessions import Decision, Reaction, Session, kind_of, user_digest
 from offbook.rl.collector import Collector, Job
 from offbook.rl.models import model_folder
 from offbook.rl.tasks import task_sets
@@ -48,36 +48,33 @@ NOISE = 0.35  # of a spoilt weight, in standard deviations of its matrix
 class World:
     """Users with requests, a clock, and one cycle that serves them."""
 
-    def __init__(self, config: Config, tasks: list[Task], taste: str, population: str = ""):
+    def __init__(self, config: Config, tasks: list[Task], taste: str):
         self.now = 1_800_000_000.0
-        self.tasks, self.taste, self.population = tasks, taste, population
-        self.cycle = Cycle(
-            config, population, tell=lambda line: print(f"    {line}", flush=True), clock=lambda: self.now
-        )
+        self.tasks, self.taste = tasks, taste
+        self.cycle = Cycle(config, tell=lambda line: print(f"    {line}", flush=True), clock=lambda: self.now)
         self.cycle.begin()
-        self.rng = random.Random(f"users {config.seed} {population}")
+        self.rng = random.Random(f"users {config.seed} ")
         self.heard: list[tuple[bool, bool]] = []  # of what was said: is it a complaint, was it read as one
         self.count = 0
 
     def use(self, count: int) -> list[Session]:
         """So many sessions, of users that come once."""
-        jobs: dict[tuple[int, Arm], list[tuple[Job, str]]] = {}
+        jobs: list[tuple[Job, str]] = []
+        version = self.cycle.last.deployed
         for _ in range(count):
             self.count += 1
-            user = user_digest(f"{self.population} {self.count}")
-            version, arm, _ = self.cycle.serving(user)
+            user = user_digest(f" {self.count}")
             task = self.rng.choice(self.tasks)
-            id = f"{self.population}s{self.count:05d}"
-            jobs.setdefault((version, arm), []).append((Job(task, id, id), user))
+            id = f"s{self.count:05d}"
+            jobs.append((Job(task, id, id), user))
         found = []
-        for (version, arm), each in jobs.items():
-            rollouts = rolled(self.cycle.config, self.cycle.folder.weights(version), [job for job, _ in each])
-            for (job, user), rollout in zip(each, rollouts, strict=True):
-                self.now += MINUTE_S
-                session = Session(rollout, user, kind_of(job.task.instruction), version, arm, self.now)
-                said = self.answered(session, job.task, self.rng)
-                self.cycle.folder.keep(score(said, self.cycle.settings), self.cycle.settings, self.chat)
-                found.append(score(said, self.cycle.settings))
+        rollouts = rolled(self.cycle.config, self.cycle.folder.weights(version), [job for job, _ in jobs])
+        for (job, user), rollout in zip(jobs, rollouts, strict=True):
+            self.now += MINUTE_S
+            session = Session(rollout, user, kind_of(job.task.instruction), version, self.now)
+            said = self.answered(session, job.task, self.rng)
+            self.cycle.folder.keep(score(said, self.cycle.settings), self.cycle.settings, self.chat)
+            found.append(score(said, self.cycle.settings))
         self.now += MINUTE_S
         return found
 
@@ -171,21 +168,9 @@ def configured(seed: int, out: Path, sessions: int, **more: str) -> Config:
         "live.sessions": str(sessions),
         # The pocket model reads no English beyond its prompts; rules have hints that it knows.
         "feedback.rule_weights": '{"said": 0}',
-        "live.share": "0.5",
-        "live.trial": "30",
         "live.suites": '["eager"]',
     }
     return load_config(["pocket"], {**settings, **more})
-
-
-def run_trial(world: World) -> int:
-    """Sessions until the candidate is deployed or withdrawn."""
-    for number in range(MOST):
-        if world.cycle.last.candidate is None:
-            return number * PIECE
-        world.use(PIECE)
-        world.cycle.turn()
-    raise RuntimeError("the trial has no end")
 
 
 def means(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -209,15 +194,17 @@ def one_seed(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, Any]
             world.use(missing)
         decision = cycle.turn()
         trained = next(one for one in reversed(cycle.folder.decisions()) if one.kind == "train")
-        trial = run_trial(world)
-        rows.append({"cycle": number, "version": version, **trained.numbers, "gate": decision.kind, "trial": trial})
+        rows.append({"cycle": number, "version": version, **trained.numbers, "gate": decision.kind})
         rows[-1] |= {"ended": cycle.last.kind, "why": cycle.last.why, "seconds": time.monotonic() - began}
         print(f"  seed {seed} cycle {number}: reward {trained.numbers['reward']:.3f} -> {cycle.last.kind}", flush=True)
         if number == min(3, cycles):
             bad = spoilt(cycle.folder.weights(cycle.last.deployed), out / "spoilt")
             refused = cycle.gate(bad)
     last, deployed = world.measure(cycle.last.deployed, sets.heldout), cycle.last.deployed
-    cycle.put(spoilt(cycle.folder.weights(deployed), out / "spoilt_again"), "put there by hand, past the gate")
+    path = spoilt(cycle.folder.weights(deployed), out / "spoilt_again")
+    version = 1 + max(one.version or 0 for one in cycle.folder.decisions())
+    by_hand = Decision("deploy", "put there by hand, past the gate", version, version=version, path=str(path))
+    cycle.folder.decide(by_hand)
     noticed = 0
     while cycle.last.kind != "roll_back" and noticed < MOST:
         world.use(PIECE)
@@ -248,33 +235,7 @@ def paired(first: list[dict[str, float]], last: list[dict[str, float]], name: st
     return {"mean": fmean(gaps), "half": 1.96 * stdev(gaps) / len(gaps) ** 0.5}
 
 
-def populations(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, Any]:
-    """An adapter each for two populations who want the opposite; every adapter is then judged by both."""
-    shutil.rmtree(out, ignore_errors=True)
-    tastes = ("plain", "skipper")
-    more = {"live.populations": json.dumps(tastes), "train.lora.rank": "16", "train.learning_rate": "1e-3"}
-    sessions = sessions // 2  # of each
-    config = configured(seed, out, sessions, **more, **{"live.suites": "[]", "train.groups": "2"})
-    sets = task_sets(config)
-    worlds = {taste: World(config, sets.train, taste, taste) for taste in tastes}
-    for world in worlds.values():
-        for _ in range(cycles):
-            sessions_ = [score(one, world.cycle.settings) for one in world.cycle.folder.sessions()]
-            if (missing := sessions - len(world.cycle.to_learn_from(sessions_)[0])) > 0:
-                world.use(missing)
-            world.cycle.turn()
-            run_trial(world)
-    rewards = {
-        own: {taste: means(world.measure(world.cycle.last.deployed, sets.heldout, taste))["reward"] for taste in tastes}
-        for own, world in worlds.items()
-    }
-    rewards["the start"] = {taste: means(worlds["plain"].measure(0, sets.heldout, taste))["reward"] for taste in tastes}
-    kinds = {taste: [one.kind for one in world.cycle.folder.decisions()] for taste, world in worlds.items()}
-    return {"seed": seed, "rewards": rewards, "decisions": kinds}
-
-
-def table(results: list[dict[str, Any]], others: list[dict[str, Any]], sessions: int) -> str:
-    detect = fmean(row["detectable"] for one in results for row in one["cycles"] if row["detectable"])
+def table(results: list[dict[str, Any]], sessions: int) -> str:
     lines = [
         "# The live cycle on simulated users",
         "",
@@ -282,9 +243,6 @@ def table(results: list[dict[str, Any]], others: list[dict[str, Any]], sessions:
         f"{len(results[0]['cycles'])} cycles unattended, {sessions} sessions each, one request a user. Users "
         "(bench/cpu/users.py) revert what fails tests that the agent never sees, dislike edits of tests, and complain "
         "in six cases of ten. Somebody who had not seen the cycle wrote them.",
-        "",
-        f"A cycle of {sessions} sessions can tell a difference of {detect:.2f} in the reward of a session from the "
-        "next one's (alpha 0.05, power 0.8).",
         "",
         "## Held-out requests, the first version and the last",
         "",
@@ -300,15 +258,15 @@ def table(results: list[dict[str, Any]], others: list[dict[str, Any]], sessions:
         ]
         lines.append(f"| {one['seed']} | " + " | ".join(cells) + " |")
     lines += ["", "Paired by request, with 95% intervals over requests.", "", "## Cycle by cycle", ""]
-    lines += ["| seed | cycle | served | reward | edits kept | dissatisfied | edit rate | gate | trial | then |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
+    lines += ["| seed | cycle | served | reward | edits kept | dissatisfied | edit rate | gate | then |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     for one in results:
         for row in one["cycles"]:
             parts = row["parts"]
             lines.append(
                 f"| {one['seed']} | {row['cycle']} | {row['version']} | {row['reward']:.3f} | "
                 f"{row['kept_of_edits'] or 0:.2f} | {-parts['dissatisfied']:.2f} | {row['edit_rate']:.2f} | "
-                f"{row['gate']} | {row['trial']} sessions | {row['ended'].replace('_', ' ')} |"
+                f"{row['gate']} | {row['ended'].replace('_', ' ')} |"
             )
     lines += ["", "Figures of a row are those of the sessions that the cycle learned from.", "", "## Sabotage", ""]
     lines += [f"Noise of {NOISE:g} standard deviations in every matrix of the deployed version.", ""]
@@ -329,13 +287,6 @@ def table(results: list[dict[str, Any]], others: list[dict[str, Any]], sessions:
         f"{total['misread']} were taken for one. Whoever wrote the forms had seen a few of these sentences and had not "
         "mended them by these."
     ]
-    if others:
-        lines += ["", "## Two populations, an adapter each", ""]
-        lines += ["Reward a session on held-out requests, by whose adapter it is and who judges.", ""]
-        lines += ["| seed | adapter of | judged by plain | judged by skipper |", "|---|---|---|---|"]
-        for one in others:
-            for own, by in one["rewards"].items():
-                lines.append(f"| {one['seed']} | {own} | {by['plain']:.3f} | {by['skipper']:.3f} |")
     seconds = ", ".join(f"{one['seconds']:.0f} s" for one in results)
     return "\n".join([*lines, "", f"Time: {seconds} a seed.", ""])
 
@@ -345,27 +296,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--cycles", type=int, default=5)
     parser.add_argument("--sessions", type=int, default=256)
-    parser.add_argument("--populations", action="store_true", help="also an adapter each for two populations")
     parser.add_argument("--out", type=Path, default=Path("/tmp/live-bench"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     asked = parser.parse_args()
-    results, others = [], []
+    results = []
     for seed in asked.seeds:
-        for name, does, into in (("seed", one_seed, results), ("populations", populations, others)):
-            if name == "populations" and not asked.populations:
-                continue
-            done = asked.out / f"{name}-{seed}.json"
-            if not done.is_file():
-                model_folder("pocket", seed)
-                found = does(seed, asked.out / f"{name}-{seed}", asked.cycles, asked.sessions)
-                write_atomic(done, json.dumps(found, indent=1) + "\n")
-            into.append(json.loads(done.read_text()))
+        done = asked.out / f"seed-{seed}.json"
+        if not done.is_file():
+            model_folder("pocket", seed)
+            found = one_seed(seed, asked.out / f"seed-{seed}", asked.cycles, asked.sessions)
+            write_atomic(done, json.dumps(found, indent=1) + "\n")
+        results.append(json.loads(done.read_text()))
         if asked.json:
-            write_atomic(asked.json, json.dumps({"seeds": results, "populations": others}, indent=1) + "\n")
+            write_atomic(asked.json, json.dumps({"seeds": results}, indent=1) + "\n")
         if asked.markdown:
-            write_atomic(asked.markdown, table(results, others, asked.sessions))
-    print(table(results, others, asked.sessions))
+            write_atomic(asked.markdown, table(results, asked.sessions))
+    print(table(results, asked.sessions))
 
 
 if __name__ == "__main__":

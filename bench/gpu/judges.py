@@ -1,7 +1,7 @@
 """How well a model judges: each use of one, asked about stored rollouts that were labelled by hand.
 
     python bench/gpu/judges.py MODEL_OR_URL [RUNS ...] --out judges.json [--labels LABELS.jsonl] [--name NAME]
-        [--uses judge monitor reward reactions] [--limit 40] [--minutes 15] [--parallel 8] [--reply-tokens 256]
+        [--uses judge monitor reward] [--limit 40] [--minutes 15] [--parallel 8] [--reply-tokens 256]
     python bench/gpu/judges.py RUNS ... --template --labels LABELS.jsonl
 
 MODEL is a transformers folder, served by `offbook serve` on this machine's loopback; a URL is any server with OpenAI's
@@ -30,16 +30,13 @@ from statistics import mean
 from typing import Any
 
 from offbook.core.client import KEY, Client, NoAnswer
-from offbook.live.complaints import DISSATISFIED, is_complaint, read_by
-from offbook.live.reactions import follow_up
-from offbook.live.sessions import Session
 from offbook.signals.feedback import MISTAKES
 from offbook.signals.feedback.coach import stored_in
 from offbook.signals.judge import PREFIX, Agent, Assessor, Auditor, Judge
 from offbook.signals.judge.judge import NO_JSON
 from offbook.signals.monitors.policy import CHEATING
 from offbook.signals.rewards.compose import PROMPTS
-from offbook.types import Message, Rollout, Segment
+from offbook.types import Rollout
 
 DATA = Path(__file__).with_name("judges_data")
 EXCERPT = 160
@@ -207,32 +204,7 @@ async def reward(client: Metered, rollouts: list[tuple[Rollout, Row]], options: 
     }
 
 
-async def reactions(client: Metered, _: object, options: argparse.Namespace) -> Row:
-    """Which follow-ups are complaints: the model, and the form alone (`by_form`)."""
-
-    async def ask(item: tuple[int, Row]) -> Row:
-        number, label = item
-        texts = ("user", label["request"]), ("assistant", label["ended"]), ("user", label["said"])
-        messages = [Message(role, text, 0, 0, 0, 0) for role, text in texts]  # type: ignore[arg-type]
-        rollout = Rollout(f"f{number}", "", "", (), [Segment(messages=messages)], foreign=True)
-        found, unanswered = await read_by(client, [Session(rollout, "", "", 0, reactions=[follow_up(label["said"])])])
-        (said,) = [value for texts in found.values() for value in texts.values()] or [None]
-        truth = DISSATISFIED[label["kind"]]
-        form = is_complaint(label["said"])
-        return {**label, "complaint": truth, "model": said, "form": form, "unanswered": unanswered}
-
-    labels = [json.loads(line) for line in (DATA / "follow_ups.jsonl").read_text().splitlines()]
-    rows = await each([*enumerate(labels)][: options.limit], ask, options)
-    return {
-        **shares([row for row in rows if row["model"] is not None], "model", "complaint"),
-        "by_form": shares(rows, "form", "complaint"),
-        "asked": len(rows),
-        "usable": mean(row["model"] is not None for row in rows) if rows else None,
-        "rows": rows,
-    }
-
-
-USES = {"reactions": reactions, "reward": reward, "monitor": monitor, "judge": judge}
+USES = {"reward": reward, "monitor": monitor, "judge": judge}
 
 
 def template(rollouts: list[Rollout], path: Path) -> None:

@@ -26,7 +26,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from offbook.train.optim import newton_schulz
 from offbook.train.optim.muon import Muon, _batch_size
-from offbook.train.optim.newton_schulz import JORDAN, OURS, YOU, orthogonalize, step_flops
+from offbook.train.optim.newton_schulz import HOPPER, JORDAN, OURS, YOU, Method, orthogonalize
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHRINK = 1 if DEVICE == "cuda" else 64
@@ -76,6 +76,23 @@ def classic_bfloat16(matrices_NRC: Tensor) -> Tensor:
     return x if wide else x.mT
 
 
+def has_kernel() -> bool:
+    return DEVICE == "cuda" and torch.cuda.get_device_capability() >= HOPPER
+
+
+def step_flops(rows: int, columns: int, method: Method = OURS) -> dict[str, float]:
+    """Floating-point operations for one matrix: the classic way, the Gram way, and the Gram way with half products."""
+    rows, columns = min(rows, columns), max(rows, columns)
+    steps = len(method.coefficients)
+    wide, square = 2.0 * rows * rows * columns, 2.0 * rows**3
+    products = 4 * steps - 6
+    return {
+        "classic": steps * (2 * wide + square),
+        "gram": 4 * wide + products * square,
+        "symmetric": 3 * wide + products * square / 2,
+    }
+
+
 @contextmanager
 def without_kernel() -> Iterator[None]:
     usual, newton_schulz.SMALLEST = newton_schulz.SMALLEST, 1 << 30
@@ -88,20 +105,17 @@ def without_kernel() -> Iterator[None]:
 def ways(shape: tuple[int, int]) -> dict[str, tuple[Callable[[Tensor], Tensor], float]]:
     """What each computes, and its floating-point operations for one matrix."""
     flops, fewer = step_flops(*shape), step_flops(*shape, FOUR_STEPS)
-    has_kernel = (
-        DEVICE == "cuda" and min(shape) >= newton_schulz.SMALLEST and newton_schulz.kernel_of(torch.device(DEVICE, 0))
-    )
-    done = "symmetric" if has_kernel else "gram"
+    done = "symmetric" if has_kernel() and min(shape) >= newton_schulz.SMALLEST else "gram"
 
     def plain(matrices: Tensor) -> Tensor:
         with without_kernel():
-            return orthogonalize(matrices)[0]
+            return orthogonalize(matrices)
 
     compiled = torch.compile(classic_bfloat16) if DEVICE == "cuda" else classic_bfloat16
     return {
-        "ours": (lambda matrices: orthogonalize(matrices)[0], flops[done]),
+        "ours": (lambda matrices: orthogonalize(matrices), flops[done]),
         "ours, plain products": (plain, flops["gram"]),
-        "ours, 4 steps": (lambda matrices: orthogonalize(matrices, FOUR_STEPS)[0], fewer[done]),
+        "ours, 4 steps": (lambda matrices: orthogonalize(matrices, FOUR_STEPS), fewer[done]),
         "classic, compiled": (compiled, flops["classic"]),
         "torch.optim.Muon": (
             lambda matrices: torch.stack(
@@ -184,7 +198,7 @@ def shard_steps(pairs: int, peak: float) -> Iterator[dict[str, Any]]:
             target.copy_(source)
 
     print(f"\n{6 * pairs} matrices of {block[0]}x{block[1]}, batches of {_batch_size(block)}")
-    print(f"{'way':28}{'traffic':>10}{'s':>9}{'TFLOP/s':>9}{'share':>7}{'GiB on top':>12}{'again':>7}")
+    print(f"{'way':28}{'traffic':>10}{'s':>9}{'TFLOP/s':>9}{'share':>7}{'GiB on top':>12}")
     for name, method in (("ours", OURS), ("ours, 4 steps", FOUR_STEPS)):
         for traffic in ("none", "copies"):
             row: dict[str, Any] = {"way": name, "traffic": traffic, "matrices": 6 * pairs}
@@ -204,10 +218,10 @@ def shard_steps(pairs: int, peak: float) -> Iterator[dict[str, Any]]:
 
                 row["s"] = timed(step, 4)
                 peak_bytes = torch.cuda.max_memory_allocated() - before if DEVICE == "cuda" else 0
-                kind = "symmetric" if DEVICE == "cuda" and newton_schulz.kernel_of(torch.device(DEVICE, 0)) else "gram"
+                kind = "symmetric" if has_kernel() else "gram"
                 row["tflops"] = 6 * pairs * step_flops(*block, method)[kind] / row["s"] / 1e12
-                row |= {"share": row["tflops"] / peak, "gib": peak_bytes / 2**30, "fallbacks": optimizer.fallbacks}
-                told = f"{row['s']:9.4f}{row['tflops']:9.0f}{row['share']:7.0%}{row['gib']:12.2f}{row['fallbacks']:7}"
+                row |= {"share": row["tflops"] / peak, "gib": peak_bytes / 2**30}
+                told = f"{row['s']:9.4f}{row['tflops']:9.0f}{row['share']:7.0%}{row['gib']:12.2f}"
             except Exception as error:
                 row["failed"] = told = f"  {type(error).__name__}: {str(error).splitlines()[:1]}"
             print(f"{name:28}{traffic:>10}{told}", flush=True)
@@ -239,7 +253,7 @@ def main() -> None:
     if options.profile:
         return profile(options.pairs)
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
-    kernel = DEVICE == "cuda" and newton_schulz.kernel_of(torch.device(DEVICE, 0)) is not None
+    kernel = has_kernel()
     peak = ceiling()
     print(f"{device}, torch {torch.__version__}, fastest product {peak:.0f} TFLOP/s, symmetric kernel: {kernel}")
     found: dict[str, Any] = {"device": device, "torch": torch.__version__, "ceiling_tflops": peak, "kernel": kernel}

@@ -134,7 +134,7 @@ class Experiment:
             "harness.context": str(options.context), "harness.message_tokens": "160", "harness.summarize_at": "0",
             "harness.command_s": "20", "harness.wall_s": "600",
             "engine.kind": options.engine,
-            "train.groups": "4", "train.group_size": "8", "train.learning_rate": "1e-4", "train.log_parts": "4",
+            "train.groups": "4", "train.group_size": "8", "train.learning_rate": "1e-4",
             "train.lora.rank": str(options.lora_rank),
             "feedback.balance": "rl", "feedback.token_gate": "0", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
             "feedback.max_targets": "6",  # a rollout of 25 turns has about 8 faults

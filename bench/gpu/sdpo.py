@@ -33,11 +33,11 @@ from huggingface_hub import constants
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
-from offbook.train.attention import FUSED
+from offbook.train.attention import KERNELS
 from offbook.types import Branch, Sample
 
 MAX_ROWS = 8
@@ -105,7 +105,7 @@ class SdpoStep:
         trainer.args.distillation_weight = part.distillation_weight
         trainer.current_gradient_accumulation_steps = part.count
         try:
-            with sdpa_kernel([*(kernel for kernel, _ in FUSED), SDPBackend.MATH], set_priority=True):
+            with sdpa_kernel(KERNELS, set_priority=True):
                 trainer.training_step(trainer.model, part.inputs, None)
         except torch.OutOfMemoryError as error:
             trouble = str(error).split(". GPU")[0]

@@ -436,10 +436,7 @@ Direction = Literal["forward", "reverse", "jsd"]
 
 @dataclass(frozen=True, slots=True)
 class Distill:
-    """How branches teach. The trainer knows no algorithm: an annotator says all of it here.
-
-    Branches of one contest compete: at most `places` of them teach, those that move their target most.
-    """
+    """How branches teach. The trainer knows no algorithm: an annotator says all of it here."""
 
     teacher: str = "live"  # by the name that the trainer was given it under
     part: str = "distill"  # of the loss, which is a mean over the target tokens of all branches of the same part
@@ -449,7 +446,7 @@ class Distill:
     cap: float = math.inf  # nats that a token may count for
     gate: float = 0.0  # nats per token by which a branch has to move its target, away from what was sampled; 0 is none
     token_gate: float = 0.0  # nats by which it has to move a token for that token to teach; 0 is all of them
-    places: int = 0  # in a contest; 0 is no limit
+    places: int = 0  # branches of a sample that teach, at most: those that move their target most; 0 is no limit
     top: int = 0  # likeliest tokens to report where student and teacher differ
 
 
@@ -466,7 +463,6 @@ class Branch:
     weight: float = 1.0
     distill: Distill = field(default_factory=Distill)
     key: str = ""  # names the branch in what a step reports; without one nothing is reported of it
-    contest: str = ""
 
     @property
     def end(self) -> int:

@@ -40,22 +40,21 @@ def agent(
     ] = "",
     forget: Annotated[str, typer.Option(help="Delete a session, or `all` of the user's.")] = "",
     user: Annotated[str, typer.Option(help="Who asks; a digest of it is kept.")] = "",
-    population: Annotated[str, typer.Option(help="The user's key in live.populations.")] = "",
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
     """Let the agent do something in a folder. It works in a sandbox on a copy; the diff is applied on yes.
 
-    Kept of the session is what --live.consent says: none, numbers (by default) or all. Takes configuration like `train`
+    The session is kept with --live.consent all, without secrets. Takes configuration like `train`
     does; a folder of `offbook live` has its own.
     """
     before = Path(out) / "config.toml"
     own = {"out": out, "model": model}
     config = config_from(ctx, own, [before] if before.is_file() else (), {"model": "pocket"})
-    from offbook.live.sessions import LiveFolder, folder_of, refuse_no_folder, user_digest
+    from offbook.live.sessions import LiveFolder, refuse_no_folder, user_digest
 
     who = user_digest(user or getpass.getuser())
-    folder = LiveFolder(folder_of(config, population))
+    folder = LiveFolder(config.out)
     if forget or say_ or thumb or kept:
         _about_earlier(folder, who, session, say_, thumb, kept, forget, as_json)
         return
@@ -69,7 +68,7 @@ def agent(
     from offbook.live.cycle import Cycle  # with it comes torch, which takes seconds
 
     with progress_display(plain) as progress:
-        cycle = Cycle(config, population, progress=progress)
+        cycle = Cycle(config, progress=progress)
         cycle.begin()
     _work(cycle, path, request, who, yes, as_json)
 
@@ -91,7 +90,7 @@ def _about_earlier(
     if not id and not own:
         raise OffbookError(f"{folder.path} has no session of yours; --session names another")
     if kept:
-        shares = {one.id: kept_in(Path(one.place), one.commit, one.lines) if one.place else None for one in own}
+        shares = {one.id: kept_in(Path(one.place), one.lines) if one.place else None for one in own}
         if as_json:
             print(json.dumps([{"session": name, "kept": share} for name, share in shares.items()]))
         for name, share in shares.items():
@@ -114,13 +113,13 @@ def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: 
     from offbook.live.sessions import Reaction
     from offbook.rl.collector import Collector
 
-    version, arm, weights = cycle.serving(who)
-    collector, settings = Collector(cycle.config, weights), cycle.settings
+    version, settings = cycle.last.deployed, cycle.settings
+    collector = Collector(cycle.config, cycle.folder.weights(version))
     worked, is_over = _worked(collector, path, request, secrets.token_hex(6))
     said = _shown(worked, path, yes, as_json) if is_over else None
     if said:
         apply(worked, path)
-    session = session_of(worked, path, request, who, version, arm, said)
+    session = session_of(worked, path, request, who, version, said)
     if not is_over:
         session.reactions.append(Reaction("interrupted", at=session.at))
     stored = cycle.folder.keep(score(session, settings), settings, collector.chat)
@@ -181,5 +180,4 @@ def _told(session: Session, stored: Session | None, version: int, is_applied: bo
         print(json.dumps({**result, "applied": is_applied, "diff": session.rollout.diff, "stored": stored is not None}))
         return
     what = f"{'applied to' if is_applied else 'changed, not applied:'} {', '.join(changed)}" if changed else "no change"
-    how = "not kept" if stored is None else "kept" if stored.has_words else "kept as numbers alone"
-    print(f"{session.id}: {what}; the session is {how}")
+    print(f"{session.id}: {what}; the session is {'kept' if stored else 'not kept'}")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,10 +28,6 @@ def live(
         list[Path] | None, typer.Option(help="A run folder of `offbook serve` to take sessions from; may be repeated.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Do what is due and stop.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Compare versions by their users, and stop.")] = False,
-    versions: Annotated[
-        str, typer.Option(help="For --report: two versions, as in 3,4; the last two if not given.")
-    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be stored, learned from and deployed, and stop.")
     ] = False,
@@ -46,7 +40,7 @@ def live(
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Learn from use: train on settled sessions, gate, try on a share of the users, deploy, roll back. Until Ctrl-C.
+    """Learn from use: train on settled sessions, gate, deploy, roll back. Until Ctrl-C.
 
     `offbook agent` and `offbook serve` make sessions. Every decision is in decisions.jsonl; `offbook view` shows them.
     Takes configuration as `train` does; a cycle that has begun has its own.
@@ -58,63 +52,54 @@ def live(
     from offbook.live.cycle import Cycle
 
     RunFolder(place).refuse_file()
-    keys = config.live.populations or [""]
     with progress_display(plain) as progress:
-        cycles = [Cycle(config, key, partial(say, to=console), progress) for key in keys]
-        if report:
-            _show([_report(cycle, versions) for cycle in cycles], as_json)
-            return
+        cycle = Cycle(config, partial(say, to=console), progress)
         if approve:
-            _approve(cycles, approve)
+            _approve(cycle, approve)
         if hints or approve:
-            _show([{"folder": str(one.folder.path), "complaints": one.complaints()} for one in cycles], as_json)
+            _show({"folder": str(cycle.folder.path), "complaints": cycle.complaints()}, as_json)
             return
         if dry_run:
-            _show([_planned(cycle, config, sessions or []) for cycle in cycles], as_json)
+            _show(_planned(cycle, config, sessions or []), as_json)
             return
-        with ExitStack() as held:
-            held.enter_context(only_writer(place))
-            for cycle in cycles:
-                cycle.begin()
-            for folder in {place, *(cycle.folder.path for cycle in cycles)}:
-                write_atomic(folder / "config.toml", config.to_toml())
-            _run(cycles, sessions or [], once)
+        with only_writer(place):
+            cycle.begin()
+            write_atomic(place / "config.toml", config.to_toml())
+            _run(cycle, sessions or [], once)
     if as_json:
-        print(json.dumps([asdict(cycle.last) for cycle in cycles]))
+        print(json.dumps(asdict(cycle.last)))
 
 
-def _run(cycles: list[Cycle], sources: list[Path], once: bool) -> None:
+def _run(cycle: Cycle, sources: list[Path], once: bool) -> None:
     from offbook.live.serving import collect
 
-    said: dict[Path, str] = {}
+    said = ""
     while True:
-        for cycle in cycles:
-            for source in sources:
-                if count := collect(cycle, source):
-                    say(f"{count} new sessions from {source}", to=console)
-            while cycle.turn():
-                pass
-            line = f"nothing more is due: {cycle.waits_for()}"
-            if said.get(cycle.folder.path) != line:
-                say(line, to=console)
-            said[cycle.folder.path] = line
+        for source in sources:
+            if count := collect(cycle, source):
+                say(f"{count} new sessions from {source}", to=console)
+        while cycle.turn():
+            pass
+        line = f"nothing more is due: {cycle.waits_for()}"
+        if said != line:
+            say(line, to=console)
+        said = line
         if once:
             return
         time.sleep(LOOK_S)
 
 
-def _approve(cycles: list[Cycle], ids: list[str]) -> None:
+def _approve(cycle: Cycle, ids: list[str]) -> None:
     from offbook.live.user_hints import refusal
     from offbook.types import OffbookError
 
+    texts = {row["id"]: row["text"] for row in cycle.complaints()}
     for id in ids:
-        found = [(cycle, row) for cycle in cycles for row in cycle.complaints() if row["id"] == id]
-        if not found:
+        if id not in texts:
             raise OffbookError(f"no complaint has the id {id}; `offbook live --hints` lists them")
-        if refused := refusal(found[0][1]["text"]):
+        if refused := refusal(texts[id]):
             raise OffbookError(f"{id} cannot become a hint: {refused}")
-        for cycle, _ in found:
-            cycle.folder.approve([id])
+        cycle.folder.approve([id])
 
 
 def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any]:
@@ -135,20 +120,15 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
     return {
         "folder": str(cycle.folder.path),
         "consent": cycle.settings.consent,
-        "follow-ups are read by": (cycle.config.judge.live and cycle.config.judge.url) or "their form",
         "deployed": last.deployed if last else None,
-        "on trial": last.candidate if last else None,
         "stored sessions": len(stored),
-        "would be stored": [
-            {"session": one.id, "kind": one.kind, "words": one.has_words, "messages": _messages(one)} for one in new
-        ],
+        "would be stored": [{"session": one.id, "kind": one.kind, "messages": _messages(one)} for one in new],
         "would be deleted": sum(map(cycle.is_expired, stored)),
         "to learn from": f"{len(chosen)} of {cycle.settings.sessions}",
         "left out": left_out,
         **({"numbers": cycle.numbers(chosen)} if chosen else {}),
-        "would be trained": len(chosen) >= cycle.settings.sessions and (last is None or last.candidate is None),
-        "would be deployed": f"after a gate on {config.tasks.source} {' '.join(cycle.settings.suites)}".strip()
-        + f" and a trial of {cycle.settings.trial} users (a share of {cycle.settings.share:.0%})",
+        "would be trained": len(chosen) >= cycle.settings.sessions,
+        "would be deployed": f"after a gate on {config.tasks.source} {' '.join(cycle.settings.suites)}".strip(),
     }
 
 
@@ -157,37 +137,8 @@ def _messages(session: Any) -> list[str]:
     return [f"{message.role}: {message.text[:200]}" for message in every if message.role in ("user", "assistant")]
 
 
-def _report(cycle: Cycle, versions: str) -> dict[str, Any]:
-    from offbook.live.compare import compare_versions, concurrent
-    from offbook.live.cycle import ALPHA
-    from offbook.live.reactions import score
-    from offbook.types import OffbookError
-
-    sessions = [score(one, cycle.settings) for one in cycle.folder.sessions()]
-    seen = sorted({one.version for one in sessions})
-    try:
-        base, other = (int(one) for one in versions.split(",")) if versions else seen[-2:]
-        if not {base, other} <= {*seen}:
-            raise ValueError
-    except ValueError:
-        if not seen:
-            way_out = f"`offbook agent` and `offbook serve --live {quote(str(cycle.folder.path))}` make them"
-            raise OffbookError(f"{cycle.folder.path} has no sessions to report on; {way_out}") from None
-        if len(seen) == 1:
-            what = f"a report compares two versions, and all {len(sessions)} sessions are of version {seen[0]}"
-            raise OffbookError(f"{what}; the next version comes with `offbook live`") from None
-        there = ", ".join(map(str, seen))
-        raise OffbookError(
-            f"a report compares two versions, as in --versions 3,4; there are sessions of {there}"
-        ) from None
-    found = compare_versions(concurrent(sessions, base, other), base, other, cycle.settings.weights, ALPHA)
-    rows = {str(one): cycle.numbers([s for s in sessions if s.version == one]) for one in (base, other)}
-    return {"folder": str(cycle.folder.path), "base": base, "other": other, **asdict(found), "versions": rows}
-
-
-def _show(found: list[dict[str, Any]], as_json: bool) -> None:
+def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
-        return
-    for one in found:
-        results.print_json(json.dumps(one))
+    else:
+        results.print_json(json.dumps(found))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.core.runfolder import write_atomic
-from offbook.live.kept import git, head, lines_of
-from offbook.live.sessions import Arm, Reaction, Session, kind_of, refuse_no_folder
+from offbook.live.kept import git, lines_of
+from offbook.live.sessions import Reaction, Session, kind_of, refuse_no_folder
 from offbook.rl.collector import Collector, Job, OnRollout, unwatched
 from offbook.types import OffbookError, Rollout, Task
 
@@ -85,31 +83,29 @@ def apply(worked: Worked, path: Path) -> list[str]:
 
     Every overwritten file has a backup next to it (NAME.PID.old) until all is done, so a kill -9 loses nothing.
     """
+    changed = worked.rollout.changed
     if worked.rollout.partial:
         names = ", ".join(worked.rollout.partial[:3])
         raise Elsewhere(f"{names}: not text, or too large to be kept whole; nothing was applied")
-    for name, text in worked.rollout.changed.items():
+    for name, text in changed.items():
         _refuse(name, text, worked.before[name], path)
-    backups = {
-        name: (path / name).with_name(f"{(path / name).name}.{os.getpid()}.old")
-        for name, before in worked.before.items()
-        if before is not None
-    }
-    with _unbroken():
-        try:
-            for name, copy in backups.items():
-                write_atomic(copy, worked.before[name] or b"")
-                shutil.copystat(path / name, copy)
-            for name, text in worked.rollout.changed.items():
-                _put(path / name, text)
-        except Exception as error:
-            for name in worked.rollout.changed:
-                with suppress(FileNotFoundError, NotADirectoryError):  # not written yet
-                    os.replace(backups[name], path / name) if name in backups else (path / name).unlink()
-            raise Elsewhere(f"{error}; nothing was applied") from None
-        for copy in backups.values():
-            copy.unlink()
-    return sorted(worked.rollout.changed)
+    backups = {name: path / f"{name}.{os.getpid()}.old" for name in changed if worked.before[name] is not None}
+    try:
+        for name, copy in backups.items():
+            write_atomic(copy, worked.before[name] or b"")
+            shutil.copystat(path / name, copy)
+        for name, text in changed.items():
+            _put(path / name, text)
+    except BaseException as error:
+        for name in changed:
+            with suppress(FileNotFoundError, NotADirectoryError):  # not written yet
+                os.replace(backups[name], path / name) if name in backups else (path / name).unlink()
+        if not isinstance(error, Exception):
+            raise
+        raise Elsewhere(f"{error}; nothing was applied") from None
+    for copy in backups.values():
+        copy.unlink()
+    return sorted(changed)
 
 
 def _refuse(name: str, text: str | None, before: bytes | None, path: Path) -> None:
@@ -129,22 +125,6 @@ def _refuse(name: str, text: str | None, before: bytes | None, path: Path) -> No
         above = above.parent
 
 
-@contextmanager
-def _unbroken() -> Iterator[None]:
-    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block."""
-    came: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()  # only this one may set signal handlers
-    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
-    before = {one: signal.signal(one, lambda number, _: came.append(number)) for one in asking}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
-
-
 def _put(file: Path, text: str | None) -> None:
     if text is None:
         file.unlink()
@@ -155,14 +135,12 @@ def _put(file: Path, text: str | None) -> None:
         file.chmod(mode & 0o777)
 
 
-def session_of(
-    worked: Worked, path: Path, request: str, user: str, version: int, arm: Arm, said: bool | None
-) -> Session:
+def session_of(worked: Worked, path: Path, request: str, user: str, version: int, said: bool | None) -> Session:
     """The session right after the user said yes, no or nothing. What was not applied is never measured as kept."""
     lines = lines_of(worked.rollout)
-    session = Session(worked.rollout, user, kind_of(request), version, arm, time.time(), lines=lines)
+    session = Session(worked.rollout, user, kind_of(request), version, time.time(), lines)
     if said:
-        session.place, session.commit = str(path.resolve()), head(path) if (path / ".git").exists() else ""
+        session.place = str(path.resolve())
     if said is False:
         session.reactions.append(Reaction("declined", at=session.at))
     return session

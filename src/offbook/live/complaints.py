@@ -1,28 +1,13 @@
-"""Decides whether a follow-up is a complaint: by its form, or by asking a model behind a URL.
+"""Decides by its form whether a follow-up is a complaint, clause by clause.
 
-By form, clause by clause: a wish or a question is no complaint, whatever words it has ("Add an undo button", "What if
-the input is too long?"), unless it wants something taken back. Other clauses are complaints if they name a fault,
-blame, or contradict; thanks in another clause change nothing. English only.
-
-The model is asked which of a few kinds each follow-up is, in sessions whose words were kept. Sessions with consent to
-numbers alone are never sent to it.
+A wish or a question is no complaint, whatever words it has ("Add an undo button", "What if the input is too long?"),
+unless it wants something taken back. Other clauses are complaints if they name a fault, blame, or contradict; thanks in
+another clause change nothing. English only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections import Counter
-from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
-
-from offbook.core.asking import ask_json, object_of
-from offbook.core.client import Client, NoAnswer, NoServer
-from offbook.live.sessions import Session
-from offbook.signals.trajectory import Trajectory
-from offbook.types import Rollout
 
 CLAUSE_END = re.compile(r"(?<=[.!?;:])\s+|\n+|,\s+|\s+(?=but\b|yet\b)|\s+-+\s+")
 LEAD_IN = r"^\W*((ok(ay)?|and|but|so|then|also|now|next|please|good|great|perfect|thanks|thank\ you)\b\W*)*"
@@ -58,13 +43,6 @@ FAULT = re.compile(
     |\bi\ ((\w+\ )?(said|asked|told|had\ to)|(only|just)\ (wanted|meant|needed))\b|\bagain\s*[!?]*$
     |^\W*(no|nope|nah|ugh)\b(?!\ (problem|worries|rush|hurry|idea|thanks|more|other))"""
 )
-DISSATISFIED = {  # the kinds of follow-ups that a model tells apart, and whether they are complaints
-    "happy": False, "new_request": False, "question": False, "complaint": True, "correction": True, "take_back": True,
-    "missing": True, "unrelated": False,
-}  # fmt: skip
-KIND = object_of(kind={"type": "string", "enum": [*DISSATISFIED]})
-MOST_CHARS = 2000  # of each text that a model is shown
-AT_ONCE = 8
 
 
 def is_complaint(text: str) -> bool:
@@ -73,51 +51,3 @@ def is_complaint(text: str) -> bool:
         for clause in CLAUSE_END.split(text)
         if clause
     )
-
-
-def unread(session: Session) -> list[str]:
-    """The follow-ups that the model has not read yet. Sessions stored as numbers alone have no text."""
-    said = (one for one in session.reactions if one.kind == "follow_up" and one.text and not one.is_read)
-    return [one.text for one in said]
-
-
-async def read_by(client: Client, sessions: Sequence[Session]) -> tuple[dict[str, dict[str, bool]], Counter[str]]:
-    """Ask the model which follow-ups are complaints. Returns its answers by session and text, and how many questions
-    failed, by reason. After a failed connection the server is not asked again."""
-    found: dict[str, dict[str, bool]] = {}
-    unanswered, slots, is_gone = Counter[str](), asyncio.Semaphore(AT_ONCE), False
-
-    async def ask(session: Session, said: str) -> None:
-        nonlocal is_gone
-        async with slots:
-            if is_gone:
-                unanswered["not asked, the server had failed"] += 1
-                return
-            try:
-                value, problem = await ask_json(client, question(session.rollout, said), KIND, _no_kind)
-            except NoAnswer as error:
-                is_gone = is_gone or isinstance(error, NoServer)
-                unanswered[error.reason] += 1
-                return
-        if problem:
-            unanswered["no kind of follow-up"] += 1
-        else:
-            found.setdefault(session.id, {})[said] = DISSATISFIED[value["kind"]]
-
-    await asyncio.gather(*(ask(session, said) for session in sessions for said in unread(session)))
-    return found, unanswered
-
-
-def _no_kind(value: Any) -> str:
-    kind = value.get("kind") if isinstance(value, dict) else None
-    return "" if kind in [*DISSATISFIED] else f'"kind" is none of {", ".join(DISSATISFIED)}'
-
-
-def question(rollout: Rollout, said: str) -> str:
-    """The prompt: the request, what the agent had said right before, and the follow-up."""
-    pairs = [pair for segment in rollout.segments for pair in pairwise(segment.messages)]
-    before = [one.text for one, other in pairs if (one.role, other.role, other.text) == ("assistant", "user", said)]
-    trajectory = Trajectory(rollout)
-    texts = {"request": trajectory.instruction, "ended": (before or [trajectory.last_words])[0], "said": said}
-    cut = {name: text if len(text) <= MOST_CHARS else text[:MOST_CHARS] + " ..." for name, text in texts.items()}
-    return Path(__file__).with_name("complaints.md").read_text().format(**cut)

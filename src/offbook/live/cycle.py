@@ -1,59 +1,52 @@
 """The cycle: each turn does the next thing that is due and records the decision with its numbers.
 
     enough settled sessions of the deployed version ──> train ──> gate ──> refuse
-                                                                    └────> trial ──> withdraw
-                                                                             └────> deploy ──> (drift) roll back
+                                                                    └────> deploy ──> (drift) roll back
 
-The last decision alone says what is deployed and what is on trial, so a killed process resumes from it.
+The last decision alone says what is deployed, so a killed process resumes from it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
-from offbook.core.client import Client
 from offbook.core.config import Config
 from offbook.core.runfolder import write_atomic
 from offbook.evals.suites import load_suites
-from offbook.live.compare import alarms, compare_rows, compare_versions, detectable, measured
-from offbook.live.complaints import read_by, unread
+from offbook.live.compare import alarms, compare_rows, measured
 from offbook.live.kept import kept_in
 from offbook.live.learning import train_on
 from offbook.live.reactions import score
-from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, folder_of
+from offbook.live.sessions import Decision, LiveFolder, Reaction, Session
 from offbook.live.user_hints import hint_id, may_teach, said_against
 from offbook.rl.models import Progress, model_folder, quiet
-from offbook.signals.judge import is_sampled
 from offbook.train.algorithms import Carried
 
 DAY_S = 86_400.0
-ALPHA = 0.05  # chance that a gate, or a trial, refuses a version that is no worse
-REMEASURE = 4  # times that lines are looked for: when a session settles, and after two, four and eight times as long
+ALPHA = 0.05  # chance that the gate refuses a version that is no worse
 
 
 class Cycle:
-    """The cycle of all users, or of one population, which has a folder of its own."""
-
     def __init__(
         self,
         config: Config,
-        population: str = "",
         tell: Callable[[str], None] = lambda line: None,
         progress: Progress = quiet,
         clock: Callable[[], float] = time.time,
     ):
-        self.config, self.settings = config, config.live
-        self.folder = LiveFolder(folder_of(config, population))
-        self._tell, self._progress, self._clock = tell, progress, clock
+        self.config = config
+        self.settings = config.live
+        self.folder = LiveFolder(config.out)
+        self._tell = tell
+        self._progress = progress
+        self._clock = clock
 
     def begin(self) -> None:
         """Version 0 is the model of the configuration. A cycle that has begun keeps its own configuration: one user's
@@ -79,29 +72,20 @@ class Cycle:
         last = self.last
         if last.kind == "train" and last.version is not None:  # killed before the gate
             return self._gate(last.version, Path(last.path))
-        sessions = [score(self._measured_again(one), self.settings) for one in self._judged(every)]
-        return self._roll_back(sessions) or self._conclude(sessions) or self._train(sessions)
+        sessions = [score(self._measured(one), self.settings) for one in every]
+        return self._roll_back(sessions) or self._train(sessions)
 
     def waits_for(self) -> str:
         """What is stored, and what has to happen before the next thing is due."""
         sessions = [score(one, self.settings) for one in self.folder.sessions()]
-        last, settings = self.last, self.settings
-        words = f"{self.folder.path}: version {last.deployed} is deployed, {len(sessions)} sessions are stored"
+        words = f"{self.folder.path}: version {self.last.deployed} is deployed, {len(sessions)} sessions are stored"
         if not sessions:
             return f"{words}; `offbook agent` and `offbook serve --live {quote(str(self.folder.path))}` make some"
-        if last.candidate is not None:
-            return f"{words}; version {last.candidate} is on trial until {settings.trial} users of each were heard"
         chosen, left_out = self.to_learn_from(sessions)
-        words += (
-            f"; training waits for {settings.sessions} sessions to learn from (live.sessions) and has {len(chosen)}"
-        )
+        wanted = f"{self.settings.sessions} sessions to learn from (live.sessions)"
+        words += f"; training waits for {wanted} and has {len(chosen)}"
         reasons = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
         return f"{words}; left out: {reasons}" if reasons else words
-
-    def put(self, weights: Path, why: str) -> Decision:
-        """Deploy weights from elsewhere as a new version, without the gate. Drift is watched as always."""
-        version, path = self._next_version(), str(Path(weights).resolve())
-        return self._decide("deploy", why, deployed=version, version=version, path=path)
 
     def gate(self, weights: Path) -> Decision:
         """Put weights from elsewhere through the same gate."""
@@ -109,44 +93,73 @@ class Cycle:
         self._decide("train", f"{weights} was made elsewhere", version=version, path=str(path))
         return self._gate(version, path)
 
-    # Reactions that come by themselves
+    def to_learn_from(self, sessions: Sequence[Session]) -> tuple[list[Session], dict[str, int]]:
+        """New settled sessions of the deployed version, and how many were left out, by reason.
 
-    def _judged(self, sessions: Sequence[Session]) -> list[Session]:
-        """Let the judge model, if there is one, read the follow-ups. Those without an answer are read by their form."""
-        judge = self.config.judge
-        asked = [one for one in sessions if judge.live and is_sampled(one.id, judge.live) and unread(one)]
-        if not asked:
-            return [*sessions]
-        found, unanswered = asyncio.run(read_by(Client(judge.url, judge.name), asked))
-        for why, count in unanswered.items():
-            self._tell(f"{count} follow-ups are read by their form alone: {why}")
-        stored = [one for one in sessions if one.id not in found or self.folder.has(one.id)]  # some may be deleted now
-        return [self.folder.reread(one.id, found[one.id]) if one.id in found else one for one in stored]
+        No user has more than `live.user_share` of a cycle: the newest of theirs are taken."""
+        upto, deployed = self._last_training().get("upto", 0.0), self.last.deployed
+        new = [one for one in sessions if one.at > upto]
+        settled = self._settled(new)
+        own = [one for one in settled if one.version == deployed]
+        usable = [one for one in own if not one.rollout.fault]
+        most, count = max(1, int(self.settings.user_share * self.settings.sessions)), Counter[str]()
+        chosen: list[Session] = []
+        for one in reversed(usable):
+            count[one.user] += 1
+            if count[one.user] <= most:
+                chosen.insert(0, one)
+        return chosen, {
+            "not settled": len(new) - len(settled),
+            "another version": len(settled) - len(own),
+            "the machine's fault": len(own) - len(usable),
+            "beyond one user's share (live.user_share)": len(usable) - len(chosen),
+        }
 
-    def _measured_again(self, session: Session) -> Session:
-        """Measure which lines are still there, on a schedule that other measurements do not change."""
-        last = max((one.at for one in session.reactions if one.kind == "kept"), default=-math.inf)
-        times = (session.at + self.settings.settle_s * 2**number for number in range(REMEASURE))
-        is_due = any(last < time <= self._clock() for time in times)
-        was_taken = not any(one.kind == "declined" for one in session.reactions)
-        if session.place and was_taken and is_due:
-            share = kept_in(Path(session.place), session.commit, session.lines)
+    def complaints(self) -> list[dict[str, Any]]:
+        """The follow-ups that the next cycle hears, which of them teach, and why the others do not."""
+        if not self.folder.decisions_file.is_file():
+            return []
+        said = said_against(self.to_learn_from([score(one, self.settings) for one in self.folder.sessions()])[0])
+        reasons = may_teach(said, self.folder.approved())
+        rows = [
+            {"id": hint_id(text), "text": text, "users": len(said[text]), "why not": reasons[text]} for text in said
+        ]
+        return sorted(rows, key=lambda row: (bool(row["why not"]), row["text"]))
+
+    def numbers(self, sessions: Sequence[Session]) -> dict[str, Any]:
+        """Means of scored sessions."""
+        rewards = [one.rollout.reward for one in sessions]
+        kept = [one.rollout.reward.parts.get("kept", 0.0) for one in sessions if one.has_edited]
+        return {
+            "sessions": len(sessions),
+            "reward": fmean(reward.total for reward in rewards),
+            "parts": {name: fmean(reward.parts.get(name, 0.0) for reward in rewards) for name in self.settings.weights},
+            "edit_rate": len(kept) / len(sessions),
+            "kept_of_edits": fmean(kept) if kept else None,
+        }
+
+    def is_expired(self, session: Session) -> bool:
+        return session.at < self._clock() - self.settings.retention_days * DAY_S
+
+    def _measured(self, session: Session) -> Session:
+        """Measure which lines are still there, once, when the session settles."""
+        settles = session.at + self.settings.settle_s
+        is_done = any(one.kind == "declined" or (one.kind == "kept" and one.at >= settles) for one in session.reactions)
+        if session.place and not is_done and settles <= self._clock():
+            share = kept_in(Path(session.place), session.lines)
             if share is not None:
                 return self.folder.react(session.id, Reaction("kept", share, at=self._clock()))
         return session
-
-    # What may be decided
 
     def _roll_back(self, sessions: Sequence[Session]) -> Decision | None:
         """Go back to the last good version if use has become worse since the deployment."""
         decisions = self.folder.decisions()
         deployed = decisions[-1].deployed
-        rolled_back = {one.version for one in decisions if one.kind == "roll_back"}
+        bad = {one.version for one in decisions if one.kind == "roll_back"}
         first = next(number for number, one in enumerate(decisions) if one.deployed == deployed)
-        good = [one.deployed for one in decisions[:first] if one.deployed not in rolled_back]
+        good = [one.deployed for one in decisions[:first] if one.deployed not in bad]
         if not good:
             return None
-        bad = rolled_back | {one.version for one in decisions if one.kind == "withdraw"}
         trusted = [one for one in self._settled(sessions) if one.version not in bad]
         since = [one for one in trusted if one.version == deployed]
         before = [one for one in trusted if one.version != deployed and one.at <= (since[0].at if since else 0.0)]
@@ -158,36 +171,14 @@ class Cycle:
         numbers = {"alarms": [asdict(one) for one in found], "sessions": len(since), "before": len(before)}
         return self._decide("roll_back", why, deployed=good[-1], version=deployed, numbers=numbers)
 
-    def _conclude(self, sessions: Sequence[Session]) -> Decision | None:
-        """End a trial: withdraw the candidate as soon as it is worse, deploy it when enough users were heard."""
-        decisions, settings = self.folder.decisions(), self.settings
-        last, candidate = decisions[-1], decisions[-1].candidate
-        if candidate is None:
-            return None
-        began = next(one.at for one in reversed(decisions) if one.kind == "trial")
-        during = [one for one in self._settled(sessions) if one.at > began]
-        verdict = compare_versions(during, last.deployed, candidate, settings.weights, ALPHA)
-        numbers = {"trial": asdict(verdict)}
-        difference = f"{verdict.difference or 0.0:+.3f} a session over {verdict.pairs} pairs of users"
-        if verdict.verdict == "worse":
-            why = f"version {candidate} is worse than {last.deployed}: {difference}"
-            return self._decide("withdraw", why, version=candidate, candidate=None, numbers=numbers)
-        if verdict.verdict == "better" or verdict.pairs >= settings.trial:
-            why = f"version {candidate} is {'better' if verdict.verdict == 'better' else 'not worse'}: {difference}"
-            return self._decide("deploy", why, deployed=candidate, version=candidate, numbers=numbers)
-        return None
-
     def _train(self, sessions: Sequence[Session]) -> Decision | None:
         """Train a new version and put it through the gate."""
-        last = self.last
-        if last.candidate is not None:
-            return None
         chosen, left_out = self.to_learn_from(sessions)
         if len(chosen) < self.settings.sessions:
             return None
-        version = self._next_version()
-        start = self.folder.weights(last.deployed)
-        self._tell(f"cycle {version}: learning from {len(chosen)} sessions of version {last.deployed}")
+        version, deployed = self._next_version(), self.last.deployed
+        start = self.folder.weights(deployed)
+        self._tell(f"cycle {version}: learning from {len(chosen)} sessions of version {deployed}")
         carried = Carried(**self._last_training().get("carried", {}))
         approved = self.folder.approved()
         path, carried, row = train_on(self.config, chosen, start, self.folder.cycle(version), carried, approved)
@@ -195,7 +186,7 @@ class Cycle:
         numbers = {**self.numbers(chosen), "left_out": left_out, "carried": asdict(carried)}
         numbers["complaints"] = {"taught": sum(not why for why in reasons.values()), "heard": len(reasons)}
         numbers |= {"upto": chosen[-1].at, "last_step": {key: row[key] for key in sorted(row) if "/" not in key}}
-        why = f"{len(chosen)} sessions of version {last.deployed} came to {numbers['reward']:.3f} each"
+        why = f"{len(chosen)} sessions of version {deployed} came to {numbers['reward']:.3f} each"
         self._decide("train", why, version=version, path=str(path.resolve()), numbers=numbers)
         return self._gate(version, path)
 
@@ -214,65 +205,7 @@ class Cycle:
                 why = f"{name} went from {one['deployed']:.3g} to {one['candidate']:.3g} (p {one['p']:.3g})"
                 return self._decide("refuse", why, version=version, numbers=numbers)
         why = f"of {len(compared)} metrics none is significantly worse than version {deployed}'s"
-        return self._decide("trial", why, version=version, candidate=version, numbers=numbers)
-
-    # What is known
-
-    def to_learn_from(self, sessions: Sequence[Session]) -> tuple[list[Session], dict[str, int]]:
-        """New sessions of the deployed version with their words, and how many were left out, by reason.
-
-        No user has more than `live.user_share` of a cycle: the newest of theirs are taken."""
-        upto, deployed = self._last_training().get("upto", 0.0), self.last.deployed
-        new = [one for one in sessions if one.at > upto]
-        settled = self._settled(new)
-        own = [one for one in settled if one.version == deployed]
-        usable = [one for one in own if one.has_words and not one.rollout.fault]
-        most, count = max(1, int(self.settings.user_share * self.settings.sessions)), Counter[str]()
-        chosen: list[Session] = []
-        for one in reversed(usable):
-            count[one.user] += 1
-            if count[one.user] <= most:
-                chosen.insert(0, one)
-        return chosen, {
-            "not settled": len(new) - len(settled),
-            "another version": len(settled) - len(own),
-            "numbers alone or the machine's fault": len(own) - len(usable),
-            "beyond one user's share (live.user_share)": len(usable) - len(chosen),
-        }
-
-    def complaints(self) -> list[dict[str, Any]]:
-        """The follow-ups that the next cycle hears, which of them teach, and why the others do not."""
-        if not self.folder.decisions_file.is_file():
-            return []
-        said = said_against(self.to_learn_from([score(one, self.settings) for one in self.folder.sessions()])[0])
-        reasons = may_teach(said, self.folder.approved())
-        rows = [
-            {"id": hint_id(text), "text": text, "users": len(said[text]), "why not": reasons[text]} for text in said
-        ]
-        return sorted(rows, key=lambda row: (bool(row["why not"]), row["text"]))
-
-    def numbers(self, sessions: Sequence[Session]) -> dict[str, Any]:
-        """Means of scored sessions."""
-        rewards = [one.rollout.reward.total for one in sessions]
-        parts = [one.rollout.reward.parts for one in sessions]
-        kept = [one.rollout.reward.parts.get("kept", 0.0) for one in sessions if one.has_edited]
-        return {
-            "sessions": len(sessions),
-            "reward": fmean(rewards),
-            "reward_deviation": pstdev(rewards),
-            "parts": {name: fmean(one.get(name, 0.0) for one in parts) for name in self.settings.weights},
-            "edit_rate": len(kept) / len(sessions),
-            "kept_of_edits": fmean(kept) if kept else None,
-            "detectable": detectable([reward * 2**0.5 for reward in rewards], ALPHA),  # of the difference of two
-        }
-
-    def is_expired(self, session: Session) -> bool:
-        return session.at < self._clock() - self.settings.retention_days * DAY_S
-
-    def serving(self, user: str) -> tuple[int, Arm, Path]:
-        """What a user gets: the version, as what, and its weights."""
-        version, arm = self.folder.serving(user, self.settings)
-        return version, arm, self.folder.weights(version)
+        return self._decide("deploy", why, deployed=version, version=version, numbers=numbers)
 
     def _settled(self, sessions: Sequence[Session]) -> list[Session]:
         return [one for one in sessions if one.at + self.settings.settle_s <= self._clock()]
@@ -285,11 +218,8 @@ class Cycle:
         return found[-1] if found else {}
 
     def _decide(self, kind: Any, why: str, deployed: int | None = None, **more: Any) -> Decision:
-        last = self.folder.decisions()[-1:]
         if deployed is None:
-            deployed = last[0].deployed
-        if kind in ("forget", "train") and last:
-            more.setdefault("candidate", last[0].candidate)
+            deployed = self.last.deployed
         decision = self.folder.decide(Decision(kind, why, deployed, at=self._clock(), **more))
         self._tell(f"{kind.replace('_', ' ')}: {why}")
         return decision

@@ -1,7 +1,7 @@
 """Measures which lines of an edit are still there, later, in the user's own repository.
 
 Lines are stored as digests without white space: a formatter changes nothing, and no code is kept. An added line is kept
-while its file has it, also after a rename; a removed line while it stays away.
+while its file has it; a removed line while it stays away.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,32 +62,18 @@ def share_kept(lines: Lines, text_now: Callable[[str], str | None]) -> float:
     return kept / lines.count
 
 
-def kept_in(repository: Path, commit: str, lines: Lines) -> float | None:
+def kept_in(repository: Path, lines: Lines) -> float | None:
     """The share in the working tree now; None if the repository is gone or nothing was changed."""
     if not repository.is_dir() or not lines.count:
         return None
-    renamed = _renames(repository, commit) if commit else {}
 
     def text_now(path: str) -> str | None:
-        file = repository / renamed.get(path, path)
         try:
-            return file.read_text(errors="replace")
+            return (repository / path).read_text(errors="replace")
         except OSError:
             return None
 
     return share_kept(lines, text_now)
-
-
-def _renames(repository: Path, commit: str) -> Mapping[str, str]:
-    """Renames since a commit, committed or not; none if the history was rewritten."""
-    rows = git(repository, "diff", "--name-status", "--find-renames", "-z", "--diff-filter=R", commit, check=False)
-    words = rows.split("\0")
-    return {words[place + 1]: words[place + 2] for place in range(0, len(words) - 2, 3)}
-
-
-def head(repository: Path) -> str:
-    """The commit that is checked out; empty if there is none."""
-    return git(repository, "rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
 
 
 def git(folder: Path, *arguments: str, check: bool = True) -> str:

@@ -6,7 +6,6 @@ off-policy; the pi / mu weights of train/losses.py correct for it, and their mea
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import shutil
@@ -19,11 +18,10 @@ import torch
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
-from offbook.live.reactions import FOLLOW_UP, with_hints
+from offbook.live.reactions import with_hints
 from offbook.live.sessions import Session
-from offbook.live.user_hints import may_teach, refusal, said_against
+from offbook.live.user_hints import may_teach, said_against
 from offbook.rl.collector import chat_of
-from offbook.rl.judge import StepJudge, judge_of
 from offbook.rl.models import chat_folder, model_to_train
 from offbook.rl.plan import make_plan, this_device
 from offbook.rl.resume import begin_run
@@ -33,20 +31,6 @@ from offbook.stages.distill import teach
 from offbook.train.algorithms import Carried, baselines
 from offbook.train.checkpoint import load_training_state
 from offbook.train.trainer import Trainer
-from offbook.types import Event, Rollout
-
-
-def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
-    """Add what a judge model (judge.feedback) says of messages, if there is one."""
-    judge = judge_of(config)
-    if judge is None:
-        return rollouts
-    found = asyncio.run(StepJudge(judge).read("this cycle", [(rollout, None) for rollout in rollouts])).found
-    said = {rollout.id: [*rollout.events] for rollout in rollouts}
-    for one in found:
-        if not refusal(one.note):  # a judge may repeat a user's instruction
-            said[one.rollout.id].append(Event(one.message, FOLLOW_UP, one.note, one.segment))
-    return [replace(rollout, events=said[rollout.id]) for rollout in rollouts]
 
 
 def train_on(
@@ -67,8 +51,8 @@ def train_on(
     found, carried = baselines(rewards, [one.kind for one in sessions], carried)
     by_group = {one.id: value for one, value in zip(sessions, found, strict=True)}
     reasons = may_teach(said_against(sessions), approved)
-    read = [with_hints(one, lambda text: not reasons[text]) for one in sessions]
-    rollouts = read_by_model([replace(rollout, group=rollout.id) for rollout in read], config)
+    hinted = [with_hints(one, lambda text: not reasons[text]) for one in sessions]
+    rollouts = [replace(rollout, group=rollout.id) for rollout in hinted]
     order = random.Random(f"{config.seed} live {folder.path.name}").sample(rollouts, len(rollouts))
     size = config.train.groups * config.train.group_size
     steps = [order[place : place + size] for place in range(0, len(order) - size + 1, size)] or [order]
@@ -78,8 +62,7 @@ def train_on(
     begin_run(folder, config)
     sources = {"verb": "live", "sources": [f"{len(rollouts)} sessions"], "content": [one.id for one in sessions]}
     write_atomic(folder.data_file, json.dumps(sources, indent=1) + "\n")
-    trained = model_to_train(config, start)
-    trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
+    trainer = Trainer(model_to_train(config, start), config.train, teachers_of(config.feedback))
     if start.is_relative_to(folder.path.parent.resolve()):  # a cycle is too short for a fresh optimizer
         load_training_state(trainer, start)
     rules, chat = rules_of(config.feedback.files), chat_of(start, config)

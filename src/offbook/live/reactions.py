@@ -52,19 +52,13 @@ def _reaction_parts(session: Session) -> dict[str, float]:
 
 
 def score(session: Session, settings: LiveConfig) -> Session:
-    """The session with the reward of its reactions so far. Parts read from words were computed before those were
-    dropped."""
-    rollout = session.rollout
+    """The session with the reward of its reactions so far."""
+    rollout, usage = session.rollout, session.rollout.usage
     parts = _reaction_parts(session)
-    if session.has_words:
-        usage = rollout.usage
-        seconds = usage.model_seconds if rollout.foreign else usage.seconds  # an endpoint cannot tell tools from pauses
-        parts["latency"] = -min(1.0, seconds / LATENCY_S)
-        # counted whether or not its agent threw the session away
-        parts["broken_calls"] = -min(1.0, usage.invalid_calls / BROKEN_CALLS)
-        parts["dodged"] = -1.0 if read_all(rollout, rules=DODGES) else 0.0
-    else:
-        parts |= {name: value for name, value in rollout.reward.parts.items() if name not in parts}
+    seconds = usage.model_seconds if rollout.foreign else usage.seconds  # an endpoint cannot tell tools from pauses
+    parts["latency"] = -min(1.0, seconds / LATENCY_S)
+    parts["broken_calls"] = -min(1.0, usage.invalid_calls / BROKEN_CALLS)
+    parts["dodged"] = -1.0 if read_all(rollout, rules=DODGES) else 0.0
     weights = {name: settings.weights[name] for name in parts if settings.weights.get(name)}
     known = {name: parts[name] for name in weights}
     return replace(session, rollout=replace(rollout, reward=Reward(known, weights)))

@@ -1,4 +1,4 @@
-"""Other agents' sessions in a cycle: an endpoint that gives each user their version, and run folders of
+"""Other agents' sessions in a cycle: an endpoint that serves the deployed version, and run folders of
 `offbook serve`."""
 
 from __future__ import annotations
@@ -15,58 +15,52 @@ from offbook.core.runfolder import RunFolder
 from offbook.live.cycle import Cycle
 from offbook.live.kept import lines_of
 from offbook.live.reactions import FOLLOW_UP, follow_up, follow_ups, score
-from offbook.live.sessions import Arm, Reaction, Session, kind_of, storable, user_digest
+from offbook.live.sessions import Reaction, Session, kind_of, storable, user_digest
 from offbook.rl.collector import Collector, chat_of
 from offbook.types import OffbookError, Rollout
 
 
 def cycle_in(folder: Path) -> Cycle:
-    """The cycle of a folder: of all users, or of one population."""
+    """The cycle of a folder that has begun."""
     if not (folder / "decisions.jsonl").is_file() or not (folder / "config.toml").is_file():
-        raise OffbookError(f"{folder} is no folder of `offbook live` that has begun; of populations, give one's folder")
+        raise OffbookError(f"{folder} is no folder of `offbook live` that has begun")
     config = load_config([folder / "config.toml"], {})
-    population = folder.resolve().name if config.live.populations else ""
-    return Cycle(config.model_copy(update={"out": str(folder.parent if population else folder)}), population)
+    return Cycle(config.model_copy(update={"out": str(folder)}))
 
 
 @dataclass(slots=True)
 class Versions:
     """The versions behind an endpoint. The group of a session is its user. A version is loaded for its first session,
-    which waits for that, and unloaded when it is neither deployed nor on trial and its last session is over."""
+    and unloaded when it is no longer deployed and its last session is over."""
 
     cycle: Cycle
     config: Config  # of the endpoint: its limits are not those of training
     _loaded: dict[int, Collector] = field(default_factory=dict)
-    _given: dict[str, tuple[Recorder, int, Arm]] = field(default_factory=dict)  # open sessions by name
+    _given: dict[str, tuple[Recorder, int]] = field(default_factory=dict)  # open sessions by name
 
     def make(self, rollout: Rollout) -> Recorder:
-        version, arm, _ = self.cycle.serving(user_digest(rollout.group))
-        self._unload()
+        version = self.cycle.last.deployed
+        for name, (recorder, _) in [*self._given.items()]:
+            if recorder.has_ended and not recorder.rollout.segments:
+                del self._given[name]
+        needed = {version, *(used for _, used in self._given.values())}
+        self._loaded = {number: one for number, one in self._loaded.items() if number in needed}
         name = named(rollout.id)
         if name in self._given or self.cycle.folder.has(name):  # of an earlier server, or by another spelling
             raise Refused(f"there is a session {rollout.id} already")
         if version not in self._loaded:
             self._loaded[version] = Collector(self.config, self.cycle.folder.weights(version))
         collector = self._loaded[version]
-        engine, harness = collector.engine, collector.harness
-        recorder = Recorder(rollout, collector.chat, engine.open, collector.limits, harness.prices)
-        self._given[name] = recorder, version, arm
+        recorder = Recorder(rollout, collector.chat, collector.engine.open, collector.limits, collector.harness.prices)
+        self._given[name] = recorder, version
         return recorder
 
     def keep(self, rollout: Rollout) -> None:
-        _, version, arm = self._given[named(rollout.id)]
+        _, version = self._given[named(rollout.id)]
         settings = self.cycle.settings
-        session = score(recorded(rollout, version, arm, time.time()), settings)
+        session = score(recorded(rollout, version, time.time()), settings)
         self.cycle.folder.keep(session, settings, self._loaded[version].chat)
         del self._given[named(rollout.id)]  # only now: until then it can be tried again
-
-    def _unload(self) -> None:
-        last = self.cycle.last
-        for name, (recorder, _, _) in [*self._given.items()]:
-            if recorder.has_ended and not recorder.rollout.segments:
-                del self._given[name]
-        needed = {last.deployed, last.candidate, *(version for _, version, _ in self._given.values())}
-        self._loaded = {version: one for version, one in self._loaded.items() if version in needed}
 
     async def aclose(self) -> None:
         for collector in self._loaded.values():
@@ -93,16 +87,16 @@ def found_in(cycle: Cycle, source: Path) -> Iterator[Session]:
         at = folder.step_file("rollouts", step).stat().st_mtime  # when the last of them was written
         known = stored | cycle.folder.forgotten(rollouts)
         for rollout in (one for id, one in rollouts.items() if id not in known):
-            session = storable(score(recorded(rollout, version, "deployed", at), settings), settings, chat)
+            session = storable(score(recorded(rollout, version, at), settings), settings, chat)
             if session is not None:
                 yield session
 
 
-def recorded(rollout: Rollout, version: int, arm: Arm, at: float) -> Session:
+def recorded(rollout: Rollout, version: int, at: float) -> Session:
     """A recorded rollout as a session, not scored yet. Rewards with the names of reactions are reactions."""
     rollout = replace(rollout, id=named(rollout.id))
     users = (one.text for segment in rollout.segments for one in segment.messages if one.role == "user")
-    session = Session(rollout, user_digest(rollout.group), kind_of(next(users, "")), version, arm, at)
+    session = Session(rollout, user_digest(rollout.group), kind_of(next(users, "")), version, at)
     session.lines = lines_of(rollout)
     for name, value in rollout.reward.parts.items():
         if name in ("kept", "thumbs"):

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -25,14 +25,13 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.agent.chat import Chat
-from offbook.core.config import Config, LiveConfig
+from offbook.core.config import LiveConfig
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines, read_lines, write_atomic
 from offbook.live.kept import Lines
 from offbook.live.redact import scrub, scrubbed
 from offbook.signals.trajectory import Trajectory
-from offbook.types import Feedback, OffbookError, Rollout, Segment
+from offbook.types import Feedback, OffbookError, Rollout
 
-Arm = Literal["deployed", "candidate"]
 ReactionKind = Literal["kept", "declined", "follow_up", "thumbs", "interrupted"]
 NAME = re.compile(r"[\w.-]{1,100}")
 KINDS = {  # of requests, by their words; the first that fits
@@ -52,7 +51,6 @@ class Reaction:
     value: float = 0.0
     text: str = ""
     at: float = 0.0
-    is_read: bool = False  # of a follow-up: a model has said what it is
 
 
 @dataclass(slots=True)
@@ -61,12 +59,9 @@ class Session:
     user: str  # a digest
     kind: str  # of what was asked for: sessions are compared with others of their kind
     version: int
-    arm: Arm = "deployed"
     at: float = 0.0  # when it ended
-    has_words: bool = True  # False: numbers alone were kept, and nothing can be learned from it
     lines: Lines = field(default_factory=Lines)
-    place: str = ""  # the repository, and what was checked out in it
-    commit: str = ""
+    place: str = ""  # the repository
     reactions: list[Reaction] = field(default_factory=list)
 
     @property
@@ -74,21 +69,20 @@ class Session:
         return self.rollout.id
 
     @property
-    def has_edited(self) -> bool | None:
-        """None if unknown: another agent's sandbox was not seen, and its calls are not kept."""
+    def has_edited(self) -> bool:
+        """Of another agent, whose sandbox was not seen, by its calls."""
         if not self.rollout.foreign or self.rollout.changed:
             return bool(self.rollout.changed)
-        return not Trajectory(self.rollout).changed_nothing if self.has_words else None
+        return not Trajectory(self.rollout).changed_nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A decision, its reason, and what is deployed from then on."""
 
-    kind: Literal["start", "train", "refuse", "trial", "withdraw", "deploy", "roll_back", "forget"]
+    kind: Literal["start", "train", "refuse", "deploy", "roll_back", "forget"]
     why: str
     deployed: int
-    candidate: int | None = None  # the version on trial
     version: int | None = None  # that it is about
     path: str = ""  # of a new version's weights
     at: float = 0.0
@@ -108,12 +102,6 @@ def user_digest(name: str) -> str:
 
 def _name_digest(id: str) -> str:
     return hashlib.sha256(f"offbook session {id}".encode()).hexdigest()[:32]
-
-
-def in_share(user: str, share: float, salt: str) -> bool:
-    """Whether a hash puts the user in the share: the same users throughout a trial, others in the next."""
-    digest = hashlib.sha256(f"{salt} {user}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 class LiveFolder:
@@ -141,23 +129,8 @@ class LiveFolder:
         write_atomic(self._file(session.id), _SESSION.dump_json(session))
 
     def react(self, id: str, reaction: Reaction) -> Session:
-        """Add a reaction to a session. Its text is scrubbed, and dropped if the session is stored as numbers alone."""
         session = self.session(id)
-        text = scrubbed(reaction.text) if session.has_words else ""
-        at = reaction.at or time.time()
-        session.reactions.append(replace(reaction, text=text, at=at))
-        self.write(session)
-        return session
-
-    def reread(self, id: str, is_complaint: Mapping[str, bool]) -> Session:
-        """Store which follow-ups the model reads as complaints. Other reactions may have come meanwhile."""
-        session = self.session(id)
-        session.reactions = [
-            replace(one, value=-1.0 if is_complaint[one.text] else 0.0, is_read=True)
-            if one.kind == "follow_up" and one.text in is_complaint
-            else one
-            for one in session.reactions
-        ]
+        session.reactions.append(replace(reaction, text=scrubbed(reaction.text), at=reaction.at or time.time()))
         self.write(session)
         return session
 
@@ -238,13 +211,6 @@ class LiveFolder:
             f"{self.path} has no version {version}; `offbook view {quote(str(self.path))}` shows those there are"
         )
 
-    def serving(self, user: str, settings: LiveConfig) -> tuple[int, Arm]:
-        """The version that a user gets, and as what."""
-        last = self.decisions()[-1]
-        if last.candidate is not None and in_share(user, settings.share, f"version {last.candidate}"):
-            return last.candidate, "candidate"
-        return last.deployed, "deployed"
-
 
 def _forget_in(cycle: Path, gone: set[str]) -> None:
     """Delete sessions from a cycle's training data. Unreadable lines go too; if the cycle learned from one of the
@@ -270,29 +236,12 @@ def _keep_lines(file: Path, kind: type[Any], is_kept: Callable[[Any], bool]) -> 
 
 
 def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | None:
+    """Without secrets; None without consent."""
     if settings.consent == "none":
         return None
     clean, _ = scrub(replace(session.rollout, group=session.user), chat)
     reactions = [replace(one, text=scrubbed(one.text)) for one in session.reactions]
-    session = replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
-    if settings.consent == "all":
-        return session
-    # Numbers alone, no words: counts, digests of lines with the names of their files, values of reactions.
-    rollout = session.rollout
-    events = [replace(event, detail="", paths=()) for event in rollout.events]
-    changed: dict[str, str | None] = {str(number): "" for number in range(len(rollout.changed))}
-    bare = Rollout(rollout.id, "", rollout.group, (), [Segment()], rollout.stop, rollout.usage, changed, events=events)
-    bare.reward, bare.foreign = rollout.reward, rollout.foreign
-    reactions = [replace(one, text="") for one in reactions]
-    return replace(session, rollout=bare, has_words=False, reactions=reactions)
-
-
-def folder_of(config: Config, population: str) -> Path:
-    known = config.live.populations
-    if population not in (known or [""]):
-        there = f"there are {', '.join(known)}" if known else "this cycle has none (live.populations)"
-        raise OffbookError(f"there is no population {population or 'without a name'!r}: {there}")
-    return Path(config.out) / population
+    return replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
 
 
 def refuse_no_folder(path: Path) -> None:

@@ -257,7 +257,7 @@ def _micro_batch(
     return dict(zip(IN_A_STEP, (activations, most, branch_tokens * FORWARD_SHARE * shapes.saved), strict=True))
 
 
-def rank_parts(shapes: Shapes, share: Share, held: Mapping[str, float], context: int) -> dict[str, float]:
+def rank_parts(shapes: Shapes, share: Share, held: Mapping[str, float]) -> dict[str, float]:
     """Of what a trainer holds from step to step, a rank's; and what it gathers of the others' in a step."""
 
     def cut(part: str, size: float) -> float:
@@ -271,8 +271,6 @@ def rank_parts(shapes: Shapes, share: Share, held: Mapping[str, float], context:
         tables = shapes.head_entries * (1 if shapes.tied else 2)
         layers = shapes.parameters - tables - shapes.expert_entries + shapes.expert_entries / share.dealt_to
         parts["gathered weights"] = shapes.width_bytes * (tables + GATHERED * layers / shapes.layers)
-    if share.rows > 1:
-        parts["keys of a shared row"] = shapes.width_bytes * shapes.kv_entries / shapes.layers * context
     return parts
 
 
@@ -459,17 +457,15 @@ class Needs:
     def of(cls, config: Config, model: PreTrainedConfig) -> Needs:
         shapes = meta_shapes(model, config.train)
         context = min(config.harness.context, shapes.positions)
-        kinds = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers).values()
+        kinds = teachers_of(config.feedback, config.teachers).values()
         other = config.teachers
         shown = meta_shapes(described(other.model), config.train) if other.opd else None
         own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
         riding = any(isinstance(kind, Live | Mix) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
-        feedback, teachers = config.feedback, config.teachers
+        feedback = config.feedback
         is_bounded = feedback.weight > 0 and feedback.balance == "bounded"
-        whole = (teachers.opd, teachers.opsd, teachers.sdft)
-        weights = (feedback.weight, feedback.corrections.weight, *whole)
-        parts = 1 + sum(map(bool, weights)) if is_bounded or config.train.log_parts else 1
+        parts = 2 if is_bounded else 1
         if riding and config.teachers.opsd + config.teachers.sdft:
             targets = context
         held = shown.width_bytes * shown.parameters if shown else 0.0
@@ -537,14 +533,12 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
 
 def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[str, float]:
     """Bytes of one rank."""
-    rows, optimizer = run.share.rows, config.train.optimizer
-    tokens = max(way.micro_tokens, context) if rows == 1 else -(-context // rows)  # one sample, where it is shared
-    held = static_parts(run.shapes, optimizer, run.teachers, run.parts, run.bounded)
+    held = static_parts(run.shapes, config.train.optimizer, run.teachers, run.parts, run.bounded)
     held |= {"other teacher": run.other} if run.other else {}
-    branches = -(-run.branch_tokens // rows)
+    tokens = max(way.micro_tokens, context)
     return {
-        **rank_parts(run.shapes, run.share, held, context),
-        **step_parts(run.shapes, way, tokens, branches, config.train.linear.kind, run.parts),
+        **rank_parts(run.shapes, run.share, held),
+        **step_parts(run.shapes, way, tokens, run.branch_tokens, config.train.linear.kind, run.parts),
     }
 
 

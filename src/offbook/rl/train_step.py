@@ -33,7 +33,7 @@ from offbook.train.algorithms import (
 from offbook.train.head import Measured
 from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
-from offbook.train.trainer import REFERENCE, NotFinite, StepResult, Trainer, WeightsLost
+from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
 from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError, Rollout, Sample, Target, Task
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,8 @@ TOP_TOKENS = 5  # likeliest tokens recorded where student and teacher differ
 TOKEN_CAP = 2.0  # nats that one token may count for
 
 
-def teachers_of(
-    settings: FeedbackConfig, reference: bool = False, others: TeachersConfig | None = None
-) -> dict[str, Kind]:
-    """By the names that branches call them. RL alone has none, unless it is held to a reference. Not another model,
-    which has to be loaded."""
+def teachers_of(settings: FeedbackConfig, others: TeachersConfig | None = None) -> dict[str, Kind]:
+    """By the names that branches call them. RL alone has none. Not another model, which has to be loaded."""
     kinds: dict[str, Kind] = {
         "live": Live(),
         "frozen": Frozen(),
@@ -58,8 +55,7 @@ def teachers_of(
         named.append("frozen")
     if others and others.sdft:
         named.append("ema")
-    start: dict[str, Kind] = {REFERENCE: Frozen()}
-    return {**{name: kinds[name] for name in named}, **(start if reference else {})}
+    return {name: kinds[name] for name in named}
 
 
 def distill_of(settings: FeedbackConfig) -> Distill:

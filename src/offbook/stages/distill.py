@@ -97,7 +97,7 @@ def distill(
         write_atomic(folder.path / "mismatch.json", json.dumps(asdict(mismatch), indent=1) + "\n")
         told_of = {"verb": "distill", "sources": config.sft.data, "content": content}
         write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
-        trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
+        trainer = Trainer(trained, config.train, teachers_of(config.feedback))
         if done:
             load_weights(trainer.model, path := latest_checkpoint(folder))
             load_training_state(trainer, path)

@@ -146,12 +146,11 @@ def plan_stage(config: Config, device: Device, context: int = 0, share: Share = 
 
 
 def without_teachers(config: Config) -> Config:
-    """Stages use neither teachers nor a reference model."""
+    """Stages use no teachers."""
     return config.model_copy(
         update={
             "feedback": config.feedback.model_copy(update={"weight": 0.0}),
             "teachers": TeachersConfig(),
-            "train": config.train.model_copy(update={"reference_kl": 0.0}),
         }
     )
 

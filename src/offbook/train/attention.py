@@ -10,37 +10,34 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.backends.cuda import SDPAParams
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from offbook.train.host import BLOCK, compile_once, round_length, sent
-from offbook.train.parallel.context import Context
 
 Pair = tuple[Tensor, Tensor]  # keys and values
-MASK_SIZE = 1 << 26  # entries, of branches that are read side by side
-FEW = 8  # their number is a multiple of it on a GPU
-PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix would else be what all wait for
-NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what some layers say beside queries, keys and values
-# Fastest first on the GPUs at hand. None of them holds the whole square of scores, as the plain one does.
-FUSED: list[tuple[SDPBackend, Callable[..., bool]]] = [
-    (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.can_use_cudnn_attention),
-    (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.can_use_flash_attention),
-    (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.can_use_efficient_attention),
+MASK_SIZE = 1 << 26  # entries of the mask of branches that are read together
+FEW = 8  # on a GPU the number of branches in a call is a multiple of it
+PARTS = 4  # a branch's keys are read in this many parallel parts, or all would wait for the longest prefix
+NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # arguments of layers that are not plain attention
+# Fastest first on an H200. Only the last one holds the whole square of scores.
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
 ]
+FLASH_WIDTH = 256  # of a head, at most
 PREFIX = "offbook-"
 _numbers = itertools.count()
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +104,16 @@ class LayerKV:
 
     groups: list[BranchGroup] | None = None  # how its branches are read
     blocks: BranchBlocks | None = None  # the same for the fused kernel
-    only: bool = False  # they are all that is wanted of this layer of the base: its attention is not computed
+    only: bool = False  # nothing else of this layer is needed: its attention over the base is not computed
     wanted: bool = True
     plain: bool = True  # whether the layer asked for nothing but a causal mask
     keys: Tensor | None = None
     values: Tensor | None = None
 
     def close(self) -> None:
-        self.wanted, self.keys, self.values = False, None, None
+        self.wanted = False
+        self.keys = None
+        self.values = None
 
 
 def install(model: PreTrainedModel) -> None:
@@ -125,12 +124,8 @@ def install(model: PreTrainedModel) -> None:
         return
     name = f"{PREFIX}{next(_numbers)}"
     AttentionInterface.register(name, _attention)
-    AttentionMaskInterface.register(name, _no_mask)
+    AttentionMaskInterface.register(name, lambda *_, **__: None)
     model.set_attn_implementation(name)
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
 
 
 @torch.compiler.disable  # a compiled layer is two graphs with this in between; the kernels below are fast already
@@ -144,31 +139,20 @@ def _attention(
     kv: LayerKV | None = None,
     reads: bool = False,
     packed: Packed | None = None,
-    context: Context | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`reads`: the row is branches, and `kv` holds what their base left for them. `packed`: what lies in the row.
-    `context`: the queries are some of a sequence's, and other ranks have the rest of its keys."""
+    """`reads`: the row is branches, and `kv` has the keys of their base. `packed`: the sequences of the row."""
     if kv is not None and any(others.get(name) is not None for name in NOT_PLAIN):
         kv.plain = False
     if reads:
         assert kv is not None
         out = _read(query, key, value, scaling, kv)
     else:
-        if context is not None:
-            key, value = context.gathered(key, 2), context.gathered(value, 2)
         if kv is not None and kv.wanted:
-            kv.keys, kv.values = key.detach(), value.detach()
+            kv.keys = key.detach()
+            kv.values = value.detach()
         if kv is not None and kv.only:
-            shape = *query.shape[:3], value.shape[3]
-            out = value[:, :1, :1].expand(shape)  # nobody looks at it
-        elif context is not None:
-            seen = context.chunks(key.shape[2], query.device)
-            parts = zip(query.chunk(2, dim=2), seen, strict=True)
-            out = torch.cat(
-                [attend(part, key[:, :, :upto], value[:, :, :upto], mask, scaling) for part, (upto, mask) in parts],
-                dim=2,
-            )
+            out = value[:, :1, :1].expand(*query.shape[:3], value.shape[3])  # it is not used
         elif packed is not None:
             out = attend_apart(query, key, value, packed, scaling)
         else:
@@ -177,16 +161,17 @@ def _attention(
 
 
 def attend_apart(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None) -> Tensor:
-    """Causal, each sequence of a row [1, H, F, D] by itself: all in one call where a kernel takes their bounds, else
-    neighbours of one length, as rows."""
-    whole, longest = (query, key, value), max(packed.lengths)
-    runs = [(length, len(list(alike))) for length, alike in itertools.groupby(packed.lengths)]
+    """Causal attention within each sequence of a row [1, H, F, D]: in one call where a kernel takes their bounds, else
+    one call for neighbours of equal length."""
+    whole = (query, key, value)
+    runs = [(length, len(list(members))) for length, members in itertools.groupby(packed.lengths)]
     if len(runs) == 1:
         out_FHD = _attend_rows(whole, len(packed.lengths), scaling)
     elif _takes_bounds(query, key, value):
         flat = (tensor[0].transpose(0, 1) for tensor in whole)
-        told = packed.bounds, packed.bounds, longest, longest, 0.0, True, False
-        out_FHD = torch.ops.aten._flash_attention_forward(*flat, *told, scale=scaling)[0]
+        longest = max(packed.lengths)
+        bounds = packed.bounds, packed.bounds, longest, longest, 0.0, True, False
+        out_FHD = torch.ops.aten._flash_attention_forward(*flat, *bounds, scale=scaling)[0]
     else:
         parts = zip(*(tensor.split([length * count for length, count in runs], dim=2) for tensor in whole), strict=True)
         each = zip(parts, runs, strict=True)
@@ -201,56 +186,22 @@ def _attend_rows(whole: tuple[Tensor, ...], count: int, scaling: float | None) -
 
 def _takes_bounds(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether flash attention runs these inputs. Called by itself it does not fill up heads of odd widths."""
-    if query.device.type != "cuda" or query.shape[3] % 8:
-        return False
-    return SDPBackend.FLASH_ATTENTION in fused_kernels(query, key, value, None)
+    width = query.shape[3]
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and is_half and width % 8 == 0 and width <= FLASH_WIDTH and value.shape[3] == width
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     """Queries [B, H, L, D] over keys that some heads may share, causal without a mask; on a GPU by a fused kernel."""
     how: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "scale": scaling, "enable_gqa": True}
-    if query.device.type != "cuda":
+    if not query.is_cuda:
         return scaled_dot_product_attention(query, key, value, **how)
-    kernels = fused_kernels(query, key, value, mask)
-    if not kernels:  # in float32 no kernel knows heads that share keys
+    if query.dtype == torch.float32:  # in which no fused kernel knows heads that share keys
         groups = query.shape[1] // key.shape[1]
         key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
-        kernels = fused_kernels(query, key, value, mask)
-    if not kernels:
-        _say_math(query.dtype, tuple(query.shape[-1:] + value.shape[-1:]), _why_not(query, key, value, mask))
-        kernels = [SDPBackend.MATH]
-    with sdpa_kernel(kernels, set_priority=True):
+    is_rare = query.shape[2] % BLOCK or key.shape[2] % BLOCK  # cuDNN plans 50 ms for each new length
+    with sdpa_kernel(KERNELS[1:] if is_rare else KERNELS, set_priority=True):
         return scaled_dot_product_attention(query, key, value, **how)
-
-
-def fused_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[SDPBackend]:
-    """Those that can run these inputs, the fastest first."""
-    params = SDPAParams(query, key, value, mask, 0.0, mask is None, True)
-    kernels = [kernel for kernel, can_use in FUSED if can_use(params)]
-    if query.shape[2] % BLOCK or key.shape[2] % BLOCK:  # cuDNN plans 50 ms for each length: these are rare
-        kernels = [kernel for kernel in kernels if kernel != SDPBackend.CUDNN_ATTENTION]
-    return kernels
-
-
-def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
-    """What the kernel that asks for least says against the inputs."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        torch.backends.cuda.can_use_efficient_attention(
-            SDPAParams(query, key, value, mask, 0.0, mask is None, True), debug=True
-        )
-    return "; ".join(str(warning.message).splitlines()[0] for warning in said) or "it does not say why"
-
-
-@functools.cache  # once
-def _say_math(dtype: torch.dtype, widths: tuple[int, ...], reason: str) -> None:
-    log.warning(
-        "no fused attention kernel takes %s with heads of width %s, so the plain one runs, whose memory grows with the "
-        "square of the length: %s",
-        dtype,
-        "/".join(map(str, sorted(set(widths)))),
-        reason,
-    )
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: LayerKV) -> Tensor:

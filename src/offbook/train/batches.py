@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import torch
@@ -43,29 +43,34 @@ class Rows(NamedTuple):
     ce_weight_N: Tensor
     temperature_N: Tensor
     ce_power_N: Tensor
-    reference_N: Tensor | None = None  # log-probability under the reference model, where one is held to
+
+    def part(self, part: slice) -> Rows:
+        return Rows(*(stream_N[part] for stream_N in self))
 
 
 @dataclass(frozen=True, slots=True)
 class BranchGroup:
-    """Branches of a batch that teach in the same way, and where their target tokens lie."""
+    """Branches of a batch with the same distillation settings, and the range of their target tokens."""
 
     distill: Distill
     branches: list[BranchAt]
-    numbers: slice  # of the batch's branches
-    tokens: slice  # of its target tokens
+    tokens: slice  # of the batch's target tokens
+
+    @property
+    def sizes(self) -> list[int]:
+        return [branch.num_targets for _, branch in self.branches]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples end to end. A stream's value at t is the weight of *predicting* token t from what stands before it.
+    """Samples end to end. A stream's value at t is the weight of *predicting* token t from the tokens before it.
 
-    Which tokens count is worked out on the host, so that a GPU is never waited for.
+    Everything is prepared on the host, so a GPU is never waited for.
     """
 
     samples: list[Sample]
     row: Packed
-    branches: list[BranchAt]  # those that teach in the same way are neighbours
+    branches: list[BranchAt]  # those of one group are neighbours
 
     @classmethod
     def collate(cls, samples: list[Sample], device: torch.device) -> Batch:
@@ -79,54 +84,49 @@ class Batch:
 
     @cached_property
     def groups(self) -> list[BranchGroup]:
-        found, number, token = [], 0, 0
+        groups = []
+        start = 0
         for distill, members in groupby(self.branches, key=lambda item: item[1].distill):
             branches = list(members)
-            last = number + len(branches), token + sum(branch.num_targets for _, branch in branches)
-            found.append(BranchGroup(distill, branches, slice(number, last[0]), slice(token, last[1])))
-            number, token = last
-        return found
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Of the loss, that there is anything of in this batch."""
-        own = {POLICY: "rl_weight", IMITATION: "ce_weight"}
-        there = [part for part, stream in own.items() if any(any(getattr(one, stream)) for one in self.samples)]
-        return (*there, *dict.fromkeys(group.distill.part for group in self.groups))
+            stop = start + sum(branch.num_targets for _, branch in branches)
+            groups.append(BranchGroup(distill, branches, slice(start, stop)))
+            start = stop
+        return groups
 
     def tokens(self, chunk_rows: int) -> Tokens:
-        """What is to be predicted: the targets first, branch after branch, so that few chunks have any."""
-        device, starts = self.row.ids_1F.device, self.row.starts
+        """The tokens to be predicted: targets first, branch after branch, so that few chunks have any."""
+        starts = self.row.starts
         weights_2F = torch.stack([self._flat("rl_weight"), self._flat("ce_weight")])
         weights_2F[:, starts] = 0  # nothing predicts the first token of a sample
-        places, weights = [torch.empty(0, dtype=torch.long)], [torch.empty(2, 0)]
+        places = [torch.empty(0, dtype=torch.long)]
+        weights = [torch.empty(2, 0)]
         for number, branch in self.branches:
-            places.append(starts[number] + _positions(branch))
-            weights.append(weights_2F[:, places[-1]])
-            weights_2F[:, places[-1]] = 0  # has been counted, also where a message has a second branch
-        target_M, other = torch.cat(places), weights_2F.any(0).nonzero()[:, 0]
-        place_N = torch.cat([target_M, other])
+            place_T = starts[number] + _positions(branch)
+            places.append(place_T)
+            weights.append(weights_2F[:, place_T])
+            weights_2F[:, place_T] = 0  # counted once, also where a message has a second branch
+        num_targets = sum(map(len, places))
+        other = weights_2F.any(0).nonzero()[:, 0]
+        place_N = torch.cat([*places, other])
         rl_weight_N, ce_weight_N = torch.cat([*weights, weights_2F[:, other]], dim=1)
-        ids_N, logprobs_N, advantage_N = (
-            self._flat(name, dtype)[place_N]
-            for name, dtype in (("ids", torch.long), ("logprobs", torch.float32), ("advantage", torch.float32))
-        )
-        of_samples = [[sample.temperature, sample.ce_power] for sample in self.samples]
+        by_sample = torch.tensor([[sample.temperature, sample.ce_power] for sample in self.samples])
         sample_F = torch.arange(len(starts)).repeat_interleave(torch.tensor(self.row.lengths))
-        temperature_N, ce_power_N = torch.tensor(of_samples)[sample_F[place_N]].T.contiguous()
-        streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N, temperature_N, ce_power_N)
-        sizes = [branch.num_targets for _, branch in self.branches]
-        of_branches = torch.tensor([branch.weight for _, branch in self.branches])
-        branch_M = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))
-        gates = torch.tensor([branch.distill.gate for _, branch in self.branches])
+        temperature_N, ce_power_N = by_sample[sample_F[place_N]].T.contiguous()
+        rows = Rows(
+            ids_N=self._flat("ids", torch.long)[place_N],
+            behaviour_N=self._flat("logprobs")[place_N],
+            advantage_N=self._flat("advantage")[place_N],
+            rl_weight_N=rl_weight_N,
+            ce_weight_N=ce_weight_N,
+            temperature_N=temperature_N,
+            ce_power_N=ce_power_N,
+        )
+        device = self.row.ids_1F.device
         return Tokens(
-            rows=Rows(*(sent(stream_N, device) for stream_N in streams)),
+            rows=Rows(*(sent(stream_N, device) for stream_N in rows)),
             predictor_N=sent(place_N - 1, device),
-            weight_M=sent(of_branches[branch_M], device),
-            branch_M=sent(branch_M, device),
-            gate_B=sent(gates, device),
-            sizes=sizes,
-            chunks=_chunks([group.tokens for group in self.groups], sizes, len(place_N), chunk_rows),
+            num_targets=num_targets,
+            chunks=_chunks([group.tokens for group in self.groups], len(place_N), chunk_rows),
         )
 
     def routes(self, layers: int) -> Tensor | None:
@@ -134,12 +134,13 @@ class Batch:
         known = [(number, sample.routes) for number, sample in enumerate(self.samples) if sample.routes is not None]
         if not known:
             return None
-        starts, top = self.row.starts, known[0][1].top
+        top = known[0][1].top
         routes_FLK = torch.full((self.row.ids_1F.shape[1], layers, top), -1, dtype=torch.int16)
         for number, routes in known:
             of_sample = torch.frombuffer(bytearray(routes.unpack()), dtype=torch.int16).view(-1, layers, top)
             of_sample = of_sample[: len(self.samples[number].ids)]
-            routes_FLK[starts[number] : starts[number] + len(of_sample)] = of_sample
+            start = self.row.starts[number]
+            routes_FLK[start : start + len(of_sample)] = of_sample
         return sent(routes_FLK.transpose(0, 1).contiguous(), self.row.ids_1F.device)
 
     def _flat(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -153,41 +154,23 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a batch that are predicted, in chunks; the first M of them are targets."""
+    """The tokens of a batch that are predicted, in chunks; the first `num_targets` are targets of branches."""
 
     rows: Rows
     predictor_N: Tensor  # the place in the row whose output predicts each
-    weight_M: Tensor
-    branch_M: Tensor  # the number of each target's branch
-    gate_B: Tensor
-    sizes: list[int]  # of the branches' targets
+    num_targets: int
     chunks: list[slice]  # none has targets of two groups
 
-    def targets_in(self, chunk: slice) -> slice:
-        """Those of a chunk, which are its first rows."""
-        return slice(min(chunk.start, len(self.weight_M)), min(chunk.stop, len(self.weight_M)))
 
-    @property
-    def has_cut_target(self) -> bool:
-        """Whether a branch's targets lie in several chunks."""
-        ends = {0, *accumulate(self.sizes)}
-        return any(chunk.start < len(self.weight_M) and chunk.start not in ends for chunk in self.chunks)
-
-
-def _chunks(groups: list[slice], targets: list[int], num_tokens: int, size: int) -> list[slice]:
-    """One for each group, if that is enough. Else chunks of targets are smaller, since a teacher's logits lie beside
-    the student's, and no target is cut unless it is too long for one."""
-    bounds, end, half = [0], 0, -(-size // 2)
+def _chunks(groups: list[slice], num_tokens: int, size: int) -> list[slice]:
+    """A chunk begins with each group. Chunks of targets are half as large, since a teacher's logits lie beside the
+    student's."""
     starts = {group.start for group in groups}
-    if num_tokens <= size:
-        return [slice(*pair) for pair in pairwise([*sorted({0, *starts}), num_tokens])]
-    for length in targets:
-        if end + length - bounds[-1] > half or end in starts:
-            bounds.append(end)
-        end += length
-        while end - bounds[-1] > half:
-            bounds.append(bounds[-1] + half)
-    return [slice(*pair) for pair in pairwise(sorted({*bounds, *range(end, num_tokens, size), num_tokens}))]
+    if num_tokens > size:
+        for group in groups:
+            starts.update(range(group.start, group.stop, -(-size // 2)))
+        starts.update(range(groups[-1].stop if groups else 0, num_tokens, size))
+    return [slice(*pair) for pair in pairwise(sorted({0, *starts, num_tokens}))] or [slice(0, 0)]
 
 
 def _positions(branch: Branch) -> Tensor:
@@ -206,23 +189,24 @@ class BranchBatch:
 
     @classmethod
     def collate(cls, batch: Batch, branches: list[BranchAt]) -> BranchBatch:
-        starts, ids = batch.row.starts, list[int]()
+        ids: list[int] = []
         positions: list[Tensor] = []
         rows: dict[int, BranchRow] = {}
         longest_first = sorted(enumerate(branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
         for number, (sample, branch) in longest_first:
-            # Where nothing is inserted the token before the first target predicts it, so that is read once more.
-            insert = min(branch.insert, branch.spans[0][0] - 1) if not branch.inserted else branch.insert
+            # Without an insertion the token before the first target predicts it, so that token is read once more.
+            insert = branch.insert if branch.inserted else min(branch.insert, branch.spans[0][0] - 1)
             start = len(ids)
             ids += branch.inserted
             ids += batch.samples[sample].ids[insert : branch.end]
             positions.append(torch.arange(insert, insert + len(ids) - start))
-            rows[number] = BranchRow(starts[sample], insert, start, len(ids))
+            rows[number] = BranchRow(batch.row.starts[sample], insert, start, len(ids))
         predictors = [
             _positions(branch) - branch.end + rows[number].end - 1 for number, (_, branch) in enumerate(branches)
         ]
         device = batch.row.ids_1F.device
-        if filler := round_length(len(ids), device) - len(ids):  # behind the last message, where nothing reads it
+        filler = round_length(len(ids), device) - len(ids)
+        if filler:  # behind the last branch, where nothing reads it
             last = longest_first[-1][0]
             rows[last] = replace(rows[last], end=rows[last].end + filler)
             positions.append(positions[-1][-1:] + torch.arange(1, filler + 1))

@@ -1,7 +1,7 @@
 """Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` and vLLM load. Of a model with an adapter that
 alone, in PEFT's format. What only training needs is in a folder in it: vLLM loads every .safetensors that lies beside
-the weights. Of a model that lies over ranks each writes some of the tensors, whole, to files of its own, and a run goes
-on from them on any number of ranks, each reading its own rows.
+the weights. Each rank writes some of the tensors, whole, to files of its own, and a run goes on from them on any number
+of ranks, each reading its own rows.
 
 DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
 
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -53,14 +53,13 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",  # which tokens end a message
 )
-TRAINING = "training"  # optimizer and slow teachers
-ANOTHER = "remove its DONE, and the run goes on from the one before"
+TRAINING = "training"  # folder of optimizer and slow teachers
 MASTER = "master"  # a float32 weight, beside the optimizer's state of it
-CGROUPS = (  # of version 2 and of version 1: limit, use
-    ("/sys/fs/cgroup", "memory.max", "memory.current"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
-KEPT_FILES = ("active_file", "inactive_file")  # counted as used, and given back when somebody needs it
+SMALL = 1e9  # bytes of a checkpoint that is written after every step
+SPARSE_MINUTES = 30.0  # between larger ones
+SEEN_S = 90.0  # timeout of a file that another host wrote: NFS looks again after 60 s
+CGROUP = Path("/sys/fs/cgroup")
+DEFAULTS = CheckpointConfig()
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -71,205 +70,115 @@ def finished_steps(root: Path) -> list[int]:
     return sorted(int(done.parent.name.removeprefix("step_")) for done in root.glob("step_*/DONE"))
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a checkpoint holds. How the weights are spelled in files, and what goes beside them, the model says."""
-
-    model: PreTrainedModel
-    weights: dict[str, Tensor]
-    tensors: dict[str, dict[str, Tensor]]  # by file
-    texts: dict[str, str]  # by file
-    tokenizer_from: Path
-    base: str  # of an adapter
-    part: str = ""  # of the weights, where ranks have some each: the end of its file's name
-
-    @classmethod
-    def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
-        """The trainer's own tensors: they change with its next step, and a rank may have parts of them only."""
-        model = trainer.model
-        tensors = {f"{TRAINING}/optimizer": _optimizer_tensors(trainer)}
-        for name, own in trainer.own_weights().items():
-            if own.kind.moves:
-                tensors[f"{TRAINING}/teacher.{name}"] = _trained(own.decoder.model, trainer)
-        texts = {}
-        state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
-        weights = model.state_dict() if adapter_of(model) is None else adapter_tensors(model)
-        texts["state.json"] = json.dumps(state) + "\n"
-        return cls(model, weights, tensors, texts, tokenizer_from, trainer.base)
-
-    def all_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.weights.items()
-        for file, tensors in self.tensors.items():
-            yield from ((f"{file}/{name}", tensor) for name, tensor in tensors.items())
-
-    def on_host(self, buffers: dict[str, Tensor]) -> Contents:
-        """As they are now, in `buffers`, which are made where they are missing. Tied weights stay tied."""
-        taken: dict[tuple[int, torch.Size], Tensor] = {}
-        copies: dict[str, Tensor] = {}
-        for name, tensor in self.all_tensors():
-            place = tensor.data_ptr(), tensor.shape
-            if place not in taken:
-                taken[place] = _copied(tensor, name, buffers)
-            copies[name] = taken[place]
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        files = {file: {name: copies[f"{file}/{name}"] for name in tensors} for file, tensors in self.tensors.items()}
-        return replace(self, weights={name: copies[name] for name in self.weights}, tensors=files)
-
-    def gathered_share(self, buffers: dict[str, Tensor]) -> Contents:
-        """Of tensors that lie over ranks those that this one writes, whole and in `buffers`. All have to call it.
-
-        Tensors of one block stay together, since files may spell several of them as one; an adapter is one file. Of
-        tied ones the first is written.
-        """
-        firsts = first_names(self.model, self.weights)
-        blocks = {name: "" if self.base else firsts[name].rpartition(".")[0].rpartition(".")[0] for name in firsts}
-        own = {name: tensor for name, tensor in self.weights.items() if firsts[name] == name}
-        weights, part = _held(own, blocks, "", buffers)
-        files = {}
-        for file, tensors in self.tensors.items():
-            held, end = _held(tensors, {name: name for name in tensors}, f"{file}/", buffers)
-            if held or not (tensors or dist.get_rank()):
-                files[file + end] = held
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return replace(self, weights=weights, tensors=files, part=part)
-
-    def write(self, path: Path) -> dict[str, set[str]]:
-        """The tensors. Returns their names by file; of weights that are not in parts it says nothing."""
-        written: dict[str, set[str]] = {}
-        try:
-            if self.weights:
-                written |= self._write_weights(path)
-            for file, tensors in self.tensors.items():
-                (path / file).parent.mkdir(parents=True, exist_ok=True)
-                save_file({name: one.contiguous() for name, one in tensors.items()}, path / f"{file}.safetensors")
-                written[f"{file}.safetensors"] = {*tensors}
-        except SafetensorError as error:  # how that library says that the disk is full
-            kept = max(finished_steps(path.parent), default=0)
-            last = f"the last finished one, of step {kept}, is kept" if kept else "there is no finished one"
-            raise OffbookError(f"cannot write the checkpoint {path}: {error}; {last}") from None
-        return written
-
-    def _write_weights(self, path: Path) -> dict[str, set[str]]:
-        if self.base:
-            save_adapter(self.model, self.weights, path, self.base)
-        elif not self.part:
-            self.model.save_pretrained(path, state_dict=dict(self.weights))
-        else:  # save_pretrained writes on rank 0 alone
-            path.mkdir(parents=True, exist_ok=True)
-            spelled = revert_weight_conversion(self.model, dict(self.weights))
-            tensors = {name: tensor.contiguous() for name, tensor in spelled.items()}
-            save_file(tensors, path / f"model{self.part}.safetensors", {"format": "pt"})
-            return {f"model{self.part}.safetensors": {*tensors}}
-        return {}
-
-    def finish(self, path: Path) -> None:
-        """When all tensors are written."""
-        if parts := sorted(path.glob("model-*.safetensors")):
-            with TemporaryDirectory(dir=path) as room:  # what goes beside them; here it would remove the parts
-                self.model.save_pretrained(room, state_dict={})
-                for beside in Path(room).glob("*.json"):
-                    beside.rename(path / beside.name)
-            index: dict[str, Any] = {"metadata": {"total_size": 0}, "weight_map": {}}
-            for part in parts:
-                with safe_open(part, "pt") as opened:
-                    index["weight_map"] |= dict.fromkeys(opened.keys(), part.name)
-                with part.open("rb") as raw:  # its header's length comes first
-                    index["metadata"]["total_size"] += part.stat().st_size - 8 - int.from_bytes(raw.read(8), "little")
-            (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
-        copy_tokenizer(self.tokenizer_from, path)
-        for file, text in self.texts.items():
-            (path / file).write_text(text)
-        (path / "DONE").touch()
-
-
-def _held(
-    tensors: Mapping[str, Tensor], bundles: Mapping[str, str], prefix: str, buffers: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], str]:
-    """Those that this rank holds, on the host, and the end of their file's name."""
-    holders = assign_holders(tensors, bundles, dist.get_world_size())
-    held = {}
-    for name, whole in gathered(tensors, holders):
-        held[name] = _copied(whole, prefix + name, buffers)
-        del whole  # before the next is put together
-    members = sorted({*holders.values()})
-    if not held or len(members) == 1:
-        return held, ""
-    return held, f"-{members.index(dist.get_rank()) + 1:05d}-of-{len(members):05d}"
-
-
-def _copied(tensor: Tensor, name: str, buffers: dict[str, Tensor]) -> Tensor:
-    if name not in buffers:
-        buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return buffers[name].copy_(tensor.detach(), non_blocking=True)
-
-
-def remove_old(root: Path, keep: int) -> None:
-    for old in finished_steps(root)[:-keep]:
-        (checkpoint_path(root, old) / "DONE").unlink()  # first, so that a half-removed folder is not taken for whole
-        shutil.rmtree(checkpoint_path(root, old))
-
-
 def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, target / name)
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """This rank's share of a checkpoint, on the host."""
+
+    model: PreTrainedModel
+    tensors: dict[str, dict[str, Tensor]]  # by file, without the ending; weights are `model`
+    state: dict[str, Any]
+    tokenizer_from: Path
+    base: str  # fingerprint of the model under an adapter
+
+    @classmethod
+    def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
+        """All ranks have to call it. Weights of one block stay in one file, since files may spell several of them as
+        one; an adapter is one file. Of tied weights the first is written."""
+        model, masters = trainer.model, trainer.masters
+        state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
+        weights = model.state_dict() if adapter_of(model) is None else adapter_tensors(model)
+        firsts = first_names(model, weights)
+        weights = {name: tensor for name, tensor in weights.items() if firsts[name] == name}
+        blocks = {name: "" if trainer.base else name.rpartition(".")[0].rpartition(".")[0] for name in weights}
+        files = _held("model", weights, blocks, trainer)
+        optimizer = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
+        for name, master in masters.named.items():
+            for key, value in trainer.optimizer.state.get(master, {}).items():
+                optimizer[f"{name}/{key}"] = value
+        files |= _held(f"{TRAINING}/optimizer", optimizer, {name: name for name in optimizer}, trainer)
+        for own in trainer.own_weights():
+            if own.share:
+                named = dict(own.decoder.model.named_parameters())
+                trained = {name: named[name] for name in masters.named}  # the rest is the student's too
+                stem = f"{TRAINING}/teacher.{own.name}"
+                files |= _held(stem, trained, {name: name for name in trained}, trainer)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return cls(model, files, state, tokenizer_from, trainer.base)
+
+    def write(self, path: Path) -> list[str]:
+        """The tensors. Returns the names of the files."""
+        (path / TRAINING).mkdir(parents=True, exist_ok=True)
+        try:
+            for file, tensors in self.tensors.items():
+                if file == "model" and self.base:
+                    save_adapter(self.model, tensors, path, self.base)
+                    continue
+                if file.startswith("model"):
+                    tensors = revert_weight_conversion(self.model, dict(tensors))
+                whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                save_file(whole, path / f"{file}.safetensors", {"format": "pt"})
+        except SafetensorError as error:  # how that library says that the disk is full
+            kept = max(finished_steps(path.parent), default=0)
+            last = f"the last finished one, of step {kept}, is kept" if kept else "there is no finished one"
+            raise OffbookError(f"cannot write the checkpoint {path}: {error}; {last}") from None
+        return [f"{file}.safetensors" for file in self.tensors if not (self.base and file == "model")]
+
+    def finish(self, path: Path) -> None:
+        """When all tensors are written."""
+        if not self.base:
+            with TemporaryDirectory(dir=path) as room:  # for its config.json: in the folder it would remove the tensors
+                self.model.save_pretrained(room, state_dict={})
+                for beside in Path(room).glob("*.json"):
+                    beside.rename(path / beside.name)
+        if parts := sorted(path.glob("model-*.safetensors")):
+            names: dict[str, str] = {}
+            for part in parts:
+                with safe_open(part, "pt") as opened:
+                    names |= dict.fromkeys(opened.keys(), part.name)
+            index = {"metadata": {"total_size": sum(part.stat().st_size for part in parts)}, "weight_map": names}
+            (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+        copy_tokenizer(self.tokenizer_from, path)
+        (path / "state.json").write_text(json.dumps(self.state) + "\n")
+        (path / "DONE").touch()
+
+
+def _held(
+    stem: str, tensors: Mapping[str, Tensor], bundles: Mapping[str, str], trainer: Trainer
+) -> dict[str, dict[str, Tensor]]:
+    """Those that this rank writes, in host buffers that are kept for the next time, by the name of their file."""
+    world = 1 if trainer.ranks.mesh is None else dist.get_world_size()
+    buffers = trainer.snapshot
+    rank = 0 if world == 1 else dist.get_rank()
+    holders = assign_holders(tensors, bundles, world)
+    held = {}
+    for name, whole in gathered(tensors, holders):
+        key = f"{stem}/{name}"
+        if key not in buffers:
+            buffers[key] = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=whole.is_cuda)
+        held[name] = buffers[key].copy_(whole.detach(), non_blocking=True)
+        del whole  # before the next is put together
+    members = sorted({*holders.values()}) or [0]
+    if rank not in members:
+        return {}
+    end = f"-{members.index(rank) + 1:05d}-of-{len(members):05d}" if len(members) > 1 else ""
+    return {stem + end: held}
+
+
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
-    kept = path / TRAINING
-    _load_optimizer(trainer, kept, "optimizer")
-    state = json.loads((path / "state.json").read_text())
-    trainer.steps = state["updates"]  # fewer than steps where some were skipped
-    trainer.policy_norm = state["policy_norm"]
-    for name, weights in trainer.own_weights().items():
-        weights.steps = trainer.steps
-        if weights.kind.moves:
-            own = dict(weights.decoder.model.named_parameters())
-            missing = {*trainer.masters.named}
-            for key, stored in _stored(kept, f"teacher.{name}"):
-                put(own[key], stored)
-                missing.discard(key)
-            if missing:
-                raise OffbookError(f"the checkpoint {path} lacks {min(missing)} of the teacher {name}; {ANOTHER}")
-
-
-def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
-    """The rest is the student's too."""
-    own = dict(teacher.named_parameters())
-    return {name: own[name] for name in trainer.masters.named}
-
-
-def is_there(file: Path, names: set[str]) -> bool:
-    """Whether it holds these tensors, whole."""
-    try:
-        with safe_open(file, "pt") as opened:
-            return {*opened.keys()} == names
-    except (OSError, SafetensorError):
-        return False
-
-
-def _stored(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
-    """What a file has, or the files that ranks wrote in its place: by name, slices that are read where they are cut."""
-    parts = sorted(folder.glob(f"{file}-*-of-*.safetensors")) or [folder / f"{file}.safetensors"]
-    of = int(parts[0].stem.rpartition("-of-")[2]) if parts[0].stem != file else 1
-    if len(parts) != of or not parts[0].is_file():
-        there = len(parts) if parts[0].is_file() else 0
-        raise OffbookError(f"the checkpoint {folder} lacks some of {file}: {there} of {of} files are there; {ANOTHER}")
-    for part in parts:
-        with safe_open(part, "pt") as opened:
-            yield from ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 - it is no dict
-
-
-def _load_optimizer(trainer: Trainer, folder: Path, file: str) -> None:
     masters = trainer.masters.named
-    for key, stored in _stored(folder, file):
+    for key, stored in _stored(path, "optimizer"):
         name, state = key.rsplit("/", 1)
         master = masters[name]
         if stored.get_shape() not in ([], list(master.shape)):
-            raise OffbookError(f"the checkpoint {folder} has {key} in another shape; start anew from the model in it")
+            raise OffbookError(f"the checkpoint {path} has {key} in another shape; start anew from the model in it")
         if state == MASTER:
             put(master, stored)
         elif stored.get_shape():
@@ -277,23 +186,31 @@ def _load_optimizer(trainer: Trainer, folder: Path, file: str) -> None:
             put(trainer.optimizer.state[master][state], stored)
         else:
             trainer.optimizer.state[master][state] = stored[...].to(master.device)
+    state = json.loads((path / "state.json").read_text())
+    trainer.steps = state["updates"]  # fewer than steps where some were skipped
+    trainer.policy_norm = state["policy_norm"]
+    for weights in trainer.own_weights():
+        weights.steps = trainer.steps
+        if weights.share:
+            own = dict(weights.decoder.model.named_parameters())
+            for key, stored in _stored(path, f"teacher.{weights.name}"):
+                put(own[key], stored)
 
 
-def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    masters = trainer.masters
-    tensors = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
-    for name, master in masters.named.items():
-        for key, value in trainer.optimizer.state.get(master, {}).items():
-            tensors[f"{name}/{key}"] = value
-    return tensors
-
-
-SMALL = 1e9  # bytes of a checkpoint that is written after every step
-SPARSE_MINUTES = 30.0  # between larger ones
-HOST_SHARE = 0.8  # of the free memory, that a snapshot may take
-SEEN_S = 90.0  # until what another host wrote is seen here: NFS looks again after 60 s
-
-DEFAULTS = CheckpointConfig()
+def _stored(path: Path, file: str) -> Iterator[tuple[str, Any]]:
+    """What a file has, or the files that ranks wrote in its place: by name, slices that are read where they are cut."""
+    folder = path / TRAINING
+    parts = sorted(folder.glob(f"{file}-*-of-*.safetensors")) or [folder / f"{file}.safetensors"]
+    of = int(parts[0].stem.rpartition("-of-")[2]) if parts[0].stem != file else 1
+    there = sum(part.is_file() for part in parts)
+    if there != of:
+        raise OffbookError(
+            f"the checkpoint {path} lacks some of {file}: {there} of {of} files are there; remove its DONE, and the "
+            "run goes on from the one before"
+        )
+    for part in parts:
+        with safe_open(part, "pt") as opened:
+            yield from ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 - it is no dict
 
 
 class Checkpoints:
@@ -309,12 +226,14 @@ class Checkpoints:
         deadline_s: float = math.inf,
         small_minutes: float = 0.0,
     ):
-        self.trainer, self.root, self.tokenizer_from = trainer, root, tokenizer_from
-        self.keep, self.every, self.minutes = settings.keep, settings.every, 0.0
-        self.size, self.deadline_s = checkpoint_size(trainer), deadline_s
-        if not self.every:
-            self.minutes = small_minutes if self.size < SMALL else SPARSE_MINUTES
-            self.every = 0 if self.minutes else 1
+        self.trainer = trainer
+        self.root = root
+        self.tokenizer_from = tokenizer_from
+        self.keep = settings.keep
+        self.deadline_s = deadline_s
+        self.size = checkpoint_size(trainer)
+        self.minutes = 0.0 if settings.every else small_minutes if self.size < SMALL else SPARSE_MINUTES
+        self.every = settings.every or (0 if self.minutes else 1)
         self.last = 0  # step that was saved here
         self._since = time.monotonic()
         self._writing: Future[None] | None = None
@@ -331,21 +250,21 @@ class Checkpoints:
         return step % self.every == 0
 
     def save(self, step: int) -> None:
-        """What the trainer holds now, after `step`. It may go on at once, unless the host has no room for a copy."""
+        """What the trainer holds now, after `step`. It may go on at once."""
         self.wait()
         path = checkpoint_path(self.root, step)
         shutil.rmtree(path, ignore_errors=True)  # before any rank writes
         self._writing = self.trainer.together(begin, path, step, self.tokenizer_from, self.keep)
-        self.last, self._since = step, time.monotonic()
-        self.check()
+        self.last = step
+        self._since = time.monotonic()
 
     def check(self) -> None:
-        """Raises what ended the thread's last write, if it has ended with an error."""
+        """Raise the error of the last write, if it has ended with one."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> float:
-        """For the write that is under way, with its error. Says how many seconds that took."""
+        """Wait for the current write, and raise its error. Returns the seconds that it took."""
         writing, self._writing = self._writing, None
         if writing is None or (writing.done() and not writing.exception()):
             return 0.0
@@ -362,7 +281,7 @@ class Checkpoints:
         size = 0
         for folder, _, names in os.walk(self.root):
             for name in names:
-                with suppress(OSError):  # old ones go
+                with suppress(OSError):  # old ones are removed
                     size += os.stat(os.path.join(folder, name)).st_size
         return size
 
@@ -370,7 +289,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """What is being written is finished, also when training has failed; then that is the error that is told."""
+        """Finish the current write. If training has failed, that is the error that counts."""
         try:
             self.wait()
         except Exception:
@@ -379,53 +298,45 @@ class Checkpoints:
 
 
 def begin(trainer: Trainer, path: Path, step: int, tokenizer_from: Path, keep: int) -> Future[None]:
-    """Writes a rank's share beside what follows. Rank 0's is done when all are and the checkpoint is finished."""
+    """Write this rank's share in a thread. Rank 0's future is done when all have written and the checkpoint is
+    finished."""
     contents = Contents.of(trainer, step, tokenizer_from)
-    buffers, is_alone = trainer.snapshot, trainer.ranks.mesh is None
-    new = sum(tensor.nbytes for name, tensor in contents.all_tensors() if name not in buffers) if is_alone else 0
-    fits = new <= HOST_SHARE * free_host_memory()
-    if fits:
-        contents = contents.on_host(buffers) if is_alone else contents.gathered_share(buffers)
     thread = ThreadPoolExecutor(1, "checkpoint")
-    writing = thread.submit(_write, contents, path, keep, None if is_alone else _group())
-    thread.shutdown(wait=not fits)
+    writing = thread.submit(_write, contents, path, keep, None if trainer.ranks.mesh is None else _group())
+    thread.shutdown(wait=False)
     return writing
 
 
 def _write(contents: Contents, path: Path, keep: int, group: Any) -> None:
+    """An error of any rank is raised on rank 0."""
     if group is None:
         contents.write(path)
-    elif not _written_by_all(contents, path, group):
-        return
+    else:
+        problem, files, rank = "", list[str](), dist.get_rank()
+        try:
+            files = contents.write(path)
+        except Exception as error:  # whatever it is, rank 0 has to know
+            problem = str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}"
+        found = [(problem, files)] * dist.get_world_size()
+        dist.gather_object((problem, files), found if rank == 0 else None, group=group)
+        if rank:
+            return
+        for problem, _ in found:
+            if problem:
+                raise OffbookError(problem)
+        _refuse_unseen(path, [files for _, files in found])
     contents.finish(path)
-    remove_old(path.parent, keep)
+    for old in finished_steps(path.parent)[:-keep]:
+        (checkpoint_path(path.parent, old) / "DONE").unlink()  # first, so that a half-removed folder does not count
+        shutil.rmtree(checkpoint_path(path.parent, old))
 
 
-def _written_by_all(contents: Contents, path: Path, group: Any) -> bool:
-    """Whether this is the rank that finishes it. A fault of any rank is raised there."""
-    problem, rank = "", dist.get_rank()
-    written: dict[str, set[str]] = {}
-    try:
-        written = contents.write(path)
-    except Exception as error:  # whatever it is, the others have to know
-        problem = str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}"
-    told: list[tuple[str, dict[str, set[str]]]] = [(problem, written)] * dist.get_world_size()
-    dist.gather_object((problem, written), told if rank == 0 else None, group=group)
-    if rank:
-        return False
-    for problem, _ in told:
-        if problem:
-            raise OffbookError(problem)
-    _refuse_unseen(path, [files for _, files in told])
-    return True
-
-
-def _refuse_unseen(path: Path, told: list[dict[str, set[str]]]) -> None:
-    """A rank that has a folder of its own by this name wrote there, and what is here is not all."""
+def _refuse_unseen(path: Path, of_ranks: list[list[str]]) -> None:
+    """Fail if rank 0 cannot see another rank's files: their folders are not on a shared filesystem."""
     end = time.monotonic() + SEEN_S
-    for rank, files in enumerate(told):
-        for file, names in files.items():
-            while not is_there(path / file, names):
+    for rank, files in enumerate(of_ranks):
+        for file in files:
+            while not (path / file).is_file():
                 if time.monotonic() >= end:
                     raise OffbookError(
                         f"rank {rank} wrote {file} of the checkpoint {path}, which rank 0 does not see there: put the "
@@ -436,7 +347,7 @@ def _refuse_unseen(path: Path, told: list[dict[str, set[str]]]) -> None:
 
 @functools.cache
 def _group() -> Any:
-    """Of its own: what is said while a checkpoint is written must not meet what training says."""
+    """A separate group, so that messages of a checkpoint cannot collide with those of training."""
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
@@ -446,20 +357,19 @@ def checkpoint_size(trainer: Trainer) -> int:
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     weights = sum(parameter.nbytes for parameter in trained)
     state = sum(parameter.numel() * (12 if parameter.element_size() == 2 else 8) for parameter in trained)
-    moving = sum(own.kind.moves for own in trainer.own_weights().values())
-    return weights * (1 + moving) + state
+    return weights * (1 + sum(own.share > 0 for own in trainer.own_weights())) + state
 
 
 def free_host_memory() -> int:
-    """Bytes that this process may still take, by the machine and by the control group that it is in."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
+    """Bytes that this process may still take, by the machine and by its control group."""
+    if not Path("/proc/meminfo").is_file():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = 1024 * int(_table(meminfo)["MemAvailable:"].split()[0])
-    for folder, limit, used in CGROUPS:
-        if (path := Path(folder, limit)).is_file() and (most := path.read_text().strip()) != "max":
-            kept = sum(int(value) for key, value in _table(Path(folder, "memory.stat")).items() if key in KEPT_FILES)
-            free = min(free, int(most) - int(Path(folder, used).read_text()) + kept)
+    free = 1024 * int(_table(Path("/proc/meminfo"))["MemAvailable:"].split()[0])
+    limit = CGROUP / "memory.max"
+    if limit.is_file() and (most := limit.read_text().strip()) != "max":
+        told = _table(CGROUP / "memory.stat")
+        cache = int(told["active_file"]) + int(told["inactive_file"])  # counted as used, and given back when needed
+        free = min(free, int(most) - int((CGROUP / "memory.current").read_text()) + cache)
     return max(0, free)
 
 

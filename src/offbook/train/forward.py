@@ -9,6 +9,7 @@ own tokens. Models whose layers are not plain attention run one sample at a time
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,9 +28,8 @@ from offbook.train.attention import LayerKV, Packed
 from offbook.train.batches import Batch, BranchBatch, micro_batches
 from offbook.train.head import BranchReport, Compared, Measured, Scorers, sampled_logp
 from offbook.train.host import compile_once
-from offbook.train.parallel.context import Context
 from offbook.train.precision import plainly
-from offbook.types import Branch, Direction, Sample
+from offbook.types import Branch, Sample
 
 Recompute = Literal["none", "layers", "all"]
 Rotary = tuple[Tensor, Tensor]
@@ -66,44 +66,45 @@ class Decoder:
         if plain:
             attention.install(model)
         self.head = output_of(model)
+        self.vocabulary: int = model.config.get_text_config().vocab_size
         self.free_routing: Callable[[], AbstractContextManager[None]] = nullcontext  # where experts are replayed
-        self.context: Context | None = None  # ranks that share rows
-        self.inside: Callable[[Callable[[], Any]], Any] = _run  # where a sharded model has its weights gathered
-        self.together: Callable[..., Any] = self.read  # the same on all ranks that have a part of it
+        self.inside: Callable[[Callable[[], Any]], Any] = operator.call  # with a sharded model's root gathered
+        self.together: Callable[..., Any] = self.read  # on all ranks that hold a part of the model
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
 
     @torch.no_grad()
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
-        """`work` on this decoder, where nothing is differentiated."""
+        """`work` on this decoder without gradients."""
         found: T = self.inside(partial(work, self, *arguments))
-        _give_up(self.model)
+        give_up(self.model)
         return found
 
     @contextmanager
-    def differentiated(self, times: int) -> Iterator[None]:
-        """Meanwhile a forward can be differentiated so often. One that recomputes all but some kernels can once only,
-        so it recomputes all. Compiled layers write over what their backward pass has read unless they are told before:
-        they are compiled again, once, at the first micro-batch of a step whose parts are taken apart."""
+    def differentiated_again(self) -> Iterator[None]:
+        """Meanwhile a forward can be differentiated several times. One that recomputes all but some kernels cannot, so
+        it recomputes all. Compiled layers overwrite what their backward pass has read unless this is set before, so
+        they are compiled again, once."""
         if self.compiled and torch._functorch.config.donated_buffer:
             torch._functorch.config.donated_buffer = False
             torch.compiler.reset()
         usual = self.recompute
-        self.recompute = "all" if usual == "layers" and times > 1 else usual
+        self.recompute = "all" if usual == "layers" else usual
         try:
             yield
         finally:
             self.recompute = usual
 
     def micro_batches(self, samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
-        """Of one sample each where a row cannot hold several: ranks share it, or the layers are not plain attention."""
-        return micro_batches(samples, max_tokens if self.plain and self.context is None else 0)
+        """Of one sample each where the layers are not plain attention."""
+        return micro_batches(samples, max_tokens if self.plain else 0)
 
     def hidden(self, row: Packed, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
         """The last hidden states of the samples and, without gradients, those that predict the target tokens."""
         if self.plain:
-            return self._in_lockstep(row, branches)
+            hidden_1FD, hidden_MD = self._in_lockstep(row, branches)
+            return self.model.base_model.norm(hidden_1FD), hidden_MD
         each = [_states(self.model, ids_1T) for ids_1T in row.ids_1F.split(row.lengths, dim=1)]
         hidden_1FD = torch.cat(each, dim=1)
         if branches is None:
@@ -133,46 +134,35 @@ class Decoder:
     def _in_lockstep(
         self, row: Packed, branches: BranchBatch | None, only_targets: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        base, context = self.model.base_model, self.context
-        ids_1F, positions_1F, length, device = row.ids_1F, row.positions_1F, row.ids_1F.shape[1], row.ids_1F.device
-        filled = length
-        if context is not None:
-            assert len(row.lengths) == 1
-            ids_1F = context.filled(ids_1F)
-            filled = ids_1F.shape[1]
-            positions_1F = context.own(filled, device)[None]
-            ids_1F = ids_1F[:, positions_1F[0]]
-        hidden_1FD, rotary = _embed(base, ids_1F, positions_1F)
+        base, length, device = self.model.base_model, row.ids_1F.shape[1], row.ids_1F.device
+        hidden_1FD, rotary = _embed(base, row.ids_1F, row.positions_1F)
         if self.compiled and torch.is_grad_enabled():
             hidden_1FD.requires_grad_()  # under adapters it does not; the first layer would be compiled as another one
         if branches is None:
             for layer in base.layers:
-                hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, packed=row, context=context)
-                _give_up(layer)
-            return self._whole(base.norm(hidden_1FD), length), None
+                hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, packed=row)
+                give_up(layer)
+            return hidden_1FD, None
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
         groups = blocks = None
         for layer in base.layers:
             kv = LayerKV(only=only_targets and layer is base.layers[-1])
-            hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, kv=kv, packed=row, context=context)
+            hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, kv=kv, packed=row)
             if groups is None and blocks is None:  # now, while a GPU is busy with the first layer
-                if self.compiled and ids_1F.is_cuda:
-                    blocks = attention.branch_blocks(branches.rows, filled, device)
+                if self.compiled and row.ids_1F.is_cuda:
+                    blocks = attention.branch_blocks(branches.rows, length, device)
                 else:
-                    groups = attention.branch_groups(branches.rows, filled, device)
-            kv.groups, kv.blocks = groups, blocks
+                    groups = attention.branch_groups(branches.rows, length, device)
+            kv.groups = groups
+            kv.blocks = blocks
             with torch.no_grad(), self.free_routing():
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv=kv, reads=True)
             self.plain = self.plain and kv.plain
             kv.close()
-            _give_up(layer)
+            give_up(layer)
         with torch.no_grad():
-            hidden_MD = base.norm(hidden_1LD)[0, branches.predictors]
-        return hidden_1FD if only_targets else self._whole(base.norm(hidden_1FD), length), hidden_MD
-
-    def _whole(self, hidden_1FD: Tensor, length: int) -> Tensor:
-        return hidden_1FD if self.context is None else self.context.gathered(hidden_1FD, 1)[:, :length]
+            return hidden_1FD, base.norm(hidden_1LD)[0, branches.predictors]
 
     def _base_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, **how: Any) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
@@ -183,13 +173,9 @@ class Decoder:
         return checkpoint(self.run_layer, layer, hidden, rotary, **how, **options)
 
 
-def _run(work: Callable[[], T]) -> T:
-    return work()
-
-
-def _give_up(layer: nn.Module) -> None:
-    """What was gathered of a sharded layer."""
-    for module in layer.modules() if isinstance(layer, FSDPModule) else ():
+def give_up(model: nn.Module) -> None:
+    """Free what was gathered of a sharded model or layer."""
+    for module in model.modules() if isinstance(model, FSDPModule) else ():
         if isinstance(module, FSDPModule):
             module.reshard()
 
@@ -199,7 +185,8 @@ def reencoded(model: PreTrainedModel, base: Packed, branches: BranchBatch) -> Te
     """The reference and the fallback: everything from scratch, one branch at a time."""
     hidden = []
     for row in branches.rows:
-        before_1K, own_1L = base.ids_1F[:, row.base : row.base + row.insert], branches.ids_1L[:, row.start : row.end]
+        before_1K = base.ids_1F[:, row.base : row.base + row.insert]
+        own_1L = branches.ids_1L[:, row.start : row.end]
         mine = (branches.predictors >= row.start) & (branches.predictors < row.end)
         states_1TD = _states(model, torch.cat([before_1K, own_1L], dim=1))
         hidden.append(states_1TD[0, branches.predictors[mine] - row.start + row.insert])
@@ -230,12 +217,11 @@ def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__:
 def _is_plain(model: PreTrainedModel) -> bool:
     """Whether a branch read in lockstep, in a row behind another sample, equals re-encoding it. Tried on a few tokens
     instead of looking names up, and in a few layers, since rounding in bfloat16 grows with each."""
-    base = model.base_model
-    described = model.config.to_dict()
-    kinds = set(described.get("layer_types") or ["full_attention"])
-    whole = all(hasattr(base, part) for part in ("layers", "norm", "rotary_emb"))
+    base, described = model.base_model, model.config.to_dict()
     rope = (described.get("rope_parameters") or {}).get("rope_type", "default")
-    if kinds != {"full_attention"} or not whole or rope in ROPE_BY_LENGTH:
+    is_known = set(described.get("layer_types") or ["full_attention"]) == {"full_attention"}
+    is_whole = all(hasattr(base, part) for part in ("layers", "norm", "rotary_emb"))
+    if not is_known or not is_whole or rope in ROPE_BY_LENGTH:
         _say_fallback(model.config.model_type)
         return False
     sample = Sample([1, 5, 2, 7, 3, 6, 4, 9], branches=[Branch(5, [8, 2, 6], ((6, 8),))])
@@ -248,15 +234,14 @@ def _is_plain(model: PreTrainedModel) -> bool:
             wanted = reencoded(model, batch.row, branches)
             tried = Decoder(model, plain=True)
             _, found = tried.hidden(batch.row, branches)
+            assert found is not None
+            is_equal = float((found - wanted).norm() / wanted.norm()) <= (1e-3 if model.dtype == torch.float32 else 0.1)
+            if tried.plain and is_equal:
+                return True
     except (AttributeError, TypeError, AssertionError):  # other arguments, or no keys
-        tried, found = None, None
+        pass
     finally:
         base.layers = layers
-    if tried and tried.plain and found is not None:
-        apart = float((found - wanted).norm() / wanted.norm())
-        if apart <= (1e-3 if model.dtype == torch.float32 else 0.1):
-            return True
-        log.warning("a branch read in lockstep is %.2g from what it is re-encoded", apart)
     model.set_attn_implementation(native)
     _say_fallback(model.config.model_type)
     return False
@@ -271,36 +256,36 @@ def _say_fallback(kind: str) -> None:
     )
 
 
-def measure_branches(
-    decoder: Decoder, samples: list[Sample], micro_tokens: int, direction: Direction = "forward"
-) -> Iterator[dict[str, Measured]]:
+def measure_branches(decoder: Decoder, samples: list[Sample], micro_tokens: int) -> Iterator[dict[str, Measured]]:
     """By the branch's key, micro-batch by micro-batch. Teacher and student are the same model."""
     for micro in decoder.micro_batches(samples, micro_tokens):
-        yield decoder.together(_measured, micro, direction)
+        yield decoder.together(_measured, micro)
+
+
+def _measured(decoder: Decoder, samples: list[Sample]) -> dict[str, Measured]:
+    batch = Batch.collate(samples, decoder.model.device)
+    chunk_rows = max(1, head.CHUNK_ENTRIES // 2 // decoder.vocabulary)
+    tokens = batch.tokens(chunk_rows)
+    hidden_1FD, branch_MD = decoder.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
+    assert branch_MD is not None
+    hidden_ND = hidden_1FD[0, tokens.predictor_N]
+    found: dict[str, Measured] = {}
+    for group in batch.groups:
+        part, rows = group.tokens, tokens.rows.part(group.tokens)
+        teacher = Scorers([(decoder.head, branch_MD[part])])
+        compared = Compared(group, (decoder.head, hidden_ND[part]), teacher, rows.ids_N, rows.temperature_N)
+        scores = compared.scores(chunk_rows)
+        branches = [branch for _, branch in group.branches]
+        found |= BranchReport(branches, scores, torch.zeros(len(branches), dtype=torch.long)).by_key()
+    return found
 
 
 @torch.no_grad()
 def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list[float]:
     """What the model makes of each token, after all those before it; 0 for the first."""
-    device, chunk_rows = decoder.model.device, max(1, head.CHUNK_ENTRIES // decoder.model.config.vocab_size)
-    row = Packed.of([ids], device)
+    row = Packed.of([ids], decoder.model.device)
     hidden_1FD, _ = decoder.hidden(row)
-    temperature_N, ids_N = torch.full((len(ids) - 1,), temperature, device=device), row.ids_1F[0, 1 : len(ids)]
-    logp_N = sampled_logp((decoder.head, hidden_1FD[0, : len(ids) - 1]), ids_N, temperature_N, chunk_rows)
-    return [0.0, *logp_N.tolist()]
-
-
-@torch.no_grad()
-def _measured(decoder: Decoder, samples: list[Sample], direction: Direction) -> dict[str, Measured]:
-    batch = Batch.collate(samples, decoder.model.device)
-    chunk_rows = max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size)
-    tokens = batch.tokens(chunk_rows)
-    hidden_1FD, branch_MD = decoder.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
-    assert branch_MD is not None
-    targets = slice(len(tokens.weight_M))  # what else a sample is to learn does not matter here
-    student = decoder.head, hidden_1FD[0, tokens.predictor_N[targets]]
-    streams = tokens.rows.ids_N[targets], tokens.rows.temperature_N[targets]
-    compared = Compared(student, Scorers([(decoder.head, branch_MD)]), *streams, direction)
-    scores = compared.scores(chunk_rows)
-    branches = [branch for _, branch in batch.branches]
-    return BranchReport(branches, scores, torch.zeros(len(branches), dtype=torch.long)).by_key()
+    scorer = decoder.head, hidden_1FD[0, : len(ids) - 1]
+    temperature_N = torch.full((len(ids) - 1,), temperature, device=decoder.model.device)
+    chunk_rows = max(1, head.CHUNK_ENTRIES // decoder.vocabulary)
+    return [0.0, *sampled_logp(scorer, row.ids_1F[0, 1 : len(ids)], temperature_N, chunk_rows).tolist()]

@@ -32,12 +32,6 @@ def imitation(logp_N: Tensor, power_N: Tensor) -> Tensor:
     return -torch.exp(power_N * logp_N.detach()) * logp_N
 
 
-def k1(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
-    """log(pi / reference) at what was sampled, whose mean under pi is KL(pi || reference). A constant: it belongs into
-    the advantage. Differentiated as a loss its expected gradient is 0 (Composer 2, section 4.1, has k1 and not k3)."""
-    return logp_N.detach() - reference_logp_N
-
-
 def divergence(student_logp_MV: Tensor, teacher_logp_MV: Tensor, direction: Direction) -> Tensor:
     """Exact divergence over the whole vocabulary at each token, in nats. The teacher is a constant.
 

@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 
 from offbook.core.routers import TRIED_IDS, routers_of
 from offbook.train.batches import Batch
-from offbook.train.parallel.context import Context
 from offbook.types import OffbookError, Routes
 
 PLAUSIBLE = 0.25  # of what the router's own choice weighs: a recorded choice that weighs less is taken for a mistake
@@ -72,19 +71,13 @@ class Replay:
         for number, router in enumerate(self.routers):
             router.register_forward_hook(partial(self._replace, number))
 
-    def begin(self, batch: Batch, context: Context | None = None) -> None:
+    def begin(self, batch: Batch) -> None:
         if not self.routers:
             return
         self._counted.clear()
         self._free = False
-        routes_LNK, length = batch.routes(len(self.routers)), batch.row.ids_1F.shape[1]
-        place_N = torch.arange(length, device=batch.row.ids_1F.device)
-        if context is not None:
-            filler = -length % (2 * context.size)
-            place_N = context.own(length + filler, place_N.device)
-            if routes_LNK is not None:
-                routes_LNK = torch.nn.functional.pad(routes_LNK, (0, 0, 0, filler), value=NONE)[:, place_N]
-        self.routes_LNK = routes_LNK
+        self.routes_LNK = batch.routes(len(self.routers))
+        place_N = torch.arange(batch.row.ids_1F.shape[1], device=batch.row.ids_1F.device)
         self.is_real_N = place_N < sum(len(sample.ids) for sample in batch.samples)
 
     def end(self) -> None:

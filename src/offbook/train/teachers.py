@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.train.batches import Batch, BranchAt, BranchBatch
+from offbook.train.batches import Batch, BranchAt, BranchBatch, BranchGroup
 from offbook.train.forward import Decoder
-from offbook.train.head import Scorers
+from offbook.train.head import Scorer
 from offbook.train.lora import switch_off_idle
 from offbook.train.optim.units import local
-from offbook.types import OffbookError
+from offbook.types import Branch, OffbookError, Sample
+
+FILLER = Sample(ids=[0, 0])
+IDLE = Branch(1, [0], ((1, 2),))  # of any sample; its result is not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +37,22 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    moves = False
-
-    def share(self, step: int) -> float:
-        return 0.0
+    share = 0.0  # of the student, by which the weights move to it after each step
 
 
 @dataclass(frozen=True, slots=True)
 class Ema:
     decay: float = 0.99
-    moves = True
 
-    def share(self, step: int) -> float:
+    @property
+    def share(self) -> float:
         return 1 - self.decay
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
     model: PreTrainedModel
-    moves = False
-
-    def share(self, step: int) -> float:
-        return 0.0
+    share = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +65,56 @@ Kind = Live | Frozen | Ema | Other | Mix
 
 
 class OwnWeights:
-    """A copy of the student that goes its own way, or another model."""
+    """A copy of the student that goes its own way, or another model. `name`: of the first teacher that has them."""
 
-    def __init__(self, student: Decoder, kind: Frozen | Ema | Other):
-        self.kind = kind
-        self.decoder = _other(student, kind.model) if isinstance(kind, Other) else _copied(student)
-        if not kind.moves:
+    def __init__(self, student: Decoder, kind: Frozen | Ema | Other, name: str):
+        self.name = name
+        self.share = kind.share
+        if isinstance(kind, Other):
+            _refuse_other_vocabulary(student.model, kind.model)
+            self.decoder = Decoder(kind.model.requires_grad_(False), compiled=student.compiled)
+        else:
+            self.decoder = Decoder(sharing_copy(student.model), compiled=student.compiled, plain=student.plain)
+        if not self.share:
             switch_off_idle(self.decoder.model)
         self.steps = 0
 
     @torch.no_grad()
     def follow(self, student: PreTrainedModel) -> None:
-        """After each step: towards the student by the share that the kind says."""
+        """After each step: move towards the student by the share that the kind says."""
         self.steps += 1
-        share = self.kind.share(self.steps)
-        if not share:
+        if not self.share:
             return
         both = zip(self.decoder.model.parameters(), student.parameters(), strict=True)
-        apart = [(mine, its) for mine, its in both if mine is not its]
-        for rounds in (True, False):
-            pairs = [pair for pair in apart if (pair[0].dtype == torch.bfloat16) == rounds]
-            slow, fast = ([local(pair[place]) for pair in pairs] for place in (0, 1))
-            if rounds and share < 1:
-                _lerp_by_chance(slow, fast, share, self.steps)
-            elif pairs:
-                torch._foreach_lerp_(slow, fast, share)
+        pairs = [(local(mine), local(its)) for mine, its in both if mine is not its]
+        rounded = [pair for pair in pairs if pair[0].dtype == torch.bfloat16]
+        exact = [pair for pair in pairs if pair[0].dtype != torch.bfloat16]
+        if rounded:
+            _lerp_by_chance(rounded, self.share, self.steps)
+        if exact:
+            slow, fast = zip(*exact, strict=True)
+            torch._foreach_lerp_(slow, fast, self.share)
+
+    def read(self, batch: Batch, groups: Sequence[BranchGroup]) -> list[tuple[Scorer, Scorer | None]]:
+        """Of each group the targets with what is inserted and, where a gate needs it, without: as branches that insert
+        nothing, on the same base. Without groups the pass is a filler, in which this rank only gives its shards."""
+        asked: list[list[BranchAt]] = []
+        for group in groups:
+            asked.append(group.branches)
+            if group.distill.gate or group.distill.token_gate:
+                asked.append([(number, replace(branch, inserted=[])) for number, branch in group.branches])
+        branches = [one for each in asked for one in each]
+        if not branches:
+            batch, branches = Batch.collate([FILLER], self.decoder.model.device), [(0, IDLE)]
+        read = BranchBatch.collate(batch, branches)
+        hidden_MD = self.decoder.inside(lambda: self.decoder.targets(batch, read))
+        sizes = [sum(branch.num_targets for _, branch in each) for each in asked]
+        scorers = [(self.decoder.head, part_MD) for part_MD in hidden_MD.split(sizes or len(hidden_MD))]
+        found = []
+        for group in groups:
+            gated = group.distill.gate or group.distill.token_gate
+            found.append((scorers.pop(0), scorers.pop(0) if gated else None))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +123,11 @@ class Teacher:
     live_share: float
 
     @property
-    def rides(self) -> bool:
-        """Whether its branches go along with the student's forward."""
-        return self.live_share > 0
-
-    @property
     def shares(self) -> tuple[float, ...]:
         """Of its own weights and of the student's, as far as it has them."""
-        return (1.0,) if self.own is None or not self.rides else (1 - self.live_share, self.live_share)
-
-    def own_scorers(self, batch: Batch, branches: list[BranchAt], plain: bool) -> Scorers:
-        """By weights of its own, none where it has none; with `plain` also of the targets without what is inserted,
-        as branches that insert nothing: the same base, and the targets' own tokens once more."""
-        if self.own is None:
-            return Scorers([], self.shares)
-        decoder, bare = self.own.decoder, [(number, replace(branch, inserted=[])) for number, branch in branches]
-        read = BranchBatch.collate(batch, [*branches, *(bare if plain else [])])
-        hidden_MD = decoder.inside(lambda: decoder.targets(batch, read))
-        size = sum(branch.num_targets for _, branch in branches)
-        hinted = decoder.head, hidden_MD[:size]
-        return Scorers([hinted], self.shares, [(decoder.head, hidden_MD[size:])] if plain else ())
+        if self.own is None or not self.live_share:
+            return (1.0,)
+        return 1 - self.live_share, self.live_share
 
 
 def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teacher]:
@@ -132,34 +139,31 @@ def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teac
             teachers[name] = Teacher(None, 1.0)
             continue
         if weights not in copies:
-            copies[weights] = OwnWeights(student, weights)
+            copies[weights] = OwnWeights(student, weights, name)
         teachers[name] = Teacher(copies[weights], kind.live_share if isinstance(kind, Mix) else 0.0)
     return teachers
 
 
-def _lerp_by_chance(slow: Sequence[Tensor], fast: Sequence[Tensor], share: float, seed: int) -> None:
+def _lerp_by_chance(pairs: Sequence[tuple[Tensor, Tensor]], share: float, seed: int) -> None:
     """For bfloat16, whose steps are larger than a hundredth of most differences: rounding to the nearest would never
-    move. Up or down by chance is right on the average, and needs no copy in float32."""
-    rng = torch.Generator(slow[0].device).manual_seed(seed) if slow else None
-    for mine, its in zip(slow, fast, strict=True):
-        bits = torch.lerp(mine.float(), its.float(), share).view(torch.int32)
+    move. Stochastic rounding is right on average and needs no copy in float32."""
+    rng = torch.Generator(pairs[0][0].device).manual_seed(seed)
+    for slow, fast in pairs:
+        bits = torch.lerp(slow.float(), fast.float(), share).view(torch.int32)
         bits += torch.randint(1 << 16, bits.shape, generator=rng, dtype=torch.int32, device=bits.device)
-        mine.copy_((bits & -(1 << 16)).view(torch.float32))
+        slow.copy_((bits & -(1 << 16)).view(torch.float32))
 
 
-def _other(student: Decoder, model: PreTrainedModel) -> Decoder:
-    sizes = [one.config.get_text_config().vocab_size for one in (student.model, model)]
-    if sizes[0] != sizes[1]:
-        told = f"the student's vocabulary has {sizes[0]} entries and its teacher's {sizes[1]}"
-        raise OffbookError(f"{told}: they are compared entry by entry, so take a teacher of the same family")
-    return Decoder(model.requires_grad_(False), compiled=student.compiled)
-
-
-def _copied(student: Decoder) -> Decoder:
-    return Decoder(sharing_copy(student.model), compiled=student.compiled, plain=student.plain)
+def _refuse_other_vocabulary(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    own, its = (one.config.get_text_config().vocab_size for one in (student, teacher))
+    if own != its:
+        raise OffbookError(
+            f"the student's vocabulary has {own} entries and its teacher's {its}: they are compared entry by entry, "
+            "so take a teacher of the same family"
+        )
 
 
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Shares what is not trained: beside a low-rank adapter the second model is as small as the adapter."""
+    """A copy that shares what is not trained: with a low-rank adapter it is as small as the adapter."""
     untrained = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
     return copy.deepcopy(model, untrained).requires_grad_(False)

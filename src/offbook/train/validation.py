@@ -17,7 +17,7 @@ def imitation_loss(trainer: Trainer, samples: list[Sample]) -> float:
 
 
 def _loss_and_weight(decoder: Decoder, samples: list[Sample]) -> tuple[float, float]:
-    chunk_rows = max(1, CHUNK_ENTRIES // decoder.model.config.vocab_size)
+    chunk_rows = max(1, CHUNK_ENTRIES // decoder.vocabulary)
     batch = Batch.collate(samples, decoder.model.device)
     tokens = batch.tokens(chunk_rows)
     hidden_1FD, _ = decoder.hidden(batch.row)

@@ -24,19 +24,18 @@ class JudgeConfig(Section):
     )
     feedback: float = Field(default=0.0, ge=0, le=1, description="share of rollouts read for hints")
     monitors: float = Field(default=0.0, ge=0, le=1, description="share of rollouts audited for cheating")
-    live: float = Field(default=0.0, ge=0, le=1, description="share of live sessions whose follow-ups it reads")
 
     def problem(self, rewards: Iterable[str]) -> str:
         """What is missing for the judge to do what is asked of it. `rewards` are the weighted ones."""
-        others = [f"judge.{use}" for use in ("monitors", "live") if getattr(self, use)]
+        others = ["judge.monitors"] if self.monitors else []
         others += [f"rewards.weights.{name}" for name in rewards if name in JUDGED]
         uses = [*(["judge.feedback"] if self.feedback else []), *others]
         if uses and not self.url:
             return f"judge.url is empty, so there is no model for {uses[0]}; give a URL"
         if self.url and not uses:
             return (
-                "the model at judge.url would read nothing: give judge.feedback, judge.monitors or judge.live a share, "
-                f"or a weight to {' or '.join(JUDGED)}"
+                "the model at judge.url would read nothing: give judge.feedback or judge.monitors a share, or a weight "
+                f"to {' or '.join(JUDGED)}"
             )
         if self.url == LOCAL and others:
             return f"{others[0]} needs a server; give its URL as judge.url"

@@ -46,10 +46,8 @@ class LoopConfig(Section):
 class LiveConfig(Section):
     """Learning from use: docs/live.md."""
 
-    consent: Literal["none", "numbers", "all"] = Field(
-        default="numbers",
-        description="what is kept of a session: nothing, counts without words, or all without secrets; only `all` "
-        "is learned from",
+    consent: Literal["none", "all"] = Field(
+        default="none", description="what is kept of a session and learned from: nothing, or all without secrets"
     )
     retention_days: float = Field(default=30.0, gt=0, description="days before a kept session is deleted")
     settle_s: float = Field(default=86_400.0, ge=0, description="wait for reactions before a session is learned from")
@@ -73,12 +71,7 @@ class LiveConfig(Section):
         },
         description="of the parts of a session's reward, each from -1 to 1 (docs/live.md)",
     )
-    share: float = Field(default=0.2, gt=0, le=0.5, description="share of users who get a version on trial")
-    trial: int = Field(default=50, ge=1, description="users of each version before it gets the rest")
     suites: list[str] = Field(default=[], description="of the gate, added to the held-out tasks, as in `sides`")
-    populations: list[str] = Field(
-        default=[], description="keys of users who get their own adapter; needs train.lora.rank"
-    )
 
     @field_validator("weights")
     @classmethod

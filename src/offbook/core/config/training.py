@@ -44,7 +44,6 @@ class RanksConfig:
 
     replicate: int = 1  # copies of the weights; each is sharded over its ranks
     experts: int = 1  # ranks that share a layer's experts
-    context: int = 1  # ranks that share a row of tokens
 
 
 class TrainConfig(Section):
@@ -66,16 +65,6 @@ class TrainConfig(Section):
         default=1.0, ge=0, description="of the RL loss; 0: no RL, only other losses (docs/methods.md)"
     )
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
-    reference_kl: float = Field(
-        default=0.0,
-        ge=0,
-        description="KL penalty to the run's start: subtracted from each token's advantage (k1, detached)",
-    )
-    log_parts: int = Field(
-        default=0,
-        ge=0,
-        description="steps between reports of each loss's gradient norm (one more backward pass per loss); 0: never",
-    )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="when a gradient is NaN or infinite: end the run, or skip the step"
     )
@@ -96,10 +85,10 @@ class TrainConfig(Section):
         default="float32",
         description="of the trained model; bfloat16 keeps float32 master weights",
     )
-    ranks: dict[Literal["replicate", "experts", "context"], Annotated[int, Field(ge=1)]] = Field(
+    ranks: dict[Literal["replicate", "experts"], Annotated[int, Field(ge=1)]] = Field(
         default={},
         description="under torchrun (docs/scale.md): `replicate`: copies of the weights, each sharded; `experts`: "
-        "ranks that share a layer's experts; `context`: ranks that share a row",
+        "ranks that share a layer's experts",
     )
     linear: LinearConfig = LinearConfig()
     lora: LoraConfig = LoraConfig()

@@ -90,8 +90,6 @@ class Config(Section):
             raise ValueError(f"harness.dialect has no effect where {what}; leave it out")
         if self.loop.ray.samplers and (problem := self._unfit_elsewhere()):
             raise ValueError(f"loop.ray.samplers is {self.loop.ray.samplers}, and {problem}")
-        if self.live.populations and not self.train.lora.rank:
-            raise ValueError("live.populations get an adapter each: give --train.lora.rank, as in 16")
         if self.loop.refill and self.tasks.order != "select":
             raise ValueError("loop.refill draws other tasks in the middle of a batch; give --tasks.order select")
         if self.loop.refill and self.engine.kind == "lockstep":

@@ -23,9 +23,8 @@ def hint_branch(
     weight: float = 1.0,
     distill: Distill = Distill(),  # noqa: B008  (frozen)
 ) -> Branch:
-    """The target as it is read with the hint before it. Only tokens the model sampled are distilled. The branches of
-    one rollout compete for the places that `distill` has."""
+    """The target as it is read with the hint before it. Only tokens the model sampled are distilled."""
     message = segment.messages[target.message]
     span = message.body, message.body + sum(segment.sampled[message.body : message.end])
     block = hint_block(chat, hint)
-    return Branch(message.start, block, (span,), weight, distill, target_key(target), contest=target.rollout)
+    return Branch(message.start, block, (span,), weight, distill, target_key(target))

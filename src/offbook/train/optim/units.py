@@ -8,14 +8,12 @@ is one unit. Tables (embeddings, the head), norms, biases and convolutions are n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
-
-from offbook.types import OffbookError
 
 Block = tuple[int, int]  # rows and columns of a unit
 TABLES = ("embed", "lm_head", "wte", "wpe")
@@ -78,39 +76,3 @@ def as_units(tensor: Tensor, block: Block) -> Tensor:
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def row_shard(tensor: Tensor) -> int | None:
-    """The dimension of its mesh over which its rows (of experts: the experts) are cut, if one does so alone."""
-    if not isinstance(tensor, DTensor):
-        return None
-    cut = [number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()]
-    return cut[0] if len(cut) == 1 else None
-
-
-def row_bounds(rows: int, ranks: int) -> list[tuple[int, int]]:
-    """Which each of the ranks has, by the rule of torch.chunk, which DTensor follows."""
-    size = -(-rows // ranks)
-    return [(min(rank * size, rows), min((rank + 1) * size, rows)) for rank in range(ranks)]
-
-
-def holds_whole_units(parameter: Tensor, block: Block) -> bool:
-    """Whether no unit lies on two ranks. The same answer on all of them."""
-    if not isinstance(parameter, DTensor):
-        return True
-    cut = [placement for placement in parameter.placements if not placement.is_replicate()]
-    dimensions = {placement.dim for placement in cut if hasattr(placement, "dim")}
-    if parameter.ndim == 3 and dimensions <= {0}:
-        return True
-    mesh_dimension = row_shard(parameter)
-    if cut and (dimensions != {0} or mesh_dimension is None):
-        raise OffbookError(f"Muon takes matrices that are sharded by rows over one mesh dimension, not {cut}")
-    if mesh_dimension is None or parameter.device_mesh.size(mesh_dimension) == 1:
-        return True
-    return is_cut_between_units(parameter.shape, block, parameter.device_mesh.size(mesh_dimension))
-
-
-def is_cut_between_units(shape: Sequence[int], block: Block, ranks: int) -> bool:
-    """Whether rows over so many ranks leave every unit on one of them; of experts these are the matrices."""
-    ends = {bound for pair in row_bounds(shape[0], ranks) for bound in pair}
-    return len(shape) == 3 or ranks == 1 or (block[1] == shape[1] and all(end % block[0] == 0 for end in ends))

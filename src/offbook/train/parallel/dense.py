@@ -22,7 +22,6 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from offbook.train.forward import Decoder
-from offbook.train.parallel.context import Context
 from offbook.train.parallel.experts import SUMMED, shard_experts
 from offbook.types import OffbookError
 
@@ -35,10 +34,8 @@ def make_mesh(replicate: int, shard: int, device: str) -> DeviceMesh:
     return init_device_mesh(device, (replicate, shard), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(
-    decoder: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None, context: Context | None = None
-) -> None:
-    """In place; experts on a mesh of their own, if there is one. Whoever runs it from now on does so `inside`."""
+def shard(decoder: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -> None:
+    """In place; experts on a mesh of their own, if there is one. From now on it runs only `inside`."""
     if not decoder.plain:
         raise OffbookError(
             f"{decoder.model.config.model_type} has layers that are not plain attention, which cannot be sharded here: "
@@ -63,7 +60,7 @@ def shard(
         before.set_modules_to_backward_prefetch([after])
     model.run_inside = MethodType(lambda _, work: work(), model)
     register_fsdp_forward_method(model, "run_inside")
-    decoder.inside, decoder.context = model.run_inside, context
+    decoder.inside = model.run_inside
 
 
 def in_common(model: PreTrainedModel, other: PreTrainedModel) -> list[str]:

@@ -56,7 +56,7 @@ def _round(tensors: Mapping[str, Tensor], holders: Mapping[str, int]) -> list[tu
 
 def _begin(tensor: Tensor, holder: int, works: list[dist.P2POp]) -> Tensor | None:
     """What this rank has to do for one tensor. Returns the room for all of it, on its holder."""
-    rank, own = dist.get_rank(), local(tensor)
+    rank, own = dist.get_rank() if dist.is_initialized() else 0, local(tensor)
     if not isinstance(tensor, DTensor):
         return own if rank == holder else None
     rows = _rows(tensor, holder)

@@ -5,9 +5,9 @@ the function with its arguments over the control group, and every rank calls it.
 balances them in the same way and takes its own share. Callers of a trainer or of its decoders see none of this.
 
 After each call the ranks exchange whether it succeeded. An error that all ranks raise is rank 0's to handle. Where one
-rank failed alone, its shard differs from the others' and the run ends. The others may be inside a collective and not
-answer within the timeout: then the failed rank writes its error to the group's store and exits, which closes the
-connections that the others wait on, and they report which rank it was. NCCL does not notice that: torchrun ends them.
+rank failed alone, its shard differs from the others' and the run ends. The others may wait inside a collective and not
+answer within the timeout: then the failed rank ends with its error, and with it the connections that others wait on.
+NCCL does not notice that: torchrun ends them.
 
 Left out: each rank loads the whole model, on the host, before it is cut.
 """
@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
-from itertools import count
 from math import gcd
 from typing import Any, TypeVar
 
@@ -31,7 +30,6 @@ from offbook.core.config import RanksConfig, TrainConfig
 from offbook.core.routers import routers_of
 from offbook.core.weights import Weights
 from offbook.train.forward import Decoder
-from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh, refuse_undealt
 from offbook.train.parallel.ranks import Ranks
@@ -42,25 +40,23 @@ from offbook.types import OffbookError, Sample
 ANSWER_S = 10.0  # timeout of the other ranks for the same call, where one failed
 T = TypeVar("T")
 GO_ON = "started again, it goes on from its last checkpoint"
-_numbers = count()  # of calls, equal on all ranks
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of the ranks has that train a model together."""
+    """How many ranks share the weights of a model that is trained."""
 
-    shards: int = 1  # that the weights are cut into
-    expert_shards: int = 1  # that experts are, all in all
-    dealt_to: int = 1  # ranks, of those, that tokens travel to: nobody gathers more of a layer's experts than its own
-    rows: int = 1  # ranks that share one
+    shards: int = 1  # of the dense weights
+    expert_shards: int = 1  # of the experts
+    dealt_to: int = 1  # ranks of those that tokens travel to: none gathers more of a layer's experts than its own
 
 
 ALONE = Share()
 
 
 class RanksDiverged(OffbookError):
-    """Ranks whose states differ. No collective call is possible any more."""
+    """The ranks' states differ. No collective call is possible any more."""
 
 
 class RankLost(RanksDiverged):
@@ -72,30 +68,29 @@ def ranks_of(settings: RanksConfig) -> Ranks:
     world, device = dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
     refuse_uneven(settings, world)
     mesh = make_mesh(settings.replicate, world // settings.replicate, device)
-    experts = make_expert_mesh(*expert_shape(world, settings), device) if settings.experts > 1 else None
-    return Ranks(mesh, experts, Context(settings.context, device) if settings.context > 1 else None)
+    return Ranks(mesh, make_expert_mesh(*expert_shape(world, settings), device) if settings.experts > 1 else None)
 
 
 def refuse_uneven(settings: RanksConfig, world: int) -> None:
     for name, size in asdict(settings).items():
         if world % size:
             raise OffbookError(f"train.ranks.{name} is {size}, which {world} ranks cannot be divided by")
-    expert_shape(world, settings)
 
 
 def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
-    """Replicas, shards and ranks that experts are dealt out to. There are as many replicas as of the dense weights, as
-    `offbook plan` draws them (loop/layout.py), or fewer where experts are dealt out over several of those."""
+    """Replicas, shards and ranks that experts are distributed over. There are as many replicas as of the dense weights,
+    or fewer where experts are distributed over several of those."""
     groups = world // settings.experts
     replicate = gcd(settings.replicate, groups)
     return replicate, groups // replicate, settings.experts
 
 
 def share_of(settings: RanksConfig, world: int) -> Share:
-    """That each rank has of what is trained."""
     shards = world // settings.replicate
-    _, expert_shards, dealt_to = expert_shape(world, settings) if settings.experts > 1 else (1, shards, 1)
-    return Share(shards, expert_shards * dealt_to, dealt_to, settings.context)
+    if settings.experts == 1:
+        return Share(shards, shards)
+    _, expert_shards, dealt_to = expert_shape(world, settings)
+    return Share(shards, expert_shards * dealt_to, dealt_to)
 
 
 class SpmdTrainer(Trainer):
@@ -114,7 +109,7 @@ class SpmdTrainer(Trainer):
 
     def decoders(self) -> dict[str, Decoder]:
         """The student, without a name, and the teachers that have weights of their own."""
-        return {"": self.student, **{name: own.decoder for name, own in self.own_weights().items()}}
+        return {"": self.student, **{own.name: own.decoder for own in self.own_weights()}}
 
     def together(self, work: Callable[..., T], *arguments: Any) -> T:
         if self.diverged is not None:
@@ -159,49 +154,34 @@ def run_on_all(work: Callable[[], T], answer_s: float | None = None) -> T:
     becomes `RanksDiverged` on all. Anything but OffbookError and ValueError ends the rank and so the run, as does an
     error that the others do not answer within `answer_s`."""
     problem: Exception | None = None
-    key = f"offbook/failed/{next(_numbers)}"
-    group, failed = _answers(), torch.tensor([0])  # made before anything can fail: all ranks have to
+    group, rank = _answers(), dist.get_rank()  # the group is made before anything can fail: all ranks have to
     try:
         try:
             done = work()
         except (OffbookError, ValueError) as error:
-            problem, failed = error, torch.tensor([1])
-            log.warning("rank %d failed and asks the others: %s", dist.get_rank(), error)
+            problem = error
+            log.warning("rank %d failed and asks the others: %s", rank, error)
+        failed = torch.tensor([int(problem is not None)])
         answers = dist.all_reduce(failed, group=group, async_op=True)
         answers.wait(*([timedelta(seconds=answer_s)] if problem is not None and answer_s else []))
-    except Exception as error:
-        lost = _lost(key, problem or error)
-        if lost is error:
+    except RuntimeError as error:
+        if problem is not None:
+            said = f"rank {rank} failed ({type(problem).__name__}: {problem}) while others waited for it"
+        elif isinstance(error, dist.DistError) or "gloo" in str(error):
+            said = "another rank has ended, and its own output says why"
+        else:
             raise
-        raise lost from error
+        raise RankLost(f"{said}, so the run ends; {GO_ON}") from error
     if not failed:
         return done
-    raised: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(raised, (type(problem).__name__, str(problem)) if problem else ("", ""), group)
-    if problem is not None and len({kind for kind, _ in raised}) == 1:
+    raised = [""] * dist.get_world_size()
+    dist.all_gather_object(raised, f"{type(problem).__name__}: {problem}" if problem else "", group)
+    if problem is not None and all(raised):
         raise problem
-    rank, (kind, text) = next((rank, one) for rank, one in enumerate(raised) if one[0])
+    first = next(number for number, said in enumerate(raised) if said)
     raise RanksDiverged(
-        f"rank {rank} failed alone ({kind}: {text}), so ranks no longer hold the same and the run ends; {GO_ON}"
+        f"rank {first} failed alone ({raised[first]}), so ranks no longer hold the same and the run ends; {GO_ON}"
     )
-
-
-def _lost(key: str, problem: Exception) -> Exception:
-    """The error to end with. The rank that fails first writes its error to the store; the others report that one."""
-    is_expected = isinstance(problem, OffbookError | ValueError)
-    has_lost_others = not is_expected and (isinstance(problem, dist.DistError) or "gloo" in str(problem))
-    store, first = dist.distributed_c10d._get_default_store(), "a rank has ended without an error message"
-    try:
-        if store.check([key]):
-            first = store.get(key).decode()
-        elif not has_lost_others:
-            first = f"rank {dist.get_rank()} failed ({type(problem).__name__}: {problem})"
-            store.set(key, first)
-            if not is_expected:
-                return problem
-    except RuntimeError:  # the store was rank 0's
-        first = "rank 0, which is the run, has ended"
-    return RankLost(f"{first} while others waited for it, so the run ends; {GO_ON}")
 
 
 @cache
@@ -215,6 +195,7 @@ def read(trainer: SpmdTrainer, name: str, work: Callable[..., T], *arguments: An
 
 
 def step_on_all(trainer: Trainer, samples: list[Sample], lr_scale: float) -> StepResult:
+    trainer.refuse(samples)  # all of them, so that no rank refuses alone
     own = trainer.ranks.share_of(samples, trainer.model.config.get_text_config().hidden_size)
     result = Trainer.step(trainer, own, lr_scale)
     measured = {key: value for each in trainer.ranks.gathered(result.measured) for key, value in each.items()}
