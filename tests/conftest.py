@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from offbook.agent.chat import ChatFormat, byte_chat
 from offbook.train.checkpoint import Checkpoints, checkpoint_path
-from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import Trainer
 from offbook.types import Distill, Sample
 
@@ -112,7 +112,7 @@ def random_ids(rng: random.Random, count: int, vocabulary: int = 300) -> list[in
 TEACHERS: dict[str, dict[str, Kind]] = {
     name: {Distill().teacher: kind}
     for name, kind in (
-        ("live", Live()), ("frozen", Frozen()), ("ema", Ema()), ("trust_region", Mix(Frozen(), 0.1))
+        ("live", Live()), ("frozen", Frozen()), ("ema", Ema())
     )
 }  # fmt: skip
 

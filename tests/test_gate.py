@@ -19,7 +19,7 @@ from offbook.core.config import TrainConfig
 from offbook.train import head as gate
 from offbook.train.batches import _chunks
 from offbook.train.head import VERDICTS, Shift, TargetScores
-from offbook.train.losses import divergence, log_mix
+from offbook.train.losses import divergence
 from offbook.train.teachers import Frozen, Live
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Sample
@@ -119,23 +119,19 @@ def drifted(teacher: str) -> Trainer:
 
 
 @pytest.mark.parametrize("judged", [False, True])
-@pytest.mark.parametrize("teacher", ["live", "frozen", "ema", "trust_region"])
+@pytest.mark.parametrize("teacher", ["live", "frozen", "ema"])
 def test_what_the_hint_does_to_its_teacher_equals_reencoding(teacher: str, judged: bool) -> None:
     """The teacher's own reading with and without the hint; also where branches compete and are scored before."""
     sample = sample_with_branches(random.Random(11))
     trainer = drifted(teacher)
     (of_trainer,) = trainer.teachers.values()
     student = copy.deepcopy(trainer.model)
-    models = [copy.deepcopy(of_trainer.own.decoder.model)] if of_trainer.own else []
-    models += [student] if of_trainer.live_share else []
+    model = copy.deepcopy(of_trainer.decoder.model) if of_trainer else student
     found = trainer.step(distilled([sample], gate=1e-9, places=2 * judged)).measured
     for branch in sample.branches:
         ids, measured = torch.tensor(sample.ids)[places_of(branch)], found[branch.key]
         with torch.no_grad():
-            hinted, bare = (
-                log_mix([reencoded(model, sample, one) for model in models], of_trainer.shares)
-                for one in (branch, replace(branch, inserted=[]))
-            )
+            hinted, bare = (reencoded(model, sample, one) for one in (branch, replace(branch, inserted=[])))
             own = reencoded(student, sample, replace(branch, inserted=[]))
         for ours, theirs in ((measured.plain, bare), (measured.teacher, hinted), (measured.student, own)):
             assert ours == pytest.approx(theirs.gather(1, ids[:, None])[:, 0].tolist(), abs=1e-3)
@@ -162,7 +158,7 @@ def test_only_tokens_that_the_hint_moves_teach(teacher: str) -> None:
     trainer = drifted(teacher)
     (of_trainer,) = trainer.teachers.values()
     student = copy.deepcopy(trainer.model)
-    start = of_trainer.own.decoder.model if of_trainer.own else student
+    start = of_trainer.decoder.model if of_trainer else student
     own, moved = [], []
     for branch in sample.branches:
         bare = replace(branch, inserted=[])
@@ -245,10 +241,6 @@ def test_of_a_sample_as_many_branches_teach_as_there_are_places() -> None:
     shifts = {key: sum(measured.divergence) for key, measured in result.measured.items()}
     taught = [key for key, measured in result.measured.items() if not measured.skipped]
     assert taught == [max(shifts, key=lambda key: shifts[key])]
-    alone = [branch for branch in branches if branch.key in taught]
-    expected, _ = step_of([replace(sample, branches=alone)], gate=0.0)
-    same = pytest.approx(expected.metrics["gradient_norm"], rel=1e-4)
-    assert result.metrics["gradient_norm"] == same, "those over the limit do not dilute it"
     all_teach, _ = step_of([sample], places=0)
     assert not any(measured.skipped for measured in all_teach.measured.values())
 

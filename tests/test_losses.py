@@ -15,7 +15,7 @@ from offbook.core.config import TrainConfig
 from offbook.train import head
 from offbook.train.algorithms import group_advantage
 from offbook.train.batches import micro_batches
-from offbook.train.losses import cap_values, divergence, importance, log_mix, policy_gradient
+from offbook.train.losses import cap_values, divergence, importance, policy_gradient
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 
@@ -74,13 +74,6 @@ def test_importance_is_capped_and_not_differentiated() -> None:
     ratio = importance(new, logp(0.5, 0.1)[0], cap=2.0)
     assert ratio.tolist() == pytest.approx([1.0, 2.0])
     assert not ratio.requires_grad
-
-
-def test_a_mix_in_logits_by_hand() -> None:
-    """sqrt(0.8 * 0.2) : sqrt(0.2 * 0.8) is one half each; a share of 1 is the teacher itself."""
-    teachers = [logp(0.8, 0.2), logp(0.2, 0.8)]
-    assert log_mix(teachers, (0.5, 0.5)).exp()[0].tolist() == pytest.approx([0.5, 0.5])
-    assert torch.allclose(log_mix(teachers, (1.0, 0.0)), teachers[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 7, 50])

@@ -105,7 +105,7 @@ def test_each_loss_is_that_of_a_naive_reencoding(
     sample.branches.append(found[0])
     larger = tiny_model("llama", vocabulary=student.config.vocab_size, seed=3)
     trainer = Trainer(student, TrainConfig(), {OTHER: Other(larger), "start": Frozen()})
-    teacher = larger if method == "opd" else trainer.teachers["start"].own.decoder.model
+    teacher = larger if method == "opd" else trainer.teachers["start"].decoder.model
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.mul_(1.2)

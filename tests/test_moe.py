@@ -37,10 +37,10 @@ from offbook.engine.local import LocalEngine, Mode
 from offbook.pocket.model import POCKETS, make_pocket
 from offbook.train.algorithms import correction_sample
 from offbook.train.batches import Batch
+from offbook.train.forward import imitation_loss
 from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer, weights_of
-from offbook.train.validation import imitation_loss
 from offbook.types import Branch, Completion, Prompt, Rollout, Routes, Sample, Segment, Task
 
 SHAPE: dict[str, Any] = {
@@ -349,9 +349,9 @@ def test_what_is_read_after_a_step_follows_no_record() -> None:
     """Also where it has as many tokens as the step's last micro-batch."""
     trainer, held_out = Trainer(flat_model(), TrainConfig(), TEACHERS), Sample(random_ids(random.Random(1), 40))
     held_out = replace(held_out, ce_weight=[1.0] * 40)
-    before = imitation_loss(trainer, [held_out])
+    before = imitation_loss(trainer.student, [held_out], 8192)
     assert trainer.gradients([forced(plain_sample(random.Random(4), 40), 1)]) is not None
-    assert imitation_loss(trainer, [held_out]) == before
+    assert imitation_loss(trainer.student, [held_out], 8192) == before
 
 
 def test_padding_is_not_counted() -> None:
@@ -360,8 +360,8 @@ def test_padding_is_not_counted() -> None:
     trainer = Trainer(flat_model(), TrainConfig(), TEACHERS)
     assert trainer.gradients(samples) is not None
     counted = trainer.replay.counted()
-    assert counted.tokens["tokens"] == 80 * 2  # layers
-    assert int(counted.load_LE[0].sum()) == 80 * TOP
+    assert counted["tokens"] == 80 * 2  # layers
+    assert int(counted["load.00"].sum()) == 80 * TOP
 
 
 @pytest.mark.parametrize(("layers", "top"), [(2, 1), (2, 5), (3, 2)])

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from offbook.core.config import LinearConfig, LoraConfig, TrainConfig
 from offbook.train.attention import Packed
-from offbook.train.forward import measure_branches
+from offbook.train.forward import imitation_loss, measure_branches
 from offbook.train.lora import make_trainable
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
@@ -31,15 +31,14 @@ from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
 from offbook.train.parallel.ranks import ALONE, Ranks
 from offbook.train.parallel.spmd import SpmdTrainer, step_on_all
-from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import NotFinite, Trainer
-from offbook.train.validation import imitation_loss
 from offbook.types import Sample
 
 KINDS: dict[str, Mapping[str, Kind]] = {
     "live": {"live": Live()},
     "ema": {"live": Ema(0.5)},
-    "mix": {"live": Mix(Frozen(), 0.3)},
+    "frozen": {"live": Frozen()},
 }
 
 ON_EXPERTS = LoraConfig(
@@ -103,18 +102,18 @@ def sharded_gradients(kind: str, layout: tuple[int, ...], settings: TrainConfig,
     ("kind", "layout", "teachers", "recompute", "bound"),
     [
         ("dense", (1, 4), "live", "layers", 0.0),
-        ("dense", (2, 2), "mix", "all", 0.0),
+        ("dense", (2, 2), "frozen", "all", 0.0),
         ("dense", (4, 1), "live", "none", 0.2),
-        ("lora", (1, 2), "mix", "all", 0.0),
+        ("lora", (1, 2), "frozen", "all", 0.0),
         pytest.param("moe", (2, 2), "live", "none", 0.0, marks=pytest.mark.slow),
         ("moe", (1, 4, 1, 1, 4), "live", "layers", 0.2),
-        ("moe", (2, 2, 1, 2, 2), "mix", "all", 0.0),
+        ("moe", (2, 2, 1, 2, 2), "frozen", "all", 0.0),
         ("moe", (2, 4, 1, 1, 8), "live", "all", 0.0),
         ("moe", (1, 8, 2, 2, 2), "live", "none", 0.0),
         pytest.param("moe", (4, 2, 1, 2, 4), "ema", "layers", 0.0, marks=pytest.mark.slow),
-        ("moe lora", (1, 2), "mix", "all", 0.0),
-        ("moe lora", (2, 1, 1, 1, 2), "mix", "none", 0.2),
-        ("moe lora fresh", (1, 2, 1, 1, 2), "mix", "layers", 0.0),
+        ("moe lora", (1, 2), "frozen", "all", 0.0),
+        ("moe lora", (2, 1, 1, 1, 2), "frozen", "none", 0.2),
+        ("moe lora fresh", (1, 2, 1, 1, 2), "frozen", "layers", 0.0),
         ("moe lora", (1, 8, 1, 2, 4), "live", "layers", 0.0),
     ],
 )
@@ -323,7 +322,8 @@ def reads(trainer: Trainer, samples: list[Sample]) -> list[Any]:
         for decoder in (trainer.student, own.decoder):
             measured = {key: one for each in measure_branches(decoder, samples, 128) for key, one in each.items()}
             found.append([(key, one.student, one.teacher) for key, one in sorted(measured.items())])
-        found.append(imitation_loss(trainer, [replace(one, ce_weight=[1.0] * len(one.ids)) for one in samples]))
+        counted = [replace(one, ce_weight=[1.0] * len(one.ids)) for one in samples]
+        found.append(imitation_loss(trainer.student, counted, 128))
         trainer.step(samples)
     return found
 

@@ -25,26 +25,8 @@ from offbook.rl.ranks import RankTrainer, go_on, publish_by_all
 from offbook.train import checkpoint as writing
 from offbook.train.checkpoint import begin, load_training_state
 from offbook.train.optim.units import local
-from offbook.train.parallel import gather
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
-
-
-def counted() -> list[int]:
-    """From now on, the bytes that come to this rank, each time that any do. Nothing is gathered in another way."""
-    came: list[int] = []
-    send_and_receive = dist.batch_isend_irecv
-
-    def counting(works: list[dist.P2POp]) -> Any:
-        came.append(sum(work.tensor.nbytes for work in works if work.op is dist.irecv))
-        return send_and_receive(works)
-
-    def refused(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a tensor was put together on every rank")
-
-    dist.batch_isend_irecv = counting
-    DTensor.full_tensor = DTensor.redistribute = refused  # type: ignore[method-assign]
-    return came
 
 
 def bytes_of(tensors: dict[str, Tensor]) -> dict[str, int]:
@@ -52,11 +34,9 @@ def bytes_of(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 
 def published(kind: str, layout: tuple[int, ...]) -> Any:
-    """What each rank got, and the bytes that came to it."""
     trainer = Trainer(make(kind), STEADY, KINDS["live"], ranks_of(layout))
-    came = counted()
     weights = trainer.publish(1)
-    return {name: weights.tensors[name] for name in weights.tensors}, weights.firsts(), came
+    return {name: weights.tensors[name] for name in weights.tensors}, weights.firsts()
 
 
 @pytest.mark.parametrize(
@@ -65,15 +45,11 @@ def published(kind: str, layout: tuple[int, ...]) -> Any:
 )
 def test_weights_are_published_one_tensor_after_the_other(kind: str, layout: tuple[int, ...]) -> None:
     alone = Trainer(make(kind), STEADY, KINDS["live"]).publish(1)
-    (first, names, came), *others = on_ranks(layout[0] * layout[1], published, kind, layout)
+    (first, names), *others = on_ranks(layout[0] * layout[1], published, kind, layout)
     assert first.keys() == alone.tensors.keys()
     assert all(torch.equal(first[name], tensor) for name, tensor in alone.tensors.items())
     assert names == alone.firsts()
-    sizes = bytes_of(first)
-    assert 0 < max(came) <= max(sizes.values()), "more than one at once"
-    assert sum(came) < sum(sizes.values()), "what it has itself does not travel"
-    for tensors, _, came in others:
-        assert not any(came)
+    for tensors, _ in others:
         assert set(tensors.values()) == {None}
 
 
@@ -85,11 +61,10 @@ def moved(trainer: Trainer, version: int) -> None:
 
 
 def versions_published(kind: str, folder: Path, ranks: dict[str, int]) -> Any:
-    """Bytes that came to a rank at once, and that it has of the last version and of those before."""
+    """Bytes that a rank has of the last version, and with those before."""
     orders = dist.new_group(backend="gloo")
     settings = STEADY.model_copy(update={"ranks": ranks})
     trainer = RankTrainer(make(kind), settings, KINDS["live"], orders)
-    came = counted()
     if dist.get_rank():
         trainer.follow()
     else:
@@ -101,7 +76,7 @@ def versions_published(kind: str, folder: Path, ranks: dict[str, int]) -> Any:
         publisher.close()
         dist.broadcast_object_list([None], 0, orders)
     held = {id(flat): flat.nbytes for flats in (trainer.shards.new, trainer.shards.last) for flat in flats.values()}
-    return came, sum(flat.nbytes for flat in trainer.shards.new.values()), sum(held.values())
+    return sum(flat.nbytes for flat in trainer.shards.new.values()), sum(held.values())
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2), ("moe lora", 2)])
@@ -116,9 +91,8 @@ def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path)
     assert late.version == 4
     assert late.tensors.keys() == wanted.keys()
     assert all(torch.equal(late.tensors[name], tensor) for name, tensor in wanted.items())
-    largest, total = max(bytes_of(dict(wanted)).values()), sum(new for _, new, _ in told)
-    for came, new, held in told:
-        assert 0 < max(came) <= largest, "more than one tensor at once"
+    total = sum(new for new, _ in told)
+    for new, held in told:
         assert 0 < new < total / 2, "a rank has too much of it"
         assert held <= 2 * new, "what is kept is the last version"
 
@@ -134,19 +108,18 @@ class Unreachable(FolderStore):
 
 
 def watched() -> list[int]:
-    """From now on, how many whole tensors there are on this rank, each time that room is made for one."""
+    """From now on, how many whole tensors there are on this rank, each time that one is put together."""
     alive: list[int] = []
     rooms: list[weakref.ref[Tensor]] = []
-    begun = gather._begin
+    full_tensor = DTensor.full_tensor
 
-    def watching(tensor: Tensor, holder: int, works: list[dist.P2POp]) -> Tensor | None:
-        room = begun(tensor, holder, works)
-        if room is not None and isinstance(tensor, DTensor):
-            rooms.append(weakref.ref(room))
-            alive.append(sum(one() is not None for one in rooms))
+    def watching(tensor: DTensor, **how: Any) -> Tensor:
+        room = full_tensor(tensor, **how)
+        rooms.append(weakref.ref(room))
+        alive.append(sum(one() is not None for one in rooms))
         return room
 
-    gather._begin = watching
+    DTensor.full_tensor = watching  # type: ignore[method-assign]
     return alive
 
 
@@ -202,18 +175,15 @@ def published_to_a_store_of_one(folder: Path) -> Any:
 
 
 def two_steps_kept(kind: str, layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
-    """And a third while they are written. Bytes that came at once, and that this rank has on the host."""
+    """And a third while they are written. Bytes that this rank has on the host."""
     trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
     for _ in range(2):
         trainer.step(samples[dist.get_rank()])
-    full, again, sends = DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv
-    came = counted()
     kept = begin(trainer, folder, 2, folder.parent, 1)
-    DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv = full, again, sends  # type: ignore[method-assign]
     trainer.step(samples[dist.get_rank()])
     kept.result()
     dist.barrier()
-    return came, bytes_of(trainer.snapshot)
+    return bytes_of(trainer.snapshot)
 
 
 def two_steps_more(kind: str, layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
@@ -255,9 +225,8 @@ def test_each_rank_keeps_its_share_and_another_number_of_ranks_goes_on(
         straight.step(together)
     told = on_ranks(4, two_steps_kept, kind, layout, samples, folder)
     assert (folder / "DONE").exists()
-    total = sum(sum(sizes.values()) for _, sizes in told)
-    for came, sizes in told:
-        assert max(came) <= max(max(one.values(), default=0) for _, one in told), "more than one tensor at once"
+    total = sum(sum(sizes.values()) for sizes in told)
+    for sizes in told:
         assert sum(sizes.values()) < total / 2 or "lora" in kind, "a rank had too much of it"  # an adapter is one file
     for stem, files in (("training/optimizer", 4), ("training/teacher.live", 4), ("model", 0 if "lora" in kind else 4)):
         found = sorted(folder.glob(f"{stem}*.safetensors"))

@@ -514,7 +514,7 @@ def test_teachers_cost_what_they_copy(large: Path) -> None:
         return make_plan(load_config(["standard"], {"model": str(large), **HALF, **options}), GPU).parts["teacher copy"]
 
     assert copy("live", 0) == 0
-    assert copy("frozen", 0) == copy("ema", 0) == copy("trust_region", 0) == 2 * 8_190_735_360
+    assert copy("frozen", 0) == copy("ema", 0) == 2 * 8_190_735_360
     assert 0 < copy("frozen", 16) < 0.2e9
 
 
@@ -584,10 +584,10 @@ def test_adapters_on_experts_lie_where_those_do() -> None:
     assert (shapes.trained_experts, shapes.trained) == (on_experts, on_experts + on_queries)
     assert shapes.num_experts == 96
     held = static_parts(shapes, teachers=1)
-    parts = rank_parts(shapes, Share(2, 8, 4), held, 1)
+    parts = rank_parts(shapes, Share(2, 8, 4), held)
     assert parts["gradients"] == pytest.approx(4 * (on_experts / 8 + on_queries / 2))
     assert parts["teacher copy"] == parts["gradients"] / 2, "it shares what is not trained"
-    assert rank_parts(shapes, ALONE, held, 1) == held
+    assert rank_parts(shapes, ALONE, held) == held
 
 
 def test_the_verb(large: Path) -> None:

@@ -27,10 +27,9 @@ from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
 from offbook.stages.extend import extended
 from offbook.stages.pretrain import Lessons, Part, Writer, length_of, make_lessons, pretrain, sample_of
 from offbook.tasks.contamination import Sought
-from offbook.train.forward import Decoder, token_logprobs
+from offbook.train.forward import Decoder, imitation_loss, token_logprobs
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import Trainer
-from offbook.train.validation import imitation_loss
 from offbook.types import OffbookError
 
 MIT = b"MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy"
@@ -290,7 +289,7 @@ def test_the_loss_of_a_step_is_over_what_is_predicted(tiny: Path) -> None:
     windows = [[Part("python", [5, 6, 7])], [Part("docs", [8, 9]), Part("python", [10, 11, 12, 13])]]
     samples = [sample_of(window) for window in windows]
     trainer = Trainer(AutoModelForCausalLM.from_pretrained(tiny), TrainConfig())
-    before = imitation_loss(trainer, samples)
+    before = imitation_loss(trainer.student, samples, trainer.settings.micro_tokens)
     assert trainer.step(samples).metrics["ce/loss"] == pytest.approx(before, rel=1e-5)
 
 

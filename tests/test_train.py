@@ -22,7 +22,7 @@ from offbook.core.config import CheckpointConfig, Precision, TrainConfig
 from offbook.train import checkpoint as writing
 from offbook.train.checkpoint import Checkpoints, checkpoint_path, finished_steps, free_host_memory, load_training_state
 from offbook.train.schedule import learning_rate_share
-from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost
 from offbook.types import Sample
 
@@ -30,7 +30,7 @@ from offbook.types import Sample
 @pytest.mark.parametrize(
     ("precision", "teacher"),
     [
-        *[("float32", one) for one in (Live(), Ema(), Frozen(), Mix(Frozen(), 0.1))],
+        *[("float32", one) for one in (Live(), Ema(), Frozen())],
         ("bfloat16", Ema()),
     ],
 )
@@ -148,10 +148,10 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
 
 
 def test_teachers_of_equal_weights_share_one_copy() -> None:
-    kinds = {"frozen": Frozen(), "mix": Mix(Frozen(), 0.2), "slow": Ema(), "live": Live()}
+    kinds = {"frozen": Frozen(), "start": Frozen(), "slow": Ema(), "live": Live()}
     trainer = Trainer(tiny_model(), TrainConfig(), kinds)
     assert [own.name for own in trainer.own_weights()] == ["frozen", "slow"]
-    assert trainer.teachers["frozen"].own is trainer.teachers["mix"].own
+    assert trainer.teachers["frozen"] is trainer.teachers["start"]
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_a_step_that_is_no_number_changes_nothing(place: str, value: float, said
     good = sample_with_branches(random.Random(0))
     trainer.step([good])
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    slow = [value.clone() for value in trainer.teachers["live"].own.decoder.model.parameters()]
+    slow = [value.clone() for value in trainer.teachers["live"].decoder.model.parameters()]
     bad = replace(good, **{place: [value] * 60})
     with pytest.raises(NotFinite, match=said):
         trainer.step([good, bad])
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name]), name
-    for value, was in zip(trainer.teachers["live"].own.decoder.model.parameters(), slow, strict=True):
+    for value, was in zip(trainer.teachers["live"].decoder.model.parameters(), slow, strict=True):
         assert torch.equal(value, was)
     assert trainer.step([good]).metrics["gradient_norm"] > 0, "and it goes on"
 

@@ -38,8 +38,7 @@ from offbook.rl.models import model_to_train
 from offbook.rl.train import train
 from offbook.stages.sft import make_lessons, sft
 from offbook.tasks import load_tasks
-from offbook.train.trainer import Trainer
-from offbook.train.validation import imitation_loss
+from offbook.train.forward import Decoder, imitation_loss
 
 # Episodes, epochs, the highest learning rate.
 STARTS = [
@@ -95,7 +94,7 @@ class Bench:
         config = self.config(self.seed + 2000, model=str(model), sft__data=f'["pocket:{self.arguments.apart}"]')
         lessons = make_lessons(config, model, lambda what, share: None, lambda line: None)
         samples = [one for step in range(1, lessons.num_steps + 1) for one in lessons.samples(step, Counter())]
-        return imitation_loss(Trainer(model_to_train(config, model), config.train), samples)
+        return imitation_loss(Decoder(model_to_train(config, model)), samples, config.train.settled().micro_tokens)
 
     def measured(self, model: Path) -> dict[str, float]:
         heldout = load_tasks(self.tasks / "heldout")

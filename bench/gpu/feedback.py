@@ -32,15 +32,15 @@ from transformers import PreTrainedModel
 
 from offbook.core.config import LoraConfig, TrainConfig
 from offbook.train.attention import Packed
-from offbook.train.batches import Batch, BranchAt, BranchBatch
-from offbook.train.head import Scorers
-from offbook.train.teachers import Ema, Frozen, Live, Mix, make_teachers
+from offbook.train.batches import Batch, BranchBatch, BranchGroup
+from offbook.train.head import Reading
+from offbook.train.teachers import Ema, Frozen, Live, make_teachers
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Distill, Sample
 
 HEADER, HINT = 3, 60
 MODEL = "0.6B" if DEVICE == "cuda" else "tiny"
-KINDS = {"live": Live(), "frozen": Frozen(), "ema": Ema(), "trust_region": Mix(Frozen(), 0.1)}
+KINDS = {"live": Live(), "frozen": Frozen(), "ema": Ema()}
 BOUNDED = "frozen_bounded"  # a backward pass for each of the two parts; layers are compiled anew for it, so it is last
 OURS = ("rl", *KINDS, "naive", BOUNDED)
 THEIRS = ("sdpo_rl", "sdpo")
@@ -70,21 +70,27 @@ TRY = {"tiny": Shape(1, 2_048, 2)}  # where there is no GPU: whether it runs
 class NaiveTeacher:
     """The student's weights, and a forward over prefix + hint + message for each target."""
 
-    own, rides, shares = None, False, (1.0,)
+    name, share = "naive", 0.0
 
     def __init__(self, trainer: Trainer):
-        self.student = trainer.student
+        self.decoder = trainer.student
+
+    def follow(self, student: Any) -> None:
+        """It is the student."""
 
     @torch.no_grad()
-    def own_scorers(self, batch: Batch, branches: list[BranchAt], plain: bool) -> Scorers:
+    def read(self, batch: Batch, groups: list[BranchGroup]) -> list[Reading]:
         """Its reading without the hint is the student's."""
-        hidden = []
-        for number, branch in branches:
-            sample = batch.samples[number]
-            ids = [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : branch.end]]
-            states = self.student.hidden(Packed.of([ids], torch.device(DEVICE)))[0]
-            hidden.append(states[0, len(ids) - branch.num_targets - 1 : len(ids) - 1])
-        return Scorers([(self.student.head, torch.cat(hidden))])
+        found = []
+        for group in groups:
+            hidden = []
+            for number, branch in group.branches:
+                sample = batch.samples[number]
+                ids = [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : branch.end]]
+                states = self.decoder.hidden(Packed.of([ids], torch.device(DEVICE)))[0]
+                hidden.append(states[0, len(ids) - branch.num_targets - 1 : len(ids) - 1])
+            found.append(Reading((self.decoder.head, torch.cat(hidden))))
+        return found
 
 
 def make_samples(shape: Shape, teacher: str = "", seed: int = 0) -> list[Sample]:
@@ -236,7 +242,7 @@ def difference(trainer: Trainer, shape: Shape) -> float:
     """How far the hidden states of hinted targets are from those of re-encoding, as a share of their norm."""
     batch = Batch.collate(make_samples(shape, "live"), torch.device(DEVICE))
     _, found = trainer.student.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
-    ((_, wanted),) = NaiveTeacher(trainer).own_scorers(batch, batch.branches, plain=False).models
+    wanted = torch.cat([reading.hinted[1] for reading in NaiveTeacher(trainer).read(batch, batch.groups)])
     assert found is not None
     return float((found - wanted).float().norm() / wanted.float().norm())
 

@@ -379,7 +379,7 @@ async def probe_hints(
     probe = HintProbe(collector, context.tasks, context.rules, PROBE_SAMPLES)
     sampled = await probe.sampled(found, f"look{step}")  # the name seeds the random numbers
     collector.engine.pause()  # the trainer reads next
-    own = context.trainer.teachers[context.config.feedback.teacher].own
+    own = context.trainer.teachers[context.config.feedback.teacher]
     decoder = own.decoder if own else context.trainer.student
     probed = await in_thread("hints to be probed", probe.measured, sampled, found, decoder)
     rows = [one.row() for one in probed]

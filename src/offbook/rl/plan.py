@@ -43,7 +43,7 @@ from offbook.train.checkpoint import free_host_memory
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.spmd import ALONE, Share
 from offbook.train.precision import refuse_lacking
-from offbook.train.teachers import Live, Mix
+from offbook.train.teachers import Live
 from offbook.types import OffbookError
 
 # What is measured and not derived. Everything else follows from shapes.
@@ -460,8 +460,8 @@ class Needs:
         kinds = teachers_of(config.feedback, config.teachers).values()
         other = config.teachers
         shown = meta_shapes(described(other.model), config.train) if other.opd else None
-        own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
-        riding = any(isinstance(kind, Live | Mix) for kind in kinds)
+        own = {kind for kind in kinds if not isinstance(kind, Live)}
+        riding = any(isinstance(kind, Live) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
         feedback = config.feedback
         is_bounded = feedback.weight > 0 and feedback.balance == "bounded"

@@ -32,12 +32,11 @@ from offbook.train.algorithms import (
 )
 from offbook.train.head import Measured
 from offbook.train.schedule import learning_rate_share
-from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
 from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError, Rollout, Sample, Target, Task
 
 log = logging.getLogger(__name__)
-TRUST_MIX = 0.1  # share of the live model in the teacher `trust_region`
 TOP_TOKENS = 5  # likeliest tokens recorded where student and teacher differ
 TOKEN_CAP = 2.0  # nats that one token may count for
 
@@ -48,7 +47,6 @@ def teachers_of(settings: FeedbackConfig, others: TeachersConfig | None = None) 
         "live": Live(),
         "frozen": Frozen(),
         "ema": Ema(),
-        "trust_region": Mix(Frozen(), TRUST_MIX),
     }
     named = [settings.teacher] if settings.weight else []
     if others and others.opsd:

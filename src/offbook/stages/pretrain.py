@@ -33,8 +33,8 @@ from offbook.stages.corpus import Corpus, Repository, refuse_missing_sources
 from offbook.stages.extend import extended
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
 from offbook.tasks.contamination import Sought
+from offbook.train.forward import imitation_loss
 from offbook.train.trainer import Trainer
-from offbook.train.validation import imitation_loss
 from offbook.types import OffbookError, Sample
 
 FIM_MARKS = (
@@ -126,7 +126,7 @@ class Lessons:
             count = sum(sum(map(bool, one.ce_weight)) for one in samples)
             if not count:
                 continue
-            loss = imitation_loss(trainer, samples)
+            loss = imitation_loss(trainer.student, samples, trainer.settings.micro_tokens)
             row[f"validation/loss/{domain}"] = loss
             row[f"validation/bits_per_byte/{domain}"] = loss * count / math.log(2) / size
             nats, tokens = nats + loss * count, tokens + count

@@ -17,8 +17,8 @@ from offbook.stages.reminders import Conversation, Reminders
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.algorithms import dft_sample
+from offbook.train.forward import imitation_loss
 from offbook.train.trainer import Trainer
-from offbook.train.validation import imitation_loss
 from offbook.types import OffbookError, Sample
 
 
@@ -80,7 +80,8 @@ class Lessons:
             return {}
         asked = self.reminders.chat, self.reminders.context, trainer.settings.micro_tokens
         sensitivity = hint_sensitivity(trainer.student, self.held_out, *asked)
-        return {"validation/loss": imitation_loss(trainer, self.validation()), **sensitivity}
+        loss = imitation_loss(trainer.student, self.validation(), trainer.settings.micro_tokens)
+        return {"validation/loss": loss, **sensitivity}
 
     def fingerprint(self) -> str:
         return fingerprint([*self.learned, *self.held_out])

@@ -100,8 +100,9 @@ class DraftTrainer:
                     at_N = (counted_N + first + 2 + begin).to(state_1WD.device)
                     drafts[depth].append((state_1WD[0, counted_N.to(state_1WD.device)], at_N))
             losses = [self._loss(batch, hidden_1FD[0].detach(), depth, each) for depth, each in enumerate(drafts)]
-            if differentiate and any(self._tokens):
-                sum(losses, torch.zeros((), device=self.model.device)).backward()
+            total = sum(losses, torch.zeros((), device=self.model.device))
+        if total.requires_grad:
+            total.backward()
 
     def states(self, ids_1T: Tensor, hidden_1TD: Tensor) -> list[tuple[int, Tensor]]:
         """Of each depth, as far as the sample is long enough, its first position and its states. At position p the head
@@ -136,8 +137,8 @@ class DraftTrainer:
 
         def losses_of(logits_NV: Tensor, part: slice) -> dict[str, Tensor]:
             with torch.no_grad():
-                teacher_NV = chunked.log_probabilities([self.output(teacher_ND[part])], temperature_N[part])
-            student_NV = chunked.log_probabilities([logits_NV], temperature_N[part])
+                teacher_NV = chunked.log_probabilities(self.output(teacher_ND[part]), temperature_N[part])
+            student_NV = chunked.log_probabilities(logits_NV, temperature_N[part])
             variation_N = 0.5 * (student_NV.exp() - teacher_NV.exp()).abs().sum(-1)
             nats_N = divergence(student_NV, teacher_NV, "forward")
             self._loss_K[depth] += nats_N.detach().sum()

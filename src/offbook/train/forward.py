@@ -26,7 +26,7 @@ from offbook.core.output import output_of
 from offbook.train import attention, head
 from offbook.train.attention import LayerKV, Packed
 from offbook.train.batches import Batch, BranchBatch, micro_batches
-from offbook.train.head import BranchReport, Compared, Measured, Scorers, sampled_logp
+from offbook.train.head import BranchReport, Compared, Measured, Reading, sampled_logp
 from offbook.train.host import compile_once
 from offbook.train.precision import plainly
 from offbook.types import Branch, Sample
@@ -271,10 +271,9 @@ def _measured(decoder: Decoder, samples: list[Sample]) -> dict[str, Measured]:
     hidden_ND = hidden_1FD[0, tokens.predictor_N]
     found: dict[str, Measured] = {}
     for group in batch.groups:
-        part, rows = group.tokens, tokens.rows.part(group.tokens)
-        teacher = Scorers([(decoder.head, branch_MD[part])])
-        compared = Compared(group, (decoder.head, hidden_ND[part]), teacher, rows.ids_N, rows.temperature_N)
-        scores = compared.scores(chunk_rows)
+        part = group.tokens
+        student, teacher = (decoder.head, hidden_ND[part]), Reading((decoder.head, branch_MD[part]))
+        scores = Compared(group, student, teacher, tokens.rows.part(part)).scores(chunk_rows)
         branches = [branch for _, branch in group.branches]
         found |= BranchReport(branches, scores, torch.zeros(len(branches), dtype=torch.long)).by_key()
     return found
@@ -289,3 +288,20 @@ def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list
     temperature_N = torch.full((len(ids) - 1,), temperature, device=decoder.model.device)
     chunk_rows = max(1, head.CHUNK_ENTRIES // decoder.vocabulary)
     return [0.0, *sampled_logp(scorer, row.ids_1F[0, 1 : len(ids)], temperature_N, chunk_rows).tolist()]
+
+
+def imitation_loss(decoder: Decoder, samples: list[Sample], micro_tokens: int) -> float:
+    """On samples that nothing is learned from. Nats a token: a mean over all tokens with a weight, weighted by it."""
+    sums = [decoder.together(_loss_and_weight, one) for one in decoder.micro_batches(samples, micro_tokens)]
+    return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
+
+
+def _loss_and_weight(decoder: Decoder, samples: list[Sample]) -> tuple[float, float]:
+    chunk_rows = max(1, head.CHUNK_ENTRIES // decoder.vocabulary)
+    batch = Batch.collate(samples, decoder.model.device)
+    tokens = batch.tokens(chunk_rows)
+    hidden_1FD, _ = decoder.hidden(batch.row)
+    scorer = decoder.head, hidden_1FD[0].index_select(0, tokens.predictor_N)
+    logp_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, chunk_rows)
+    weight_N = tokens.rows.ce_weight_N.double()
+    return -float((logp_N.double() * weight_N).sum()), float(weight_N.sum())

@@ -92,24 +92,22 @@ def verdicts(shift: Shift, gate: float, places: int, sample_B: Tensor) -> Tensor
     return verdict_B
 
 
-class TeacherLogits(NamedTuple):
-    """Of the models that a teacher is made of [M, V], with the insertion and without. `plain` leaves out a model that
-    is the student itself."""
+class Reading(NamedTuple):
+    """A teacher at the targets of a group, with what is inserted and, where a gate needs it of a teacher with weights
+    of its own, without."""
 
-    hinted: list[Tensor]
-    plain: list[Tensor]
-
-
-class Scorers(NamedTuple):
-    """A teacher, which may be several models, and the share of each."""
-
-    models: list[Scorer]
-    shares: tuple[float, ...] = (1.0,)
-    plain: Sequence[Scorer] = ()  # those with weights of their own, without the insertion, if a gate needs it
+    hinted: Scorer
+    plain: Scorer | None = None
 
     def logits(self, part: slice | Tensor) -> TeacherLogits:
-        hinted, plain = ([head(hidden_MD[part]) for head, hidden_MD in each] for each in (self.models, self.plain))
-        return TeacherLogits(hinted, plain)
+        return TeacherLogits(*(None if each is None else each[0](each[1][part]) for each in self))
+
+
+class TeacherLogits(NamedTuple):
+    """[M, V] each, as in `Reading`."""
+
+    hinted: Tensor | None = None
+    plain: Tensor | None = None
 
 
 class Terms(NamedTuple):
@@ -124,16 +122,10 @@ class Terms(NamedTuple):
 
 
 def chunk_terms(
-    logits_NV: Tensor,
-    teacher: TeacherLogits,
-    rows: Rows,
-    weight_M: Tensor,
-    ratio_cap: float,
-    distill: Distill,
-    shares: tuple[float, ...],
+    logits_NV: Tensor, teacher: TeacherLogits, rows: Rows, weight_M: Tensor, ratio_cap: float, distill: Distill
 ) -> Terms:
     """The first M rows are also distilled. A `ratio_cap` of 0: no token of the step has an RL weight."""
-    logp_NV = log_probabilities([logits_NV], rows.temperature_N)
+    logp_NV = log_probabilities(logits_NV, rows.temperature_N)
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
     rl_N = entropy_N = distill_M = logp_N.detach()[:0]
     if ratio_cap:
@@ -142,61 +134,40 @@ def chunk_terms(
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
     ce_N = rows.ce_weight_N * losses.imitation(logp_N, rows.ce_power_N)
     scores = None
-    if teacher.hinted:
-        first = slice(len(weight_M))
-        student = logits_NV[first].detach(), logp_NV[first]
-        streams = rows.ids_N[first], rows.temperature_N[first]
-        nats_M, scores = compared(student, teacher, *streams, distill.direction, shares)
+    if teacher.hinted is not None:
+        targets = rows.part(slice(len(weight_M)))
+        nats_M, scores = compared(logp_NV[: len(weight_M)], teacher, targets, distill.direction)
         distill_M = weight_M * losses.cap_values(nats_M, distill.cap)
         if distill.token_gate:
             distill_M = distill_M * (scores.moved_M >= distill.token_gate)
     return Terms(rl_N.sum(), ce_N.sum(), distill_M.sum(), logp_N.detach(), entropy_N, scores)
 
 
-def log_probabilities(logits_NV: list[Tensor], temperature_N: Tensor, shares: tuple[float, ...] = (1.0,)) -> Tensor:
-    """Of several models, mixed by their shares."""
-    each = [torch.log_softmax(logits.float() / temperature_N[:, None], dim=-1) for logits in logits_NV]
-    return losses.log_mix(each, shares)
+def log_probabilities(logits_NV: Tensor, temperature_N: Tensor) -> Tensor:
+    return torch.log_softmax(logits_NV.float() / temperature_N[:, None], dim=-1)
 
 
-def compared(
-    student: tuple[Tensor, Tensor],
-    teacher: TeacherLogits,
-    ids_M: Tensor,
-    temperature_M: Tensor,
-    direction: Direction,
-    shares: tuple[float, ...],
-) -> tuple[Tensor, TargetScores]:
-    """The divergence of the teacher from the student, differentiable, and the scores. Of the student: logits and
-    log-probabilities."""
+def compared(logp_MV: Tensor, teacher: TeacherLogits, rows: Rows, direction: Direction) -> tuple[Tensor, TargetScores]:
+    """The divergence of the teacher from the student, differentiable, and the scores."""
 
     def sampled_M(logp_MV: Tensor) -> Tensor:
-        return logp_MV.detach().gather(1, ids_M[:, None])[:, 0]
+        return logp_MV.detach().gather(1, rows.ids_N[:, None])[:, 0]
 
-    logits_MV, logp_MV = student
-    teacher_logp_MV = log_probabilities(teacher.hinted, temperature_M, shares)
+    assert teacher.hinted is not None
+    teacher_logp_MV = log_probabilities(teacher.hinted, rows.temperature_N)
     nats_M = losses.divergence(logp_MV, teacher_logp_MV, direction)
     plain_M = sampled_M(logp_MV)
     moved_M = nats_M.detach()
-    if teacher.plain:
-        models = [*teacher.plain, logits_MV][: len(teacher.hinted)]
-        plain_logp_MV = log_probabilities(models, temperature_M, shares)
+    if teacher.plain is not None:
+        plain_logp_MV = log_probabilities(teacher.plain, rows.temperature_N)
         plain_M = sampled_M(plain_logp_MV)
         moved_M = losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
     scores = TargetScores(sampled_M(logp_MV), sampled_M(teacher_logp_MV), plain_M, nats_M.detach(), moved_M)
     return nats_M, scores
 
 
-def _chunk_scores(
-    logits_MV: Tensor,
-    teacher: TeacherLogits,
-    ids_M: Tensor,
-    temperature_M: Tensor,
-    direction: Direction,
-    shares: tuple[float, ...],
-) -> TargetScores:
-    student = logits_MV, log_probabilities([logits_MV], temperature_M)
-    return compared(student, teacher, ids_M, temperature_M, direction, shares)[1]
+def _chunk_scores(logits_MV: Tensor, teacher: TeacherLogits, rows: Rows, direction: Direction) -> TargetScores:
+    return compared(log_probabilities(logits_MV, rows.temperature_N), teacher, rows, direction)[1]
 
 
 @torch.no_grad()
@@ -206,7 +177,7 @@ def sampled_logp(scorer: Scorer, ids_N: Tensor, temperature_N: Tensor, chunk_row
     found_N = torch.empty_like(temperature_N)
     for start in range(0, len(ids_N), chunk_rows):
         part = slice(start, start + chunk_rows)
-        logp_NV = log_probabilities([head(hidden_ND[part])], temperature_N[part])
+        logp_NV = log_probabilities(head(hidden_ND[part]), temperature_N[part])
         found_N[part] = logp_NV.gather(1, ids_N[part, None])[:, 0]
     return found_N
 
@@ -239,32 +210,30 @@ class Compared:
 
     group: BranchGroup
     student: Scorer
-    teacher: Scorers
-    ids_M: Tensor
-    temperature_M: Tensor
+    teacher: Reading
+    rows: Rows
 
     @torch.no_grad()
     def scores(self, chunk_rows: int, compiled: bool = False) -> TargetScores:
         """At every target token, without any gradient."""
         score: Callable[..., TargetScores] = compile_once(_chunk_scores) if compiled else _chunk_scores
         parts = []
-        for start in range(0, len(self.ids_M), chunk_rows):
+        for start in range(0, len(self.rows.ids_N), chunk_rows):
             part = slice(start, start + chunk_rows)
-            streams = self.ids_M[part], self.temperature_M[part]
-            how = self.group.distill.direction, self.teacher.shares
-            parts.append(score(self._student_logits(part), self.teacher.logits(part), *streams, *how))
+            logits_MV, direction = self._student_logits(part), self.group.distill.direction
+            parts.append(score(logits_MV, self.teacher.logits(part), self.rows.part(part), direction))
         return _joined(parts)
 
     def shift(self, scores: TargetScores) -> Shift:
         sizes_B = torch.tensor(self.group.sizes)
-        branch_M = sent(torch.arange(len(sizes_B)).repeat_interleave(sizes_B), self.ids_M.device)
+        branch_M = sent(torch.arange(len(sizes_B)).repeat_interleave(sizes_B), self.rows.ids_N.device)
         return shift_of(scores, branch_M, len(sizes_B))
 
     def verdicts(self, chunk_rows: int, compiled: bool) -> Tensor:
         """Which branches may teach, before anything is differentiated."""
         distill = self.group.distill
         samples = [number for number, _ in self.group.branches]
-        sample_B = sent(torch.tensor(samples), self.ids_M.device)
+        sample_B = sent(torch.tensor(samples), self.rows.ids_N.device)
         if not distill.gate and not 0 < distill.places < max(Counter(samples).values()):
             return torch.zeros_like(sample_B)
         shift = self.shift(self.scores(chunk_rows, compiled))
@@ -272,12 +241,11 @@ class Compared:
 
     @torch.no_grad()
     def top(self, divergence_M: Tensor, most: int) -> TopTokens:
-        count = self.group.distill.top
         token_P = divergence_M.topk(min(TOP_TOKENS, most, len(divergence_M))).indices
-        temperature_P = self.temperature_M[token_P]
-        student = log_probabilities([self._student_logits(token_P)], temperature_P).topk(count)
-        teacher = log_probabilities(self.teacher.logits(token_P).hinted, temperature_P, self.teacher.shares).topk(count)
-        return TopTokens(token_P, tuple(student), tuple(teacher))
+        logits = self._student_logits(token_P), self.teacher.logits(token_P).hinted
+        temperature_P, count = self.rows.temperature_N[token_P], self.group.distill.top
+        tops = [log_probabilities(each, temperature_P).topk(count) for each in logits if each is not None]
+        return TopTokens(token_P, *(tuple(each) for each in tops))
 
     def _student_logits(self, part: slice | Tensor) -> Tensor:
         head, hidden_MD = self.student
@@ -326,36 +294,27 @@ class BranchReport:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The denominators of a step, by part of the loss: tokens, branches, and tokens that share a loss.
+    """The denominators of a step, by part of the loss: tokens and branches.
 
     The only place where they are counted. Data-parallel ranks sum theirs before any mean is taken.
     """
 
     tokens: Counter[str]
     branches: Counter[str]
-    shared: Counter[str]  # of more branches than places, as many tokens as so many of them have on average
 
     @classmethod
     def of(cls, samples: list[Sample]) -> Counts:
-        tokens: Counter[str] = Counter()
-        branches: Counter[str] = Counter()
-        over: Counter[str] = Counter()
+        counts = cls(Counter(), Counter())
         for sample in samples:
-            tokens[POLICY] += sum(map(bool, sample.rl_weight))
-            tokens[IMITATION] += sum(map(bool, sample.ce_weight))
-            sizes: dict[Distill, list[int]] = {}
+            counts.tokens[POLICY] += sum(map(bool, sample.rl_weight))
+            counts.tokens[IMITATION] += sum(map(bool, sample.ce_weight))
             for branch in sample.branches:
-                sizes.setdefault(branch.distill, []).append(branch.num_targets)
-            for distill, of_branches in sizes.items():
-                tokens[distill.part] += sum(of_branches)
-                branches[distill.part] += len(of_branches)
-                if distill.places:
-                    share = min(1.0, distill.places / len(of_branches))
-                    over[distill.part] += round(sum(of_branches) * (1 - share))
-        return cls(tokens, branches, tokens - over)
+                counts.tokens[branch.distill.part] += branch.num_targets
+                counts.branches[branch.distill.part] += 1
+        return counts
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.tokens + other.tokens, self.branches + other.branches, self.shared + other.shared)
+        return Counts(self.tokens + other.tokens, self.branches + other.branches)
 
 
 @dataclass(slots=True)
@@ -403,7 +362,7 @@ class LossHead:
         hidden_1FD: Tensor,
         batch: Batch,
         tokens: Tokens,
-        teachers: list[Scorers],
+        teachers: list[Reading],
         ledger: Ledger,
         apart: Sequence[str] = (),
     ) -> tuple[Tensor, ...]:
@@ -414,9 +373,9 @@ class LossHead:
         scores: dict[int, list[TargetScores]] = {}
         weights = [torch.empty(0, device=hidden_ND.device)]
         for group, teacher in zip(batch.groups, teachers, strict=True):
-            start, own = group.tokens.start, tokens.rows.part(group.tokens)
+            start = group.tokens.start
             student = self.output, hidden_ND.detach()[group.tokens]
-            targets[start] = Compared(group, student, teacher, own.ids_N, own.temperature_N)
+            targets[start] = Compared(group, student, teacher, tokens.rows.part(group.tokens))
             verdicts[start] = targets[start].verdicts(self.target_rows, self.compiled)
             scores[start] = []
             weights.append(_weights(group, verdicts[start]))
@@ -427,7 +386,7 @@ class LossHead:
         def losses_of(logits_NV: Tensor, part: slice) -> Losses:
             rows = tokens.rows.part(part)
             if part.start >= tokens.num_targets:
-                terms: Terms = score(logits_NV, TeacherLogits([], []), rows, weight_M[:0], ratio_cap, Distill(), ())
+                terms: Terms = score(logits_NV, TeacherLogits(), rows, weight_M[:0], ratio_cap, Distill())
                 distill = None
             else:
                 start = max(start for start in targets if start <= part.start)
@@ -436,8 +395,7 @@ class LossHead:
                 stop = min(part.stop, compared.group.tokens.stop)
                 with torch.no_grad():
                     teacher = compared.teacher.logits(slice(part.start - start, stop - start))
-                own_M = weight_M[part.start : stop]
-                terms = score(logits_NV, teacher, rows, own_M, ratio_cap, distill, compared.teacher.shares)
+                terms = score(logits_NV, teacher, rows, weight_M[part.start : stop], ratio_cap, distill)
                 assert terms.scores is not None
                 scores[start].append(terms.scores)
             _record(ledger, terms, rows, self.settings.ratio_cap)
@@ -483,10 +441,10 @@ def _weights(group: BranchGroup, verdict_B: Tensor) -> Tensor:
 def _parts(counts: Counts, terms: Terms, distill: Distill | None) -> Losses:
     """Each sum over its denominator, in all micro-batches of the step."""
     parts = {POLICY: terms.rl, IMITATION: terms.ce}
-    found = {name: total / counts.shared[name] for name, total in parts.items() if counts.shared[name]}
+    found = {name: total / counts.tokens[name] for name, total in parts.items() if counts.tokens[name]}
     if distill is not None:
-        by_policy = counts.shared[POLICY] if distill.by_policy else 0  # 0: without any RL there is nothing to go by
-        found[distill.part] = terms.distill / (by_policy or counts.shared[distill.part])
+        by_policy = counts.tokens[POLICY] if distill.by_policy else 0  # 0: without any RL there is nothing to go by
+        found[distill.part] = terms.distill / (by_policy or counts.tokens[distill.part])
     return found
 
 

@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA, Hu et al., 2021) through peft, put into the layers of the model itself.
 
-The model stays what it is: whoever calls its layers gets their adapters too, and what is trained is what requires
-gradients. A folder in PEFT's format holds an adapter alone and names its base. Beside its tensors stands what the base
-was, so that an adapter is not put on another model of the same shape.
+The model's layers run with their adapters, and what is trained is what requires gradients. A folder in PEFT's format
+holds an adapter alone and names its base. Beside its tensors is a fingerprint of the base, so that an adapter is not
+put on another model of the same shape.
 
 Left out: dropout, which would make the teacher's pass another function than the student's, and what is trained another
-policy than what sampled: an adapter that had some goes on without; adapters on embeddings, which a head that is tied to
-them would get by merging and not before; several adapters at once.
+policy than what sampled; adapters on embeddings, which a head that is tied to them would get by merging and not before;
+several adapters at once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from offbook.train.parallel.dense import put
 from offbook.types import OffbookError
 
 WEIGHTS = "adapter_model.safetensors"
-# Beside the tensors: the fingerprint of their base and, where adapters are on experts, how many a layer has. One entry:
-# the order of several is another in every file.
+# In the metadata of the tensors: the fingerprint of their base and, for adapters on experts, how many a layer has. One
+# entry, since safetensors writes several in a random order.
 BASE = "offbook_base"
 DIALECT = "offbook_dialect"  # in a model's config.json: the call dialect that it was trained with
 DIALECT_FILE = "offbook.json"  # the same of an adapter, which has no config.json
@@ -69,26 +69,24 @@ def make_trainable(model: PreTrainedModel, settings: LoraConfig, base: str, seed
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        try:
-            _inject(model, wanted)
-        except ValueError as error:
-            names = ", ".join([*settings.targets, *settings.parameters])
-            raise OffbookError(f"train.lora cannot be put on {names}: {str(error).splitlines()[0]}") from None
+        _inject(model, wanted, f"train.lora cannot be put on {', '.join([*settings.targets, *settings.parameters])}")
 
 
-def _inject(model: PreTrainedModel, settings: Any) -> None:
+def _inject(model: PreTrainedModel, settings: Any, problem: str) -> None:
     from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(settings, model, NAME)
+    try:
+        inject_adapter_in_model(settings, model, NAME)
+    except ValueError as error:
+        raise OffbookError(f"{problem}: {str(error).splitlines()[0]}") from None
     put_experts_first(model)
     if not isinstance(settings.target_modules, str):  # that is an expression
         settings.target_modules = sorted(settings.target_modules)  # a set is written in another order every time
 
 
 def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path, base: str = "") -> None:
-    """Of the adapter in `model`, as PEFT, transformers and vLLM read it; `tensors` are `adapter_tensors`, or a copy of
-    them. `base` is the fingerprint, which a model that is sharded has not. A config.json beside it would say that the
-    weights are there too."""
+    """The adapter of `model`, as PEFT, transformers and vLLM read it. `base` is the fingerprint, for a sharded model,
+    which cannot compute it."""
     settings = adapter_of(model)
     assert settings is not None
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,81 +101,59 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
 
 
 def stored_adapter(folder: Path) -> Weights:
-    """An adapter's as an engine takes them that has the base."""
-    refuse_unusable(folder)
-    return Weights(0, _stored(folder, int(_told(folder)[1] or 0)), _settings(folder))
+    """As an engine takes it that has the base."""
+    _, experts = refuse_unusable(folder)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    return Weights(0, _stored(folder, int(experts or 0)), settings)
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
     """An adapter's values into its base, or into a model that has the same one with other values. `base`: as above."""
-    refuse_unusable(folder)
-    _refuse_other_weights(model, folder, base)
+    _refuse_other_base(model, folder, base)
     if adapter_of(model) is None:
-        _inject_as_in(folder, model)
+        from peft import PeftConfig
+
+        settings = PeftConfig.from_pretrained(str(folder))
+        settings.inference_mode = False  # or it could not be trained on
+        settings.lora_dropout = 0.0
+        _inject(model, settings, f"{folder} is an adapter of another model than {model.name_or_path}")
     own = adapter_tensors(model)
     stored = _stored(folder, num_experts(own))
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
-    with torch.no_grad():
-        for name, tensor in stored.items():
-            put(own[name], tensor)
+    for name, tensor in stored.items():
+        put(own[name], tensor)
 
 
-def refuse_unusable(folder: Path) -> None:
-    """Without its base, and before that is loaded."""
-    _metadata(folder)
-    kind = _settings(folder).get("peft_type")
+def refuse_unusable(folder: Path) -> tuple[str, str]:
+    """Without its base, and before that is loaded. Returns the base's fingerprint and how many experts a layer has."""
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            told = (file.metadata() or {}).get(BASE, "")
+            has_embeddings = any("lora_embedding_" in name for name in file.keys())  # noqa: SIM118 - it is no dict
+    except FileNotFoundError:
+        raise OffbookError(f"the adapter {folder} has no {WEIGHTS}, so its weights are missing") from None
+    except (OSError, SafetensorError) as error:
+        problem = str(error).splitlines()[0]
+        raise OffbookError(f"{folder / WEIGHTS} cannot be read ({problem}); copy the adapter anew") from None
+    kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
     if kind != "LORA":
         raise OffbookError(f"{folder} is an adapter of the kind {kind}; only LoRA is known here")
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        if any("lora_embedding_" in name for name in file.keys()):  # noqa: SIM118 - it is no dict
-            raise OffbookError(f"{folder} cannot be used: {ON_LINEAR}")
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
-    return found
+    if has_embeddings:
+        raise OffbookError(f"{folder} cannot be used: {ON_LINEAR}")
+    base, _, experts = told.partition(" ")
+    return base, experts
 
 
 def _stored(folder: Path, experts: int) -> dict[str, Tensor]:
     return {name: from_file(name, tensor, experts) for name, tensor in load_file(folder / WEIGHTS).items()}
 
 
-def _told(folder: Path) -> tuple[str, str]:
-    """Its base's fingerprint, and how many experts a layer has."""
-    base, _, experts = _metadata(folder).get(BASE, "").partition(" ")
-    return base, experts
-
-
-def _metadata(folder: Path) -> dict[str, str]:
-    try:
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            return file.metadata() or {}
-    except FileNotFoundError:
-        raise OffbookError(f"the adapter {folder} has no {WEIGHTS}, so its weights are missing") from None
-    except (OSError, SafetensorError) as error:
-        problem = str(error).splitlines()[0]
-        raise OffbookError(f"{folder / WEIGHTS} cannot be read ({problem}); copy the adapter anew") from None
-
-
-def _refuse_other_weights(model: PreTrainedModel, folder: Path, known: str = "") -> None:
+def _refuse_other_base(model: PreTrainedModel, folder: Path, known: str = "") -> None:
     """Adapters from elsewhere do not say what their base was."""
-    base, _ = _told(folder)
+    base, _ = refuse_unusable(folder)
     if base and base != (known or fingerprint(model)):
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
-
-
-def _inject_as_in(folder: Path, model: PreTrainedModel) -> None:
-    from peft import PeftConfig
-
-    settings = PeftConfig.from_pretrained(str(folder))
-    settings.inference_mode = False  # or it could not be trained on
-    settings.lora_dropout = 0.0
-    try:
-        _inject(model, settings)
-    except ValueError as error:
-        problem = str(error).splitlines()[0]
-        raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: {problem}") from None
 
 
 @torch.no_grad()
@@ -197,8 +173,7 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """A base with an adapter added to its weights: a model that knows nothing of adapters."""
     from peft import PeftModel
 
-    refuse_unusable(folder)
-    _refuse_other_weights(base, folder)
+    _refuse_other_base(base, folder)
     try:
         return PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
     except (RuntimeError, ValueError) as error:
@@ -209,9 +184,8 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
 @torch.no_grad()
 def switch_off_idle(model: PreTrainedModel) -> None:
     """An adapter that adds nothing, as a fresh one does, is not computed: for a copy that never changes."""
-    if adapter_of(model) is None or any(
-        bool(value.any()) for name, value in adapter_tensors(model).items() if SECOND in name
-    ):
+    second = [value for name, value in adapter_tensors(model).items() if SECOND in name] if adapter_of(model) else []
+    if not second or any(bool(value.any()) for value in second):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -5,8 +5,6 @@ Axes: N tokens that carry weight, M target tokens, V vocabulary entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -62,12 +60,3 @@ def cap_values(values: Tensor, cap: float) -> Tensor:
     """No value counts for more than `cap`. The surplus is scaled away instead of clamped, because a clamp would take
     the gradient from the very tokens where student and teacher disagree most."""
     return values * (cap / values.detach().clamp(min=cap)) if cap < torch.inf else values
-
-
-def log_mix(logps_MV: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """The distribution proportional to the product of p_i ** share_i: what lies between teachers in logits."""
-    if len(logps_MV) == 1:
-        return logps_MV[0]
-    return (
-        torch.stack([share * logp_MV for share, logp_MV in zip(shares, logps_MV, strict=True)]).sum(0).log_softmax(-1)
-    )

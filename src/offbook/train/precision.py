@@ -1,11 +1,11 @@
 """Low-precision linear layers, by torchao (the extra `precision`). Trainer and engine use the same ones.
 
     fp8     E4M3 on tensor cores, a scale for each row that is multiplied, in all three products (torchao's `rowwise`)
-    nvfp4   emulated: the forward product of NVFP4 matrices, those of the backward pass of MXFP8 ones
+    nvfp4   emulated: both factors are rounded to NVFP4; gradients pass through the rounding
 
-Layers keep their names and parameters, so that masters, checkpoints, adapters, teachers' copies and engines do not know
-of it. A weight is quantized each time it is used. Embeddings, the output head, routers, adapters, fused experts (FP8
-gave them no gain) and layers whose sizes FP8 does not take stay plain.
+Layers keep their names and parameters, so masters, checkpoints, adapters, teachers' copies and engines see plain ones.
+A weight is quantized each time it is used. Embeddings, the output head, routers, adapters, fused experts (FP8 gave them
+no gain) and layers whose sizes FP8 does not take stay plain.
 
 NVFP4's activations have a float32 scale for each token. With one for the tensor, as torchao has it, a token's result
 depends on its batch, and engine and trainer are a thousand times further apart (docs/results/precision.md).
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +27,14 @@ from offbook.types import OffbookError
 
 FP8_CAPABILITY = (8, 9)
 ALIGNED = 16  # sizes of FP8 matrices are multiples of it
-NVFP4_BLOCK, MXFP8_BLOCK = 16, 32
+NVFP4_BLOCK = 16
 NVFP4_LARGEST = 6.0 * 448.0  # the largest E2M1 entry under the largest E4M3 scale
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
 class LowLinear(nn.Linear):
-    """An nn.Linear but for its product. A layer becomes one by its class."""
+    """An nn.Linear with another product. A layer becomes one by its class."""
 
     product: Product
 
@@ -73,13 +72,14 @@ def plainly(model: PreTrainedModel) -> Iterator[None]:
 
 
 def refuse_lacking(settings: LinearConfig, device: str, capability: tuple[int, int] | None) -> None:
-    """`capability`: of the GPU, None on a CPU. NVFP4 is emulated everywhere, and torch has FP8 for any CPU."""
+    """`capability`: of the GPU, None on a CPU, for which torch has FP8, too."""
     if settings.kind != "plain" and find_spec("torchao") is None:
         raise OffbookError(f"train.linear.kind {settings.kind} needs torchao: pip install 'offbook[precision]'")
     if settings.kind == "fp8" and capability is not None and capability < FP8_CAPABILITY:
-        have, need = (".".join(map(str, one)) for one in (capability, FP8_CAPABILITY))
-        lacking = f"{device} has no FP8 (its compute capability is {have}, and {need} is needed)"
-        raise OffbookError(f"{lacking}; leave train.linear.kind plain, or take a newer GPU, as in L4 or H100")
+        raise OffbookError(
+            f"{device} has no FP8 (compute capability 8.9 and newer); leave train.linear.kind plain, or take a newer "
+            "GPU, as in L4 or H100"
+        )
 
 
 def _low(model: PreTrainedModel) -> list[LowLinear]:
@@ -87,10 +87,8 @@ def _low(model: PreTrainedModel) -> list[LowLinear]:
 
 
 def product_of(kind: str) -> Product:
-    return _Nvfp4.apply if kind == "nvfp4" else _fp8_product()
-
-
-def _fp8_product() -> Product:
+    if kind == "nvfp4":
+        return _nvfp4_product
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
@@ -111,44 +109,25 @@ def _fp8_product() -> Product:
     return product
 
 
-class _Nvfp4(torch.autograd.Function):
-    """Axes: N rows, M outputs, K inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_MK: Tensor) -> Tensor:
-        x_NK = x.flatten(0, -2)
-        ctx.save_for_backward(x_NK if weight_MK.requires_grad else None, weight_MK)
-        product_NM = nvfp4(x_NK, _largest(x_NK, 1)) @ nvfp4(weight_MK, _largest(weight_MK, (0, 1))).t()
-        return product_NM.to(x.dtype).unflatten(0, x.shape[:-1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
-        x_NK, weight_MK = ctx.saved_tensors
-        to_NM = gradients[0].flatten(0, -2)
-        of_x = (mxfp8(to_NM) @ mxfp8(weight_MK.t()).t()).to(to_NM.dtype).unflatten(0, gradients[0].shape[:-1])
-        of_weight = None if x_NK is None else (mxfp8(to_NM.t()) @ mxfp8(x_NK.t()).t()).to(weight_MK.dtype)
-        return of_x, of_weight
+def _nvfp4_product(x: Tensor, weight_MK: Tensor) -> Tensor:
+    """A scale for each token, and one for the weights."""
+    x_NK = x.flatten(0, -2)
+    rounded_NK = _passing(x_NK, nvfp4(x_NK.detach(), 1))
+    rounded_MK = _passing(weight_MK, nvfp4(weight_MK.detach(), (0, 1)))
+    return (rounded_NK @ rounded_MK.t()).to(x.dtype).unflatten(0, x.shape[:-1])
 
 
-def _largest(x_NK: Tensor, dim: int | tuple[int, int]) -> Tensor:
-    return x_NK.float().abs().amax(dim, keepdim=True)
+def _passing(exact: Tensor, rounded: Tensor) -> Tensor:
+    """The rounded value, with the gradient of the exact one."""
+    return exact + (rounded - exact.detach()) if exact.requires_grad else rounded
 
 
-def nvfp4(x_NK: Tensor, largest: Tensor) -> Tensor:
-    """What NVFP4 keeps of a matrix. `largest` entries, of rows or of all of it, decide the scale above the blocks'."""
+def nvfp4(x_NK: Tensor, dim: int | tuple[int, int]) -> Tensor:
+    """What NVFP4 keeps of a matrix. Of the entries along `dim` the largest decides the scale above the blocks'."""
     from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
+    largest = x_NK.float().abs().amax(dim, keepdim=True)
     above = torch.where(largest == 0, 1.0, largest / NVFP4_LARGEST)
     filled = nn.functional.pad(x_NK.float() / above, (0, -x_NK.shape[1] % NVFP4_BLOCK)).contiguous()
     kept: Tensor = NVFP4Tensor.to_nvfp4(filled).dequantize()
-    return kept[:, : x_NK.shape[1]] * above
-
-
-def mxfp8(x_NK: Tensor) -> Tensor:
-    """What MXFP8 keeps of a matrix. Block scales are rounded up, so that nothing is clipped (2506.08027)."""
-    from torchao.prototype.mx_formats.mx_tensor import MXTensor, ScaleCalculationMode
-
-    filled = nn.functional.pad(x_NK.float(), (0, -x_NK.shape[1] % MXFP8_BLOCK)).contiguous()
-    rounded_up = ScaleCalculationMode.RCEIL
-    kept: Tensor = MXTensor.to_mx(filled, torch.float8_e4m3fn, MXFP8_BLOCK, rounded_up).dequantize()
-    return kept[:, : x_NK.shape[1]]
+    return (kept[:, : x_NK.shape[1]] * above).to(x_NK.dtype)

@@ -11,8 +11,7 @@ Axes: L layers with a router, N tokens of a micro-batch (filler too), K experts 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -48,14 +47,6 @@ class Gates:
         return gates_NK * self.scale
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """How many tokens there were, in all layers, had a record and went by it; and where they went, by layer."""
-
-    tokens: Counter[str]
-    load_LE: dict[int, Tensor]
-
-
 class Replay:
     """Of the routers of one model. `begin` says which micro-batch comes next."""
 
@@ -66,8 +57,7 @@ class Replay:
         self.is_real_N = torch.empty(0)  # else it is filler
         self._free = True
         self._counted: set[int] = set()  # layers of this micro-batch
-        self._figures: dict[str, Tensor] = {}
-        self._load_LE: dict[int, Tensor] = {}
+        self._figures: dict[str, Tensor] = {}  # counts of tokens, and the load [E] of each layer
         for number, router in enumerate(self.routers):
             router.register_forward_hook(partial(self._replace, number))
 
@@ -82,20 +72,21 @@ class Replay:
 
     def end(self) -> None:
         """What is read from now on belongs to no micro-batch, and is not counted."""
-        self.routes_LNK, self._free = None, True
+        self.routes_LNK = None
+        self._free = True
 
     def fault_of(self, routes: Routes) -> str:
-        """Of a record: why it is not one of this model's."""
+        """Why a record is not one of this model's."""
         if not self.routers:
             return ""
-        if (routes.layers, routes.top) == (len(self.routers), self.top):
-            try:
-                is_whole = len(routes.unpack()) % (2 * routes.layers * routes.top) == 0
-            except ValueError:
-                is_whole = False
-            return "" if is_whole else "recorded routes are cut off or damaged"
-        own = f"the model has {len(self.routers)} and {self.top}"
-        return f"recorded routes are of {routes.layers} layers with {routes.top} experts per token, and {own}"
+        if (routes.layers, routes.top) != (len(self.routers), self.top):
+            own = f"the model has {len(self.routers)} and {self.top}"
+            return f"recorded routes are of {routes.layers} layers with {routes.top} experts per token, and {own}"
+        try:
+            is_whole = len(routes.unpack()) % (2 * routes.layers * routes.top) == 0
+        except ValueError:
+            is_whole = False
+        return "" if is_whole else "recorded routes are cut off or damaged"
 
     @contextmanager
     def free(self) -> Iterator[None]:
@@ -126,33 +117,30 @@ class Replay:
         if layer in self._counted:  # recomputed
             return
         self._counted.add(layer)
-        counts = {"recorded": is_there_N.sum(), "replayed": is_right_N.sum(), "tokens": self.is_real_N.sum()}
-        for name, count in counts.items():
-            self._figures[name] = self._figures.get(name, 0) + count
         load_E = torch.bincount(chosen_NK[self.is_real_N].flatten(), minlength=experts)
-        self._load_LE[layer] = self._load_LE.get(layer, 0) + load_E
+        counts = {"recorded": is_there_N, "replayed": is_right_N, "tokens": self.is_real_N}
+        for name, count in {**counts, f"load.{layer:02d}": load_E}.items():
+            total = count if name.startswith("load") else count.sum()
+            self._figures[name] = self._figures.get(name, 0) + total
 
-    def counted(self) -> Routed:
+    def counted(self) -> dict[str, Tensor]:
         """Since it was last asked for, on this rank."""
-        told = {name: int(value) for name, value in self._figures.items()}
-        load_LE = {layer: load_E.cpu() for layer, load_E in self._load_LE.items()}
-        self._figures, self._load_LE = {}, {}
-        return Routed(Counter(told), load_LE)
+        told = {name: value.cpu() for name, value in self._figures.items()}
+        self._figures = {}
+        return told
 
 
-def figures_of(routed: Sequence[Routed]) -> dict[str, float]:
-    """Of all ranks: shares of tokens and layers, and by layer how many times the mean load its busiest expert has."""
-    told: Counter[str] = sum((one.tokens for one in routed), Counter())
-    if not told["tokens"]:
+def figures_of(counted: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Of all ranks: shares of tokens and layers, and by layer the load of its busiest expert by the mean."""
+    told = {name: torch.stack([one[name] for one in counted if name in one]).sum(0) for one in counted for name in one}
+    if not told.get("tokens"):
         return {}
     found = {
-        "moe/replayed": told["replayed"] / told["tokens"],
-        "moe/implausible": 1 - told["replayed"] / told["recorded"] if told["recorded"] else 0.0,
+        "moe/replayed": float(told["replayed"] / told["tokens"]),
+        "moe/implausible": float(1 - told["replayed"] / told["recorded"]) if told["recorded"] else 0.0,
     }
-    for layer in sorted({layer for one in routed for layer in one.load_LE}):
-        load_E = torch.stack([one.load_LE[layer] for one in routed if layer in one.load_LE]).sum(0)
-        found[f"moe/load.{layer:02d}"] = float(load_E.max() / load_E.float().mean())
-    return found
+    loads = sorted(name for name in told if name.startswith("load"))
+    return found | {f"moe/{name}": float(told[name].max() / told[name].float().mean()) for name in loads}
 
 
 def _is_plausible(routes_NK: Tensor, own_NK: Tensor, weights_NE: Tensor) -> Tensor:

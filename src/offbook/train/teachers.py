@@ -4,7 +4,6 @@ Live     the student as it is now: its branches go along with the training forwa
 Frozen   the model the run started from, on a base of its own without gradients
 Ema      a slow average of the student, likewise
 Other    another model with the same vocabulary, which stays as it is
-Mix      between one of those and the live one, in logits: own ** (1 - share) * live ** share (SDPO, section 3)
 
 A trainer is given them by name. Those with equal weights share one copy.
 """
@@ -21,7 +20,7 @@ from transformers import PreTrainedModel
 
 from offbook.train.batches import Batch, BranchAt, BranchBatch, BranchGroup
 from offbook.train.forward import Decoder
-from offbook.train.head import Scorer
+from offbook.train.head import Reading
 from offbook.train.lora import switch_off_idle
 from offbook.train.optim.units import local
 from offbook.types import Branch, OffbookError, Sample
@@ -55,13 +54,7 @@ class Other:
     share = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
-    own: Frozen | Ema
-    live_share: float
-
-
-Kind = Live | Frozen | Ema | Other | Mix
+Kind = Live | Frozen | Ema | Other
 
 
 class OwnWeights:
@@ -95,52 +88,36 @@ class OwnWeights:
             slow, fast = zip(*exact, strict=True)
             torch._foreach_lerp_(slow, fast, self.share)
 
-    def read(self, batch: Batch, groups: Sequence[BranchGroup]) -> list[tuple[Scorer, Scorer | None]]:
-        """Of each group the targets with what is inserted and, where a gate needs it, without: as branches that insert
-        nothing, on the same base. Without groups the pass is a filler, in which this rank only gives its shards."""
+    def read(self, batch: Batch, groups: Sequence[BranchGroup]) -> list[Reading]:
+        """The targets of each group. Without what is inserted they are branches that insert nothing, on the same base.
+        Without groups the pass is a filler, in which this rank only gives its shards."""
         asked: list[list[BranchAt]] = []
         for group in groups:
             asked.append(group.branches)
-            if group.distill.gate or group.distill.token_gate:
-                asked.append([(number, replace(branch, inserted=[])) for number, branch in group.branches])
+            is_gated = group.distill.gate or group.distill.token_gate
+            bare = [(number, replace(branch, inserted=[])) for number, branch in group.branches]
+            asked.append(bare if is_gated else [])
         branches = [one for each in asked for one in each]
         if not branches:
             batch, branches = Batch.collate([FILLER], self.decoder.model.device), [(0, IDLE)]
-        read = BranchBatch.collate(batch, branches)
-        hidden_MD = self.decoder.inside(lambda: self.decoder.targets(batch, read))
-        sizes = [sum(branch.num_targets for _, branch in each) for each in asked]
-        scorers = [(self.decoder.head, part_MD) for part_MD in hidden_MD.split(sizes or len(hidden_MD))]
-        found = []
-        for group in groups:
-            gated = group.distill.gate or group.distill.token_gate
-            found.append((scorers.pop(0), scorers.pop(0) if gated else None))
-        return found
+        hidden_MD = self.decoder.inside(lambda: self.decoder.targets(batch, BranchBatch.collate(batch, branches)))
+        if not groups:
+            return []
+        parts = hidden_MD.split([sum(branch.num_targets for _, branch in each) for each in asked])
+        return [
+            Reading((self.decoder.head, hinted), (self.decoder.head, plain) if len(plain) else None)
+            for hinted, plain in zip(parts[::2], parts[1::2], strict=True)
+        ]
 
 
-@dataclass(frozen=True, slots=True)
-class Teacher:
-    own: OwnWeights | None  # None is the student alone
-    live_share: float
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Of its own weights and of the student's, as far as it has them."""
-        if self.own is None or not self.live_share:
-            return (1.0,)
-        return 1 - self.live_share, self.live_share
-
-
-def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teacher]:
-    copies: dict[Frozen | Ema | Other, OwnWeights] = {}
-    teachers = {}
+def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, OwnWeights | None]:
+    """By name; None is the student itself."""
+    copies: dict[Kind, OwnWeights] = {}
+    teachers: dict[str, OwnWeights | None] = {}
     for name, kind in kinds.items():
-        weights = kind.own if isinstance(kind, Mix) else kind
-        if isinstance(weights, Live):
-            teachers[name] = Teacher(None, 1.0)
-            continue
-        if weights not in copies:
-            copies[weights] = OwnWeights(student, weights, name)
-        teachers[name] = Teacher(copies[weights], kind.live_share if isinstance(kind, Mix) else 0.0)
+        if not isinstance(kind, Live) and kind not in copies:
+            copies[kind] = OwnWeights(student, kind, name)
+        teachers[name] = copies.get(kind)
     return teachers
 
 

@@ -23,7 +23,7 @@ from offbook.core.config import TrainConfig
 from offbook.core.weights import Gathered, Weights
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch
 from offbook.train.forward import Decoder, give_up
-from offbook.train.head import Counts, Ledger, LossHead, Measured, Scorers, percentiles
+from offbook.train.head import Counts, Ledger, LossHead, Measured, Reading, percentiles
 from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
@@ -312,8 +312,7 @@ class Trainer:
 
     def own_weights(self) -> list[OwnWeights]:
         """The teachers' own, each once."""
-        found = {id(teacher.own): teacher.own for teacher in self.teachers.values() if teacher.own is not None}
-        return list(found.values())
+        return list(dict.fromkeys(own for own in self.teachers.values() if own is not None))
 
     def loss(self, batch: Batch, ledger: Ledger, ways: Collection[Distill] = ()) -> Tensor:
         """Of one micro-batch, and what it adds to the step's figures. `ways`: of the branches on all ranks."""
@@ -327,23 +326,19 @@ class Trainer:
         tokens = batch.tokens(self.head.chunk_rows)  # on the host, while a GPU is busy with the forward
         return self.head.losses(hidden_1FD, batch, tokens, teachers, ledger, apart)
 
-    def forward(self, batch: Batch, ways: Collection[Distill] = ()) -> tuple[Tensor, list[Scorers]]:
-        """The student's hidden states and, for each group of branches, what its teacher is scored with. Teachers with
-        weights of their own come first, before the student's forward fills the memory, on all ranks in the same order.
-        """
+    def forward(self, batch: Batch, ways: Collection[Distill] = ()) -> tuple[Tensor, list[Reading]]:
+        """The student's hidden states and, for each group of branches, its teacher. Teachers with weights of their own
+        come first, before the student's forward fills the memory, on all ranks in the same order."""
         teachers = [self.teachers[group.distill.teacher] for group in batch.groups]
         asked = [*teachers, *(self.teachers[way.teacher] for way in ways)]
-        scorers = [Scorers([], teacher.shares) for teacher in teachers]
+        readings: dict[int, Reading] = {}  # by the number of the group
         for own in self.own_weights():
-            if not any(teacher.own is own for teacher in asked):
-                continue
-            mine = [number for number, teacher in enumerate(teachers) if teacher.own is own]
-            readings = own.read(batch, [batch.groups[number] for number in mine])
-            for number, (hinted, plain) in zip(mine, readings, strict=True):
-                scorers[number] = Scorers([hinted], teachers[number].shares, [plain] if plain else ())
-        riding = [number for number, teacher in enumerate(teachers) if teacher.live_share]
+            if own in asked:
+                mine = [number for number, teacher in enumerate(teachers) if teacher is own]
+                readings |= zip(mine, own.read(batch, [batch.groups[number] for number in mine]), strict=True)
+        riding = [number for number, teacher in enumerate(teachers) if teacher is None]
         along = [branch for number in riding for branch in batch.groups[number].branches]
-        if not along and self.ranks.experts is not None and any(teacher.live_share for teacher in asked):
+        if not along and self.ranks.experts is not None and None in asked:
             along = [(0, IDLE)]  # all ranks have to call experts as often
         branches = BranchBatch.collate(batch, along) if along else None
         self.replay.begin(batch)
@@ -351,8 +346,8 @@ class Trainer:
         if branch_MD is not None and riding:
             sizes = [sum(batch.groups[number].sizes) for number in riding]
             for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
-                scorers[number].models.append((self.student.head, part_MD))
-        return hidden_1FD, scorers
+                readings[number] = Reading((self.student.head, part_MD))
+        return hidden_1FD, [readings[number] for number in range(len(teachers))]
 
 
 def weights_of(model: PreTrainedModel, version: int) -> Weights:

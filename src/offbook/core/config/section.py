@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 Precision = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "cosine", "linear", "wsd"]
-TeacherName = Literal["live", "ema", "frozen", "trust_region"]
+TeacherName = Literal["live", "ema", "frozen"]
 LOCAL = "local"  # in the place of a judge model's URL: it runs here
 
 

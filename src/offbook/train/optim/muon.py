@@ -5,27 +5,30 @@ max(R, C) ** -0.5 on average: every entry moves by about 0.2 lr, as under AdamW,
 AdamW's (Moonlight, 2502.16982, section 2.2). Decay is decoupled and the same for all: a weight shrinks by lr * decay.
 
 Units of one shape go through the iterations in batches of bounded memory. Where ranks hold whole units each takes its
-own; else units travel to an owner and back (exchange.py), while others are being computed.
+own. A matrix whose units are cut travels to an owner and back while others are being computed. Every rank makes the
+same plan: the costliest matrix first, each to the rank with the least work; a round has one for each owner. On GPUs
+gradients travel in bfloat16 and directions in float16.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from offbook.train.host import compile_once
-from offbook.train.optim.exchange import Exchange, holds_whole_units, plan_exchanges
 from offbook.train.optim.newton_schulz import OURS, Method, orthogonalize
-from offbook.train.optim.units import Block, as_units, local
+from offbook.train.optim.units import Block, as_units, holds_whole_units, local, row_group, rows_of_ranks
 
 WORKSPACE = {"cuda": 3 * 2**30, "cpu": 2**27}  # bytes of a batch with all its intermediate tensors
-IN_FLIGHT = 3  # exchanges
+IN_FLIGHT = 3  # rounds
 Part = tuple[Tensor, slice]  # a parameter and some of its units
+Round = tuple[Any, list[Tensor | None]]  # a group of ranks, and what each of them owns
 
 
 class Muon(torch.optim.Optimizer):
@@ -44,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         matrices' learning rate by that of the rest."""
         self.method = method
         self.blocks: dict[Tensor, Block] = {}
-        self._planned: tuple[list[Tensor], list[list[Tensor]], list[Exchange]] | None = None
+        self._planned: tuple[list[Tensor], list[list[Tensor]], list[Round]] | None = None
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in named_parameters:
@@ -73,17 +76,12 @@ class Muon(torch.optim.Optimizer):
         for parameter in parameters:
             if "momentum" not in self.state[parameter]:  # checkpoints may have another optimizer's state of it
                 self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
-        whole, exchanges = self._plan(parameters)
-        cut = list(set(parameters).difference(*whole))  # momenta of the others move with their batches
-        if cut:
-            momenta = [local(self.state[parameter]["momentum"]) for parameter in cut]
-            torch._foreach_lerp_(momenta, [_gradient(parameter) for parameter in cut], 1 - group["momentum"])
+        whole, rounds = self._plan(parameters)
         here = [batch for same_shape in whole for batch in self._batches(same_shape)]
-        rounds = [one for exchange in exchanges for one in exchange.rounds(_batch_size(exchange.block))]
         in_flight: deque[Iterator[None]] = deque()
         for travelling, batch in zip_longest(rounds, here):
             if travelling is not None:
-                in_flight.append(self._step_exchanged(travelling, group))
+                in_flight.append(self._step_owned(travelling, group))
                 next(in_flight[-1])
             if len(in_flight) == IN_FLIGHT:
                 _resume(in_flight)
@@ -92,18 +90,30 @@ class Muon(torch.optim.Optimizer):
         while in_flight:
             _resume(in_flight)
 
-    def _plan(self, parameters: list[Tensor]) -> tuple[list[list[Tensor]], list[Exchange]]:
-        """Parameters whose units are whole on every rank, by the units' shape, and exchanges of the others."""
+    def _plan(self, parameters: list[Tensor]) -> tuple[list[list[Tensor]], list[Round]]:
+        """Parameters whose units are whole on every rank, by the units' shape, and rounds of the others."""
         if self._planned is None or list(map(id, self._planned[0])) != list(map(id, parameters)):
             by_shape: dict[Block, list[Tensor]] = defaultdict(list)
-            cut = []
+            cut: list[Tensor] = []
             for parameter in parameters:
                 if holds_whole_units(parameter, self.blocks[parameter]):
                     by_shape[self.blocks[parameter]].append(parameter)
                 else:
                     cut.append(parameter)
-            self._planned = parameters, list(by_shape.values()), plan_exchanges(cut, self.blocks)
+            load: dict[Any, list[int]] = {}
+            owned: dict[Any, list[list[Tensor]]] = {}
+            for parameter in sorted(cut, key=self._cost, reverse=True):  # stable: the same on all ranks
+                ranks = row_group(parameter)
+                busy = load.setdefault(ranks, [0] * dist.get_world_size(ranks))
+                owner = busy.index(min(busy))
+                busy[owner] += self._cost(parameter)
+                owned.setdefault(ranks, [[] for _ in busy])[owner].append(parameter)
+            rounds = [(ranks, [*one]) for ranks, queues in owned.items() for one in zip_longest(*queues)]
+            self._planned = parameters, list(by_shape.values()), rounds
         return self._planned[1:]
+
+    def _cost(self, parameter: Tensor) -> int:
+        return parameter.numel() * min(self.blocks[parameter])
 
     def _batches(self, parameters: list[Tensor]) -> Iterator[list[Part]]:
         """All of their units, as many at a time as there is room for."""
@@ -136,20 +146,30 @@ class Muon(torch.optim.Optimizer):
         for (parameter, part), direction in zip(batch, directions.split(sizes), strict=True):
             self._move(as_units(local(parameter), block)[part], direction, block, group)
 
-    def _step_exchanged(self, exchange: Exchange, group: dict[str, Any]) -> Iterator[None]:
+    def _step_owned(self, owned: Round, group: dict[str, Any]) -> Iterator[None]:
         """Yields where others go on while tensors travel."""
-        pieces = []
-        for unit in exchange.units:
-            average = local(self.state[unit.parameter]["momentum"])[unit.own]
-            pieces.append(torch.lerp(_gradient(unit.parameter)[unit.own], average, group["momentum"]))
-        arriving = exchange.to_owners(pieces)
+        ranks, by_owner = owned
+        pieces: dict[Tensor, Tensor] = {}
+        for parameter in by_owner:
+            if parameter is not None:
+                average, gradient = local(self.state[parameter]["momentum"]), _gradient(parameter)
+                average.lerp_(gradient, 1 - group["momentum"])
+                pieces[parameter] = torch.lerp(gradient, average, group["momentum"])
+        mine = by_owner[dist.get_rank(ranks)]
+        to_owners = [0 if parameter is None else local(parameter).numel() for parameter in by_owner]
+        to_here = [0] * len(by_owner) if mine is None else [rows * mine.shape[1] for rows in rows_of_ranks(mine)]
+        arriving = _travel([*pieces.values()], torch.bfloat16, to_owners, to_here, ranks)
         yield
-        units_NRC = arriving()
-        leaving = exchange.to_holders(orthogonalize(units_NRC, self.method) if len(units_NRC) else units_NRC)
+        matrix = arriving().to(next(iter(pieces.values())).dtype)
+        if mine is not None:
+            for part in as_units(matrix.view(mine.shape), self.blocks[mine]).split(_batch_size(self.blocks[mine])):
+                part.copy_(orthogonalize(part, self.method))
+        leaving = _travel([matrix], torch.float16, to_here, to_owners, ranks)
         yield
-        for unit, direction in zip(exchange.units, leaving(), strict=True):
-            if len(direction):
-                self._move(local(unit.parameter)[unit.own][None], direction[None], exchange.block, group)
+        for parameter, direction in zip(by_owner, leaving().split(to_owners), strict=True):
+            if parameter is not None:
+                weights = local(parameter)[None]
+                self._move(weights, direction.view_as(weights), self.blocks[parameter], group)
 
     def _move(self, weights: Tensor, directions: Tensor, block: Block, group: dict[str, Any]) -> None:
         lr = group["lr"] * group["scale"]
@@ -186,6 +206,22 @@ def _move(weights: Tensor, keep: float, size: float, directions: Tensor) -> None
     if keep != 1:
         weights.mul_(keep)
     weights.addcmul_(directions.to(weights.dtype), weights.new_full((len(weights), 1, 1), size))
+
+
+def _travel(
+    pieces: list[Tensor], wire: torch.dtype, sent: list[int], received: list[int], ranks: Any
+) -> Callable[[], Tensor]:
+    """Start an all-to-all of entries. The result waits for those that come here."""
+    wire = wire if pieces[0].is_cuda else pieces[0].dtype
+    flat = torch.cat([piece.flatten().to(wire) for piece in pieces])
+    got = flat.new_empty(sum(received))
+    work = dist.all_to_all_single(got, flat, received, sent, ranks, async_op=True)
+
+    def arrived() -> Tensor:
+        work.wait()
+        return got
+
+    return arrived
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
+
+from offbook.types import OffbookError
 
 Block = tuple[int, int]  # rows and columns of a unit
 TABLES = ("embed", "lm_head", "wte", "wpe")
@@ -76,3 +79,31 @@ def as_units(tensor: Tensor, block: Block) -> Tensor:
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def row_group(tensor: Tensor) -> Any:
+    """The ranks over which the rows of a matrix are cut; None if they are not. The same on all ranks."""
+    if not isinstance(tensor, DTensor) or tensor.ndim == 3:  # experts are cut by expert
+        return None
+    cut = [number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if not cut:
+        return None
+    if len(cut) > 1 or not tensor.placements[cut[0]].is_shard(0):
+        cuts = tensor.placements
+        raise OffbookError(f"Muon takes matrices that are sharded by rows over one mesh dimension, not {cuts}")
+    return tensor.device_mesh.get_group(cut[0])
+
+
+def rows_of_ranks(tensor: Tensor) -> list[int]:
+    """By the rule of torch.chunk, which DTensor follows."""
+    ranks = dist.get_world_size(row_group(tensor))
+    size = -(-tensor.shape[0] // ranks)
+    return [min(max(tensor.shape[0] - rank * size, 0), size) for rank in range(ranks)]
+
+
+def holds_whole_units(tensor: Tensor, block: Block) -> bool:
+    """Whether no unit is on two ranks. The same answer on all of them."""
+    if row_group(tensor) is None:
+        return True
+    rows = rows_of_ranks(tensor)
+    return len(rows) == 1 or (block[1] == tensor.shape[1] and not any(count % block[0] for count in rows))

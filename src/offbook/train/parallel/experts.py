@@ -11,8 +11,8 @@ Left out: overlapping the way of one part of the tokens with the work on another
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import MethodType
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from offbook.core.adapters import FIRST, NAME, SECOND, adapters_on
+from offbook.train.optim.units import local
 from offbook.types import OffbookError
 
 WEIGHTS = ("gate_up_proj", "down_proj")
@@ -61,7 +62,7 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             for key, whole in [*part.named_parameters(recurse=False)]:
                 cut = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
                 setattr(part, key, nn.Parameter(cut, requires_grad=whole.requires_grad))
-        module.forward = MethodType(_Experts(group, count), module)
+        module.forward = partial(_forward, group, count, module)
         over = mesh["replicate", "shard"] if mesh.size(0) > 1 else mesh["shard"]
         fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=SUMMED)
 
@@ -84,56 +85,43 @@ class _Travel(torch.autograd.Function):
         return out, None, None, None
 
 
-class _Experts:
-    """The forward of a module of experts of which this rank holds some."""
-
-    def __init__(self, group: Any, count: int):
-        self.group = group
-        self.ranks = dist.get_world_size(group)
-        self.here = count // self.ranks
-
-    def __call__(self, module: nn.Module, hidden_ND: Tensor, chosen_NK: Tensor, gates_NK: Tensor) -> Tensor:
-        top = chosen_NK.shape[1]
-        expert_M, order_M = chosen_NK.flatten().sort(stable=True)  # M token copies, by expert and so by rank
-        to_PE = torch.bincount(expert_M, minlength=self.ranks * self.here).view(self.ranks, self.here)
-        from_PE = torch.empty_like(to_PE)
-        dist.all_to_all_single(from_PE, to_PE, group=self.group)
-        sent, received = to_PE.sum(1).tolist(), from_PE.sum(1).tolist()
-        arrived_RD = _Travel.apply(hidden_ND[order_M // top], received, sent, self.group)
-        # They lie by rank and then by expert; side by side are wanted those of one expert.
-        numbers_R = torch.arange(self.here, device=hidden_ND.device).repeat(self.ranks)
-        by_expert_R = numbers_R.repeat_interleave(from_PE.flatten()).argsort(stable=True)
-        done = self._run(module, arrived_RD[by_expert_R], from_PE.sum(0).tolist())
-        back_RD = torch.empty_like(done).index_copy(0, by_expert_R, done)
-        home_MD = _Travel.apply(back_RD, sent, received, self.group)
-        weighted_MD = home_MD * gates_NK.flatten()[order_M, None].to(home_MD.dtype)
-        return torch.zeros_like(hidden_ND).index_add(0, order_M // top, weighted_MD.to(hidden_ND.dtype))
-
-    def _run(self, module: nn.Module, rows: Tensor, sizes: list[int]) -> Tensor:
-        """All experts of this rank, one after the other, on their rows. One without rows has a gradient of zeros."""
-        experts, adapters = adapters_on(module)
-        gate_up, down = (_product(getattr(experts, key), adapters.get(key)) for key in WEIGHTS)
-        outs = []
-        for expert, part in enumerate(rows.split(sizes)):
-            gate, up = gate_up(part, expert).chunk(2, dim=-1)
-            outs.append(down(experts.act_fn(gate) * up, expert))
-        return torch.cat(outs)
+def _forward(
+    group: Any, count: int, module: nn.Module, hidden_ND: Tensor, chosen_NK: Tensor, gates_NK: Tensor
+) -> Tensor:
+    """Of a module of `count` experts, of which this rank holds some."""
+    ranks, top = dist.get_world_size(group), chosen_NK.shape[1]
+    here = count // ranks
+    expert_M, order_M = chosen_NK.flatten().sort(stable=True)  # M token copies, by expert and so by rank
+    to_PE = torch.bincount(expert_M, minlength=count).view(ranks, here)
+    from_PE = torch.empty_like(to_PE)
+    dist.all_to_all_single(from_PE, to_PE, group=group)
+    sent, received = to_PE.sum(1).tolist(), from_PE.sum(1).tolist()
+    arrived_RD = _Travel.apply(hidden_ND[order_M // top], received, sent, group)
+    # They come by rank and then by expert; rows of one expert have to be neighbours.
+    numbers_R = torch.arange(here, device=hidden_ND.device).repeat(ranks)
+    by_expert_R = numbers_R.repeat_interleave(from_PE.flatten()).argsort(stable=True)
+    done = _run(module, arrived_RD[by_expert_R].split(from_PE.sum(0).tolist()))
+    back_RD = torch.empty_like(done).index_copy(0, by_expert_R, done)
+    home_MD = _Travel.apply(back_RD, sent, received, group)
+    weighted_MD = home_MD * gates_NK.flatten()[order_M, None].to(home_MD.dtype)
+    return torch.zeros_like(hidden_ND).index_add(0, order_M // top, weighted_MD.to(hidden_ND.dtype))
 
 
-def _product(weight: Tensor, adapter: Any) -> Callable[[Tensor, int], Tensor]:
-    """Of rows with an expert's matrix and with the two of its adapter, if it has one that is switched on."""
-    weight_EOI = _own(weight)
-    if adapter is None or adapter.disable_adapters:
-        return lambda rows, expert: nn.functional.linear(rows, weight_EOI[expert])
-    first_ERI, second_EOR = (_own(getattr(adapter, key)[NAME].weight) for key in (FIRST, SECOND))
-    scale = adapter.scaling[NAME]
+def _run(module: nn.Module, rows: Sequence[Tensor]) -> Tensor:
+    """All experts of this rank, one after the other, on their rows. One without rows has a gradient of zeros."""
+    experts, adapters = adapters_on(module)
 
-    def product(rows: Tensor, expert: int) -> Tensor:
-        inner = nn.functional.linear(rows, first_ERI[expert]) * scale
-        return nn.functional.linear(rows, weight_EOI[expert]) + nn.functional.linear(inner, second_EOR[expert])
+    def product(key: str, part: Tensor, expert: int) -> Tensor:
+        out = nn.functional.linear(part, local(getattr(experts, key))[expert])
+        adapter = adapters.get(key)
+        if adapter is None or adapter.disable_adapters:
+            return out
+        first_RI, second_OR = (local(getattr(adapter, each)[NAME].weight)[expert] for each in (FIRST, SECOND))
+        inner = nn.functional.linear(part, first_RI) * adapter.scaling[NAME]
+        return out + nn.functional.linear(inner, second_OR)
 
-    return product
-
-
-def _own(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+    outs = []
+    for expert, part in enumerate(rows):
+        gate, up = product("gate_up_proj", part, expert).chunk(2, dim=-1)
+        outs.append(product("down_proj", experts.act_fn(gate) * up, expert))
+    return torch.cat(outs)
