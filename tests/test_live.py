@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import time
@@ -37,11 +36,11 @@ from offbook.live.cycle import Cycle
 from offbook.live.kept import lines_of
 from offbook.live.reactions import blamed, follow_up, follow_ups, score, with_hints
 from offbook.live.redact import SECRET, scrub, scrubbed
-from offbook.live.serving import collect, recorded
+from offbook.live.serving import recorded
 from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, kind_of, storable, user_digest
 from offbook.live.user_hints import hint_id, may_teach, refusal, said_against
 from offbook.stages.distill import critiques_in
-from offbook.train.algorithms import Carried, baselines, rl_samples
+from offbook.train.algorithms import baselines, rl_samples
 from offbook.types import (
     Completion,
     Event,
@@ -118,21 +117,6 @@ def test_a_secret_by_the_name_of_its_argument_is_gone() -> None:
 def test_many_secrets_are_each_found() -> None:
     _, count = scrub(rollout("one", 'password = "abc123def"\n' * 1000), CHAT)
     assert count == 9 * 1000
-
-
-def test_what_was_forgotten_is_not_collected_again(model: Path, tmp_path: Path) -> None:
-    cycle = Cycle(load_config(["pocket"], {"out": str(tmp_path / "live"), "model": str(model), "live.consent": "all"}))
-    cycle.begin()
-    source = RunFolder(tmp_path / "serve")
-    write_atomic(source.config_file, cycle.config.to_toml())
-    for name in ("team/one", "team/two"):
-        source.append_rollout(1, rollout(name, EDIT, DONE, changed=CHANGED))
-    os.utime(source.step_file("rollouts", 1), (NOW, NOW))
-    assert collect(cycle, source.path) == 2
-    assert {one.at for one in cycle.folder.sessions()} == {NOW}, "its age counts from when it was"
-    assert cycle.folder.forget(["team.one"]) == 1
-    assert collect(cycle, source.path) == 0
-    assert [one.id for one in cycle.folder.sessions()] == ["team.two"]
 
 
 def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
@@ -483,18 +467,14 @@ def test_a_recorded_conversation_has_its_follow_ups_in_it() -> None:
 
 def test_a_baseline_is_the_mean_of_the_others_of_its_kind() -> None:
     """By hand: kind a has 1 and 0, kind b 4; the mean of the others is drawn in with the weight of four sessions."""
-    found, carried = baselines([1.0, 0.0, 4.0], ["a", "a", "b"], Carried())
+    found = baselines([1.0, 0.0, 4.0], ["a", "a", "b"])
     assert found == pytest.approx([(0.0 + 4 * 2.0) / 5, (1.0 + 4 * 2.5) / 5, (4 * 0.5) / 4])
-    assert carried == Carried({"a": 0.5, "b": 2.0}, {"a": 1.0, "b": 0.5})
-    again, _ = baselines([10.0], ["a"], carried)
-    assert again == pytest.approx([(0.5 + 4 * 2.5 / 1.5) / (1.0 + 4)]), "what came before counts half"
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.sampled_from("ab")), min_size=2, max_size=9), st.floats(-2, 2))
 def test_a_baseline_does_not_know_its_own_reward(others: list[tuple[float, str]], reward: float) -> None:
     rewards, kinds = [one for one, _ in others], [kind for _, kind in others]
-    first, _ = baselines(rewards, kinds, Carried())
-    second, _ = baselines([reward, *rewards[1:]], kinds, Carried())
+    first, second = baselines(rewards, kinds), baselines([reward, *rewards[1:]], kinds)
     assert first[0] == pytest.approx(second[0], abs=1e-9)
 
 
@@ -534,7 +514,7 @@ def test_breaking_a_call_to_be_thrown_away_costs_and_is_learned_from(tmp_path: P
     scored = [score(one, SETTINGS) for one in [*broken, *honest]]
     chosen, left_out = cycle.to_learn_from(scored)
     assert len(chosen) == 12, left_out
-    found, _ = baselines([one.rollout.reward.total for one in chosen], [one.kind for one in chosen], Carried())
+    found = baselines([one.rollout.reward.total for one in chosen], [one.kind for one in chosen])
     of = {one.id: one.rollout.reward.total - base for one, base in zip(chosen, found, strict=True)}
     assert all(of[f"b{n}"] < 0 for n in range(6)), "every one of them is pushed down"
     assert max(_rewards(broken)) <= min(_rewards(honest)) + 0.2, "no better than the worst edit, which was reverted"

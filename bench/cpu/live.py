@@ -156,6 +156,15 @@ def spoilt(weights: Path, out: Path) -> Path:
     return out
 
 
+def gated(cycle: Cycle, weights: Path) -> Decision:
+    """Weights from elsewhere, through the gate."""
+    version, deployed = 1 + max(one.version or 0 for one in cycle.folder.decisions()), cycle.last.deployed
+    cycle.folder.decide(Decision("train", "made elsewhere", deployed, version=version, path=str(weights)))
+    decision = cycle.turn()
+    assert decision is not None
+    return decision
+
+
 def configured(seed: int, out: Path, sessions: int, **more: str) -> Config:
     settings = {
         "seed": str(seed),
@@ -199,7 +208,7 @@ def one_seed(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, Any]
         print(f"  seed {seed} cycle {number}: reward {trained.numbers['reward']:.3f} -> {cycle.last.kind}", flush=True)
         if number == min(3, cycles):
             bad = spoilt(cycle.folder.weights(cycle.last.deployed), out / "spoilt")
-            refused = cycle.gate(bad)
+            refused = gated(cycle, bad)
     last, deployed = world.measure(cycle.last.deployed, sets.heldout), cycle.last.deployed
     path = spoilt(cycle.folder.weights(deployed), out / "spoilt_again")
     version = 1 + max(one.version or 0 for one in cycle.folder.decisions())

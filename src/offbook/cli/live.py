@@ -24,9 +24,6 @@ def live(
     ctx: typer.Context,
     model: Annotated[str, typer.Option(help="To begin with: `pocket`, a run or model folder, a hub id.")] = "",
     out: Annotated[str, typer.Option(help="The folder of the cycle; runs/live if not given.")] = "",
-    sessions: Annotated[
-        list[Path] | None, typer.Option(help="A run folder of `offbook serve` to take sessions from; may be repeated.")
-    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Do what is due and stop.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be stored, learned from and deployed, and stop.")
@@ -60,24 +57,19 @@ def live(
             _show({"folder": str(cycle.folder.path), "complaints": cycle.complaints()}, as_json)
             return
         if dry_run:
-            _show(_planned(cycle, config, sessions or []), as_json)
+            _show(_planned(cycle, config), as_json)
             return
         with only_writer(place):
             cycle.begin()
             write_atomic(place / "config.toml", config.to_toml())
-            _run(cycle, sessions or [], once)
+            _run(cycle, once)
     if as_json:
         print(json.dumps(asdict(cycle.last)))
 
 
-def _run(cycle: Cycle, sources: list[Path], once: bool) -> None:
-    from offbook.live.serving import collect
-
+def _run(cycle: Cycle, once: bool) -> None:
     said = ""
     while True:
-        for source in sources:
-            if count := collect(cycle, source):
-                say(f"{count} new sessions from {source}", to=console)
         while cycle.turn():
             pass
         line = f"nothing more is due: {cycle.waits_for()}"
@@ -102,10 +94,9 @@ def _approve(cycle: Cycle, ids: list[str]) -> None:
         cycle.folder.approve([id])
 
 
-def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any]:
+def _planned(cycle: Cycle, config: Config) -> dict[str, Any]:
     """Nothing is written."""
     from offbook.live.reactions import score
-    from offbook.live.serving import found_in
     from offbook.rl.models import described
     from offbook.rl.tasks import refuse_missing_tasks
 
@@ -115,14 +106,12 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
     refuse_missing_tasks(config)
     stored = [score(one, cycle.settings) for one in cycle.folder.sessions()]
     chosen, left_out = cycle.to_learn_from(stored) if has_begun else ([], {})
-    new = [one for source in sources for one in found_in(cycle, source)] if has_begun else []
     last = cycle.last if has_begun else None
     return {
         "folder": str(cycle.folder.path),
         "consent": cycle.settings.consent,
         "deployed": last.deployed if last else None,
         "stored sessions": len(stored),
-        "would be stored": [{"session": one.id, "kind": one.kind, "messages": _messages(one)} for one in new],
         "would be deleted": sum(map(cycle.is_expired, stored)),
         "to learn from": f"{len(chosen)} of {cycle.settings.sessions}",
         "left out": left_out,
@@ -130,11 +119,6 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
         "would be trained": len(chosen) >= cycle.settings.sessions,
         "would be deployed": f"after a gate on {config.tasks.source} {' '.join(cycle.settings.suites)}".strip(),
     }
-
-
-def _messages(session: Any) -> list[str]:
-    every = [message for segment in session.rollout.segments for message in segment.messages]
-    return [f"{message.role}: {message.text[:200]}" for message in every if message.role in ("user", "assistant")]
 
 
 def _show(found: dict[str, Any], as_json: bool) -> None:

@@ -19,7 +19,6 @@ NUMBERS = {
     "loss": "ce/loss",
     "validation": "validation/loss",
     "learning rate": "learning_rate",
-    "cost spread": "ranks/cost_spread",
 }
 
 

@@ -17,8 +17,6 @@ from offbook.types import OffbookError
 if TYPE_CHECKING:
     from offbook.rl.trackers import Kind, Tracker
 
-SPREAD = {"ranks/cost_spread"}  # where there are ranks: what the busiest has to do by the mean
-
 
 def train(
     ctx: typer.Context,
@@ -64,7 +62,6 @@ def train(
                 "turns",
                 "hinted_targets",
                 "groups_with_gradient",
-                *SPREAD & row.keys(),
             ]
             if tracker:
                 tracker.follow()

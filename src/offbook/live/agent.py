@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.core.runfolder import write_atomic
-from offbook.live.kept import git, lines_of
+from offbook.live.kept import lines_of
 from offbook.live.sessions import Reaction, Session, kind_of, refuse_no_folder
 from offbook.rl.collector import Collector, Job, OnRollout, unwatched
 from offbook.types import OffbookError, Rollout, Task
@@ -20,6 +21,7 @@ from offbook.types import OffbookError, Rollout, Task
 TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")
 POCKET_TOOLS = ("read_file", "edit_file", "search_codebase", "finish")  # what the pocket model knows
 MOST_MB = 1024
+GIT_S = 60.0
 SKIPPED = (".git", "__pycache__", ".venv", "node_modules")
 LOST = "\ufffd"  # what bytes that are not UTF-8 become in a record
 
@@ -58,8 +60,12 @@ def copy_of(path: Path) -> Iterator[Path]:
 def _files(path: Path) -> list[str]:
     whole = path.resolve()
     if any((folder / ".git").exists() for folder in (whole, *whole.parents)):  # it may be a folder of a repository
-        listed = git(path, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        return [name for name in listed.split("\0") if name]
+        options = ("-c", "core.fsmonitor=false")  # nothing of the repository's own is run
+        command = ["git", "-C", str(path), *options, "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        listed = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+        if listed.returncode:
+            raise OffbookError(f"git says about {path}: {listed.stderr.decode(errors='replace').strip()}")
+        return [name for name in listed.stdout.decode(errors="replace").split("\0") if name]
     every = (file.relative_to(path) for file in sorted(path.rglob("*")))
     return [str(file) for file in every if not any(part in SKIPPED for part in file.parts)]
 

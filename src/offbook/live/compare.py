@@ -1,8 +1,8 @@
 """The two tests that decide about a version: the gate before it is deployed, the drift watch after.
 
 Gate. Both versions work on the same held-out tasks and side suites. Every metric that has a direction is compared task
-by task (evals/statistics.py). With Holm's correction the chance to refuse a version that is worse in nothing is at most
-alpha, for all metrics together. The record has the intervals, so it shows what so few tasks cannot tell.
+by task (evals/statistics.py). With Bonferroni's correction the chance to refuse a version that is worse in nothing is
+at most alpha, for all metrics together. The record has the intervals, so it shows what so few tasks cannot tell.
 
 Watch. The drift watch of monitors/drift.py over batches of sessions since a deployment: what agents do and what users
 think of it. Only changes for the worse raise an alarm, and one alarm rolls the version back.
@@ -49,33 +49,25 @@ def measured(config: Config, version: int, weights: Path, suites: Suites, out: P
 def compare_rows(deployed: Sequence[Row], candidate: Sequence[Row], alpha: float, main: str) -> dict[str, Any]:
     """Each metric of each suite (`suite/metric`), the significantly worse first. `main` is the suite of held-out tasks.
 
-    Holm's procedure runs over the metrics that fell; p is halved, since one direction is tested."""
+    By Bonferroni's correction; p is halved, since one direction is tested."""
     found: dict[str, dict[str, Any]] = {}
     for suite in dict.fromkeys(row.suite for row in deployed):
         base, other = (ratios(row for row in rows if row.suite == suite) for rows in (deployed, candidate))
-        for metric, direction in DIRECTIONS.items():
-            if metric not in base or metric not in other or (metric == "edit_rate" and suite != main):
-                continue
-            before, after = base[metric][1], other[metric][1]
-            difference = compare_paired(before, after)
-            found[f"{suite}/{metric}"] = {
-                "deployed": before.value,
-                "candidate": after.value,
-                "difference": difference.value,
-                "interval": difference.interval,
-                "p": difference.p,
-                "worse": difference.value is not None and direction * difference.value < 0,
-            }
-    ordered = sorted(found.items(), key=lambda item: (not item[1]["worse"], _p(item[1])))
-    is_rejecting = True
-    for rank, (_, row) in enumerate(ordered):
-        is_rejecting = is_rejecting and row["worse"] and _p(row) / 2 <= alpha / (len(ordered) - rank)
-        row["worse"] = is_rejecting
-    return dict(ordered)
-
-
-def _p(row: dict[str, Any]) -> float:
-    return 1.0 if row["p"] is None else row["p"]
+        for metric in DIRECTIONS:
+            if metric in base and metric in other and (metric != "edit_rate" or suite == main):
+                before, after = base[metric][1], other[metric][1]
+                difference = compare_paired(before, after)
+                found[f"{suite}/{metric}"] = {
+                    "deployed": before.value,
+                    "candidate": after.value,
+                    "difference": difference.value,
+                    "interval": difference.interval,
+                    "p": difference.p,
+                }
+    for name, row in found.items():
+        fell = DIRECTIONS[name.rpartition("/")[2]] * (row["difference"] or 0.0) < 0
+        row["worse"] = fell and row["p"] is not None and row["p"] / 2 <= alpha / len(found)
+    return dict(sorted(found.items(), key=lambda item: not item[1]["worse"]))
 
 
 Value = Callable[[Session], float | None]  # None: the session says nothing about it

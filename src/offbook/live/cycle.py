@@ -27,7 +27,6 @@ from offbook.live.reactions import score
 from offbook.live.sessions import Decision, LiveFolder, Reaction, Session
 from offbook.live.user_hints import hint_id, may_teach, said_against
 from offbook.rl.models import Progress, model_folder, quiet
-from offbook.train.algorithms import Carried
 
 DAY_S = 86_400.0
 ALPHA = 0.05  # chance that the gate refuses a version that is no worse
@@ -87,20 +86,15 @@ class Cycle:
         reasons = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
         return f"{words}; left out: {reasons}" if reasons else words
 
-    def gate(self, weights: Path) -> Decision:
-        """Put weights from elsewhere through the same gate."""
-        version, path = self._next_version(), Path(weights).resolve()
-        self._decide("train", f"{weights} was made elsewhere", version=version, path=str(path))
-        return self._gate(version, path)
-
     def to_learn_from(self, sessions: Sequence[Session]) -> tuple[list[Session], dict[str, int]]:
         """New settled sessions of the deployed version, and how many were left out, by reason.
 
         No user has more than `live.user_share` of a cycle: the newest of theirs are taken."""
-        upto, deployed = self._last_training().get("upto", 0.0), self.last.deployed
+        decisions = self.folder.decisions()
+        upto = max((one.numbers["upto"] for one in decisions if "upto" in one.numbers), default=0.0)
         new = [one for one in sessions if one.at > upto]
         settled = self._settled(new)
-        own = [one for one in settled if one.version == deployed]
+        own = [one for one in settled if one.version == decisions[-1].deployed]
         usable = [one for one in own if not one.rollout.fault]
         most, count = max(1, int(self.settings.user_share * self.settings.sessions)), Counter[str]()
         chosen: list[Session] = []
@@ -176,16 +170,15 @@ class Cycle:
         chosen, left_out = self.to_learn_from(sessions)
         if len(chosen) < self.settings.sessions:
             return None
-        version, deployed = self._next_version(), self.last.deployed
+        version, deployed = 1 + max(one.version or 0 for one in self.folder.decisions()), self.last.deployed
         start = self.folder.weights(deployed)
         self._tell(f"cycle {version}: learning from {len(chosen)} sessions of version {deployed}")
-        carried = Carried(**self._last_training().get("carried", {}))
         approved = self.folder.approved()
-        path, carried, row = train_on(self.config, chosen, start, self.folder.cycle(version), carried, approved)
+        path, row = train_on(self.config, chosen, start, self.folder.cycle(version), approved)
         reasons = may_teach(said_against(chosen), approved)
-        numbers = {**self.numbers(chosen), "left_out": left_out, "carried": asdict(carried)}
+        numbers = {**self.numbers(chosen), "left_out": left_out, "upto": chosen[-1].at}
         numbers["complaints"] = {"taught": sum(not why for why in reasons.values()), "heard": len(reasons)}
-        numbers |= {"upto": chosen[-1].at, "last_step": {key: row[key] for key in sorted(row) if "/" not in key}}
+        numbers["last_step"] = {key: row[key] for key in sorted(row) if "/" not in key}
         why = f"{len(chosen)} sessions of version {deployed} came to {numbers['reward']:.3f} each"
         self._decide("train", why, version=version, path=str(path.resolve()), numbers=numbers)
         return self._gate(version, path)
@@ -209,13 +202,6 @@ class Cycle:
 
     def _settled(self, sessions: Sequence[Session]) -> list[Session]:
         return [one for one in sessions if one.at + self.settings.settle_s <= self._clock()]
-
-    def _next_version(self) -> int:
-        return 1 + max(one.version or 0 for one in self.folder.decisions())
-
-    def _last_training(self) -> dict[str, Any]:
-        found = [one.numbers for one in self.folder.decisions() if one.kind == "train" and "upto" in one.numbers]
-        return found[-1] if found else {}
 
     def _decide(self, kind: Any, why: str, deployed: int | None = None, **more: Any) -> Decision:
         if deployed is None:

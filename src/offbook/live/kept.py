@@ -7,7 +7,6 @@ while its file has it; a removed line while it stays away.
 from __future__ import annotations
 
 import hashlib
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,9 +14,7 @@ from pathlib import Path
 
 from offbook.live.redact import secrets_in
 from offbook.signals.trajectory.diff import read_diff
-from offbook.types import OffbookError, Rollout
-
-GIT_S = 60.0
+from offbook.types import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +71,3 @@ def kept_in(repository: Path, lines: Lines) -> float | None:
             return None
 
     return share_kept(lines, text_now)
-
-
-def git(folder: Path, *arguments: str, check: bool = True) -> str:
-    """Run git without anything of the repository's own: no hooks, no pager, no external diff."""
-    options = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "diff.external=")
-    command = ["git", "-C", str(folder), "--no-pager", *options, *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise OffbookError(f"git cannot be asked about {folder}: {error}") from None
-    if check and done.returncode:
-        raise OffbookError(f"git says about {folder}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode(errors="replace") if not done.returncode else ""

@@ -28,7 +28,7 @@ from offbook.rl.resume import begin_run
 from offbook.rl.train_step import TrainContext, teachers_of
 from offbook.signals.feedback import rules_of
 from offbook.stages.distill import teach
-from offbook.train.algorithms import Carried, baselines
+from offbook.train.algorithms import baselines
 from offbook.train.checkpoint import load_training_state
 from offbook.train.trainer import Trainer
 
@@ -38,17 +38,16 @@ def train_on(
     sessions: Sequence[Session],
     start: Path,
     folder: RunFolder,
-    carried: Carried,
     approved: Collection[str] = (),
-) -> tuple[Path, Carried, dict[str, Any]]:
-    """Train a new version. Returns its weights, what the next cycle needs of the rewards, and the last step's metrics.
+) -> tuple[Path, dict[str, Any]]:
+    """Train a new version. Returns its weights and the last step's metrics.
 
     `approved` are the ids of the follow-ups that a maintainer approved as hints. A folder that a killed attempt left is
     deleted and done again."""
     shutil.rmtree(folder.path, ignore_errors=True)
     torch.set_num_threads(config.threads)
     rewards = [one.rollout.reward.total for one in sessions]
-    found, carried = baselines(rewards, [one.kind for one in sessions], carried)
+    found = baselines(rewards, [one.kind for one in sessions])
     by_group = {one.id: value for one, value in zip(sessions, found, strict=True)}
     reasons = may_teach(said_against(sessions), approved)
     hinted = [with_hints(one, lambda text: not reasons[text]) for one in sessions]
@@ -69,4 +68,4 @@ def train_on(
     context = TrainContext(config, folder, {}, rules, chat, trainer, baselines=by_group)
     teach(context, steps, chat_folder(start))
     rows, _ = folder.metrics()
-    return latest_checkpoint(folder), carried, rows[-1]
+    return latest_checkpoint(folder), rows[-1]

@@ -1,22 +1,19 @@
-"""Other agents' sessions in a cycle: an endpoint that serves the deployed version, and run folders of
-`offbook serve`."""
+"""Other agents' sessions in a cycle: an endpoint that serves the deployed version."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbook.agent.recorder import Refused
 from offbook.agent.recorder import Session as Recorder
 from offbook.core.config import Config, load_config
-from offbook.core.runfolder import RunFolder
 from offbook.live.cycle import Cycle
 from offbook.live.kept import lines_of
 from offbook.live.reactions import FOLLOW_UP, follow_up, follow_ups, score
-from offbook.live.sessions import Reaction, Session, kind_of, storable, user_digest
-from offbook.rl.collector import Collector, chat_of
+from offbook.live.sessions import Reaction, Session, kind_of, user_digest
+from offbook.rl.collector import Collector
 from offbook.types import OffbookError, Rollout
 
 
@@ -65,31 +62,6 @@ class Versions:
     async def aclose(self) -> None:
         for collector in self._loaded.values():
             await collector.aclose()
-
-
-def collect(cycle: Cycle, source: Path) -> int:
-    """Store the sessions of a run folder that are new. Returns how many there were."""
-    found = [*found_in(cycle, source)]
-    for session in found:
-        cycle.folder.write(session)
-    return len(found)
-
-
-def found_in(cycle: Cycle, source: Path) -> Iterator[Session]:
-    """The new sessions of a run folder, as they would be stored. The group of a session is its user; its version is the
-    deployed one: an endpoint that serves another one uses another folder."""
-    folder, settings = RunFolder.open(source), cycle.settings
-    stored = set(cycle.folder.ids())
-    version = cycle.last.deployed
-    chat = chat_of(cycle.folder.weights(version), cycle.config)
-    for step in folder.steps():
-        rollouts = {named(one.id): one for one in folder.rollouts(step)[0]}
-        at = folder.step_file("rollouts", step).stat().st_mtime  # when the last of them was written
-        known = stored | cycle.folder.forgotten(rollouts)
-        for rollout in (one for id, one in rollouts.items() if id not in known):
-            session = storable(score(recorded(rollout, version, at), settings), settings, chat)
-            if session is not None:
-                yield session
 
 
 def recorded(rollout: Rollout, version: int, at: float) -> Session:

@@ -1,7 +1,6 @@
 """Stores users' sessions and reactions, as files that can be deleted one by one.
 
 sessions/ID.json         a session: the rollout, whose it is, and every reaction so far
-forgotten                digests of the names of deleted sessions, so that they are not collected again
 cycles/00003/            the run folder of the training that made version 3
 gate/00003/              the evaluation of version 3
 decisions.jsonl          everything that was decided, with its numbers; the last line says what is deployed
@@ -100,16 +99,11 @@ def user_digest(name: str) -> str:
     return hashlib.sha256(f"offbook user {name}".encode()).hexdigest()[:16]
 
 
-def _name_digest(id: str) -> str:
-    return hashlib.sha256(f"offbook session {id}".encode()).hexdigest()[:32]
-
-
 class LiveFolder:
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self.decisions_file = self.path / "decisions.jsonl"
         self.config_file = self.path / "config.toml"
-        self.forgotten_file = self.path / "forgotten"
 
     # Sessions
 
@@ -159,9 +153,6 @@ class LiveFolder:
         gone = set(ids)
         for id in gone:
             self._file(id)  # a bad name fails before anything is deleted
-        self.path.mkdir(parents=True, exist_ok=True)
-        with self.forgotten_file.open("a") as file:
-            file.writelines(f"{_name_digest(id)}\n" for id in sorted(gone))
         for cycle in self.path.glob("cycles/*"):
             _forget_in(cycle, gone)
         count = sum(map(self.has, gone))
@@ -169,11 +160,6 @@ class LiveFolder:
             for left in (self._file(id), *self._file(id).parent.glob(f"{id}.json.*.part")):  # of a killed writer
                 left.unlink(missing_ok=True)
         return count
-
-    def forgotten(self, ids: Iterable[str]) -> set[str]:
-        """The ids of sessions that were deleted here."""
-        known = set(self.forgotten_file.read_text().split()) if self.forgotten_file.is_file() else set()
-        return {id for id in ids if _name_digest(id) in known}
 
     # Complaints that a maintainer approved as hints, one id a line
 

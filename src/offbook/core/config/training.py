@@ -34,7 +34,7 @@ class LinearConfig(Section):
 
     kind: Literal["plain", "fp8", "nvfp4"] = Field(
         default="plain",
-        description="`train.precision`, FP8 (on GPUs that have it), or emulated NVFP4 with MXFP8 backward",
+        description="`train.precision`, FP8 (on GPUs that have it), or emulated NVFP4",
     )
 
 

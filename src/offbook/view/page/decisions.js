@@ -3,7 +3,7 @@
 // What a live cycle decided, the newest first, each with the numbers it was decided by.
 
 const DECIDED = {
-  start: "began", train: "trained", refuse: "refused", trial: "on trial", withdraw: "withdrawn", deploy: "deployed",
+  start: "began", train: "trained", refuse: "refused", deploy: "deployed",
   roll_back: "rolled back", forget: "deleted",
 };
 const short = (value) => (value === null ? "\u2013" : typeof value === "number" ? number(value) : String(value));
@@ -26,7 +26,7 @@ function shownNumbers(value) {
 
 function decisionItem(one) {
   const when = new Date(one.at * 1000).toISOString().slice(0, 16).replace("T", " ");
-  const holds = `serving ${one.deployed}${one.candidate === null ? "" : `, ${one.candidate} on trial`}`;
+  const holds = `serving ${one.deployed}`;
   const what = `${DECIDED[one.kind] || one.kind}${one.version === null ? "" : ` ${one.version}`}`;
   return h("details", { class: `decision ${one.kind}` },
     h("summary", null, h("time", null, when), h("b", null, ` ${what} `), visible(one.why), span("aside", ` \u00b7 ${holds}`)),

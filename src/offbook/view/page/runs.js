@@ -26,7 +26,7 @@ const EXPLAINED = {
   "reward/outcome_withheld": { label: "Outcome withheld", aside: "per rollout", fromZero: true,
     note: "What rollouts that a monitor found to be cheating would have earned by solving the task. It was not paid." },
 };
-const FRACTIONS = /^(solved|flagged|padding_share|groups_with_gradient|no_call|no_edit|no_test_run|hint\/capped|stop\/.*|mtp\/kept_.*)$/;
+const FRACTIONS = /^(solved|flagged|groups_with_gradient|no_call|no_edit|no_test_run|hint\/capped|stop\/.*|mtp\/kept_.*)$/;
 const SAID_ELSEWHERE = /^(reward\/outcome|targets\/.*|flags\/.*)$/; // by `solved` and by the stacked bars
 const OF_ROLLOUTS = /^(solved|invalid_per_100|reward.*|staleness.*|tokens|turns|flagged|groups_with_gradient|no_.*|stop\/.*|events\/.*)$/;
 const samples = (run) => ["train", "live"].includes(run.verb); // of the others these numbers are the data's, not the model's
