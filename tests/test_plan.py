@@ -55,7 +55,6 @@ from offbook.rl.plan import (
     as_planned,
     make_plan,
     meta_shapes,
-    rank_parts,
     refuse_too_large,
     saved_storages,
     static_parts,
@@ -69,7 +68,7 @@ from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.head import Counts, Ledger
 from offbook.train.lora import make_trainable
-from offbook.train.parallel.spmd import ALONE, Share, share_of
+from offbook.train.parallel.spmd import Share, share_of
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, OffbookError, Sample
 
@@ -573,21 +572,6 @@ def test_a_rank_is_planned_by_its_share(large: Path) -> None:
 def test_shares_of_experts_follow_their_own_mesh() -> None:
     assert share_of(RanksConfig(), 8) == Share(8, 8, 1)
     assert share_of(RanksConfig(replicate=2, experts=4), 8) == Share(4, 4, 4)
-
-
-def test_adapters_on_experts_lie_where_those_do() -> None:
-    """By hand, of 96 experts in 48 layers: an eighth of what is trained on experts, and half of the rest."""
-    lora = LoraConfig(rank=16, targets=["q_proj"], parameters=["experts.gate_up_proj", "experts.down_proj"])
-    shapes = meta_shapes(Qwen3MoeConfig(**MOE), TrainConfig(precision="bfloat16", lora=lora))
-    of_one = 16 * (2048 + 2 * 768) + 16 * (768 + 2048)  # what gate and up add, and what down does
-    on_experts, on_queries = 48 * 96 * of_one, 48 * 16 * (2048 + 32 * 128)
-    assert (shapes.trained_experts, shapes.trained) == (on_experts, on_experts + on_queries)
-    assert shapes.num_experts == 96
-    held = static_parts(shapes, teachers=1)
-    parts = rank_parts(shapes, Share(2, 8, 4), held)
-    assert parts["gradients"] == pytest.approx(4 * (on_experts / 8 + on_queries / 2))
-    assert parts["teacher copy"] == parts["gradients"] / 2, "it shares what is not trained"
-    assert rank_parts(shapes, ALONE, held) == held
 
 
 def test_the_verb(large: Path) -> None:

@@ -6,14 +6,12 @@ import os
 import re
 import shutil
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import made_once
 from ranks import on_ranks
 from test_loop import SMALL, weights
 from test_loop import uninterrupted as uninterrupted
@@ -27,7 +25,6 @@ from torch.distributed import get_rank
 from offbook.core.config import RanksConfig, TrainConfig, load_config, recipe_for
 from offbook.core.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.engine.sync import FolderStore, Reader
-from offbook.pocket.model import POCKETS, make_pocket
 from offbook.rl import plan as plan_room
 from offbook.rl.models import model_to_train, quiet
 from offbook.rl.plan import Device, make_plan, this_device
@@ -35,7 +32,6 @@ from offbook.rl.ranks import HOST, follow, follows, joined, make_trainer
 from offbook.rl.train import train
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
-from offbook.train.lora import stored_adapter
 from offbook.train.parallel import spmd as led
 from offbook.train.parallel.spmd import ALONE, Share, SpmdTrainer, expert_shape, ranks_of
 from offbook.types import OffbookError
@@ -129,27 +125,6 @@ def test_an_adapter_is_trained_and_kept_by_ranks(cache: Path, model: Path, tmp_p
         on_ranks(ranks, trained_with, cache, model, out, steps, more)
     assert [row["step"] for row in RunFolder(out).metrics()[0]] == [1, 2, 3]
     assert is_adapter(latest_checkpoint(RunFolder(out)))
-
-
-def test_adapters_on_experts_are_trained_and_sampled_with_by_ranks(cache: Path, shared: Path, tmp_path: Path) -> None:
-    """Dealt out to two ranks, then in one process. What rank 0's engine samples is what the trainer reads."""
-    pocket = replace(POCKETS["pocket-moe"], episodes=100)
-    made = made_once(shared / "pocket-moe", lambda folder: make_pocket(folder, 0, quiet, pocket))
-    (start,) = made.iterdir()
-    more = {"train__lora__rank": "2", "train__lora__parameters": '["experts.gate_up_proj", "experts.down_proj"]'}
-    more |= {"train__learning_rate": "1e-2"}
-    out = tmp_path / "run"
-    for steps, ranks in ((2, 2), (3, 1)):
-        on_ranks(ranks, trained_with, cache, start, out, steps, more | {"train__ranks__experts": str(ranks)})
-    rows = RunFolder(out).metrics()[0]
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert max(row["rl/mismatch"] for row in rows) < 1e-4
-    kept = [stored_adapter(out / "ckpt" / f"step_{step:05d}").tensors for step in (1, 2, 3)]
-    on_experts = [name for name in kept[0] if ".experts." in name]
-    assert len(on_experts) == 8
-    for name in on_experts:
-        assert not kept[0][name].equal(kept[1][name]), "ranks train it"
-        assert not kept[1][name].equal(kept[2][name]), "and one process goes on"
 
 
 def refused(replicate: int) -> str:

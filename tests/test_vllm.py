@@ -35,7 +35,7 @@ from offbook.core.config import EngineConfig, MtpConfig, VllmConfig, load_config
 from offbook.core.draft import DraftHead, save_head
 from offbook.core.weights import Weights
 from offbook.engine import VllmEngine
-from offbook.engine.vllm import Server, find_vllm, refuse_missing_engine
+from offbook.engine.vllm import Server, find_vllm
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
 from offbook.engine.vllm.wire import Broken, Wire
 from offbook.rl.collector import Collector, Job, with_drafts
@@ -291,20 +291,6 @@ def test_what_is_asked_for_and_what_comes_back(tmp_path: Path) -> None:
     assert told.pop("salt").startswith("weights ")
     assert told == {"max_tokens": 8, "temperature": 1.0, "stop_ids": [7], "adapter": ""}
     assert array("i", ids).tolist() == [1, 2, 3]
-
-
-def test_adapters_on_experts_are_refused(tmp_path: Path) -> None:
-    """Before a model is loaded, and wherever they come from."""
-    given = {"engine.kind": "vllm", "train.lora.rank": "4", "train.lora.parameters": '["mlp.experts.down_proj"]'}
-    with pytest.raises(OffbookError, match=r"no adapters on experts \(train\.lora\.parameters\)"):
-        refuse_missing_engine(load_config([], given))
-    played = Played(lambda path, body: (200, b"{}"))
-    engine, name = engine_of(played, tmp_path), "base_model.model.model.layers.0.mlp.experts.{}lora_A.weight"
-    engine.apply(Weights(0, {name.format("0.up_proj."): torch.zeros(4)}, {"r": 4}))  # a layer of its own
-    for wrapped in ("", "base_layer."):
-        with pytest.raises(OffbookError, match="no adapters on experts"):
-            engine.apply(Weights(1, {name.format(wrapped): torch.zeros(2, 4, 8)}, {"r": 4}))
-    assert len(played.of("/v1/load_lora_adapter")) == 1
 
 
 def test_a_first_request_waits_for_weights_that_are_on_their_way(tmp_path: Path) -> None:

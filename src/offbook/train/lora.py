@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbook.core.adapters import NAME, SECOND, adapter_tensors, from_file, num_experts, put_experts_first, to_file
+from offbook.core.adapters import NAME, adapter_tensors
 from offbook.core.config import LoraConfig
 from offbook.core.weights import Weights
 from offbook.train.parallel.dense import put
 from offbook.types import OffbookError
 
 WEIGHTS = "adapter_model.safetensors"
-# In the metadata of the tensors: the fingerprint of their base and, for adapters on experts, how many a layer has. One
-# entry, since safetensors writes several in a random order.
-BASE = "offbook_base"
+BASE = "offbook_base"  # in the metadata of the tensors: the fingerprint of their base
 DIALECT = "offbook_dialect"  # in a model's config.json: the call dialect that it was trained with
 DIALECT_FILE = "offbook.json"  # the same of an adapter, which has no config.json
-ON_LINEAR = "adapters on embeddings are not supported, only those on linear layers and experts"
+ON_LINEAR = "only adapters on linear layers are supported"
+OTHERS = re.compile(r"lora_embedding_|\.experts\.(base_layer\.)*lora_")  # on embeddings, on fused experts
 SAMPLED = 64  # entries of each parameter that make the fingerprint
 
 
@@ -63,13 +63,12 @@ def make_trainable(model: PreTrainedModel, settings: LoraConfig, base: str, seed
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=sorted(settings.targets or linear),
-        target_parameters=sorted(settings.parameters) or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        _inject(model, wanted, f"train.lora cannot be put on {', '.join([*settings.targets, *settings.parameters])}")
+        _inject(model, wanted, f"train.lora cannot be put on {', '.join(settings.targets)}")
 
 
 def _inject(model: PreTrainedModel, settings: Any, problem: str) -> None:
@@ -79,7 +78,6 @@ def _inject(model: PreTrainedModel, settings: Any, problem: str) -> None:
         inject_adapter_in_model(settings, model, NAME)
     except ValueError as error:
         raise OffbookError(f"{problem}: {str(error).splitlines()[0]}") from None
-    put_experts_first(model)
     if not isinstance(settings.target_modules, str):  # that is an expression
         settings.target_modules = sorted(settings.target_modules)  # a set is written in another order every time
 
@@ -94,17 +92,16 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     if dialect := model.config.to_dict().get(DIALECT):
         (folder / DIALECT_FILE).write_text(json.dumps({DIALECT: dialect}) + "\n")
     save_file(
-        {name: to_file(name, tensor).contiguous() for name, tensor in tensors.items()},
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
-        metadata={BASE: f"{base or fingerprint(model)} {num_experts(tensors) or ''}".strip()},
+        metadata={BASE: base or fingerprint(model)},
     )
 
 
 def stored_adapter(folder: Path) -> Weights:
     """As an engine takes it that has the base."""
-    _, experts = refuse_unusable(folder)
-    settings = json.loads((folder / "adapter_config.json").read_text())
-    return Weights(0, _stored(folder, int(experts or 0)), settings)
+    refuse_unusable(folder)
+    return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
@@ -118,19 +115,19 @@ def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
         settings.lora_dropout = 0.0
         _inject(model, settings, f"{folder} is an adapter of another model than {model.name_or_path}")
     own = adapter_tensors(model)
-    stored = _stored(folder, num_experts(own))
+    stored = load_file(folder / WEIGHTS)
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
     for name, tensor in stored.items():
         put(own[name], tensor)
 
 
-def refuse_unusable(folder: Path) -> tuple[str, str]:
-    """Without its base, and before that is loaded. Returns the base's fingerprint and how many experts a layer has."""
+def refuse_unusable(folder: Path) -> str:
+    """Without its base, and before that is loaded. Returns the base's fingerprint."""
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
-            told = (file.metadata() or {}).get(BASE, "")
-            has_embeddings = any("lora_embedding_" in name for name in file.keys())  # noqa: SIM118 - it is no dict
+            base = (file.metadata() or {}).get(BASE, "")
+            others = [name for name in file.keys() if OTHERS.search(name)]  # noqa: SIM118 - it is no dict
     except FileNotFoundError:
         raise OffbookError(f"the adapter {folder} has no {WEIGHTS}, so its weights are missing") from None
     except (OSError, SafetensorError) as error:
@@ -139,19 +136,14 @@ def refuse_unusable(folder: Path) -> tuple[str, str]:
     kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
     if kind != "LORA":
         raise OffbookError(f"{folder} is an adapter of the kind {kind}; only LoRA is known here")
-    if has_embeddings:
-        raise OffbookError(f"{folder} cannot be used: {ON_LINEAR}")
-    base, _, experts = told.partition(" ")
-    return base, experts
-
-
-def _stored(folder: Path, experts: int) -> dict[str, Tensor]:
-    return {name: from_file(name, tensor, experts) for name, tensor in load_file(folder / WEIGHTS).items()}
+    if others:
+        raise OffbookError(f"{folder} cannot be used, since it is on {others[0]}: {ON_LINEAR}")
+    return base
 
 
 def _refuse_other_base(model: PreTrainedModel, folder: Path, known: str = "") -> None:
     """Adapters from elsewhere do not say what their base was."""
-    base, _ = refuse_unusable(folder)
+    base = refuse_unusable(folder)
     if base and base != (known or fingerprint(model)):
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
 
@@ -184,7 +176,7 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
 @torch.no_grad()
 def switch_off_idle(model: PreTrainedModel) -> None:
     """An adapter that adds nothing, as a fresh one does, is not computed: for a copy that never changes."""
-    second = [value for name, value in adapter_tensors(model).items() if SECOND in name] if adapter_of(model) else []
+    second = [value for name, value in adapter_tensors(model).items() if "lora_B" in name] if adapter_of(model) else []
     if not second or any(bool(value.any()) for value in second):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer

@@ -99,9 +99,8 @@ def _take_adapters(tree: dict[str, Any], in_files: dict[str, Any], in_options: d
         return
     about = adapters[-1]
     own = {"rank": about.get("r", 8), "alpha": about.get("lora_alpha", 8)}  # peft's own defaults
-    for name, peft_name in (("targets", "target_modules"), ("parameters", "target_parameters")):
-        names = about.get(peft_name)
-        own[name] = sorted(names) if isinstance(names, list) else []  # it may be an expression
+    names = about.get("target_modules")
+    own["targets"] = sorted(names) if isinstance(names, list) else []  # it may be an expression
     tree["train"]["lora"] = own
     differing = []
     for name, asked in {**(in_files if in_files.get("rank") else {}), **in_options}.items():

@@ -18,13 +18,10 @@ class LoraConfig(Section):
     targets: list[str] = Field(
         default=[], description="layers with an adapter, as in `q_proj`; empty: all linear layers but the head"
     )
-    parameters: list[str] = Field(
-        default=[], description="fused expert matrices with an adapter, as in `mlp.experts.gate_up_proj`"
-    )
 
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:
-        if not self.rank and (self.targets or self.parameters):
+        if not self.rank and self.targets:
             raise ValueError("train.lora.rank is 0, so there are no adapters to put on anything; give a rank, as in 16")
         return self
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from offbook.core.adapters import NOT_FOR_VLLM, ON_EXPERTS
 from offbook.core.weights import Weights
 from offbook.engine.base import Engine, Session
 from offbook.engine.vllm.experts import Trail
@@ -101,8 +100,6 @@ class VllmEngine(Engine):
         """Tokens sampled from now on are of these weights and carry their version. They are kept by reference.
         `caller` is the event loop that waits for this meanwhile, if another thread does it for that."""
         shared = self._shared
-        if weights.adapter is not None and any(map(ON_EXPERTS.search, weights.like)):
-            raise OffbookError(NOT_FOR_VLLM)
         if weights.adapter is not None and not shared.starts:
             shared.server.lora_rank = room_for(weights.adapter["r"])
         with shared.gate:

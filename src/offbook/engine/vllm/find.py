@@ -10,7 +10,6 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from offbook.core.adapters import NOT_FOR_VLLM
 from offbook.core.config import Config, cache_folder
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.types import OffbookError
@@ -41,8 +40,6 @@ def refuse_missing_engine(config: Config) -> None:
     """Before minutes go into loading a model."""
     if config.engine.kind != "vllm":
         return
-    if config.train.lora.parameters:
-        raise OffbookError(NOT_FOR_VLLM)
     if not config.engine.vllm.given_urls:
         find_vllm(config.engine.vllm.python)
         gpus_of_copies(config.engine.vllm)

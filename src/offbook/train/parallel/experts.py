@@ -2,7 +2,7 @@
 
 Experts have a mesh of their own, (replicate, shard, ep), of the same ranks as the dense one and of other degrees. Over
 `ep` they are cut by expert; what a rank has of them is sharded once more over `shard` by FSDP2, also by expert, so that
-Muon always finds whole matrices and needs no exchange. Adapters on them lie as they do. Every call of a layer's experts
+Muon always finds whole matrices and needs no exchange. Every call of a layer's experts
 is two all-to-alls (counts are told before), so all ranks have to call it as often: a rank without branches reads one
 row for nobody.
 
@@ -23,7 +23,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import PreTrainedModel
 
-from offbook.core.adapters import FIRST, NAME, SECOND, adapters_on
 from offbook.train.optim.units import local
 from offbook.types import OffbookError
 
@@ -51,17 +50,15 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     for name, module in model.named_modules():
         if not name.endswith(".experts"):
             continue
-        experts, _ = adapters_on(module)
-        is_known = {key for key, _ in experts.named_parameters()} == set(WEIGHTS)
-        if not is_known or getattr(experts, "is_transposed", False):
+        is_known = {key for key, _ in module.named_parameters()} == set(WEIGHTS)
+        if not is_known or getattr(module, "is_transposed", False):
             raise OffbookError(f"the experts of {model.config.model_type} are laid out in a way that is not known here")
-        group = mesh["ep"].get_group()
-        count = len(experts.gate_up_proj)
+        group, count = mesh["ep"].get_group(), len(module.gate_up_proj)
         refuse_undealt(count, dist.get_world_size(group))
-        for part in module.modules():  # adapters too
-            for key, whole in [*part.named_parameters(recurse=False)]:
-                cut = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
-                setattr(part, key, nn.Parameter(cut, requires_grad=whole.requires_grad))
+        for key in WEIGHTS:
+            whole = getattr(module, key)
+            cut = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
+            setattr(module, key, nn.Parameter(cut, requires_grad=whole.requires_grad))
         module.forward = partial(_forward, group, count, module)
         over = mesh["replicate", "shard"] if mesh.size(0) > 1 else mesh["shard"]
         fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=SUMMED)
@@ -109,19 +106,9 @@ def _forward(
 
 def _run(module: nn.Module, rows: Sequence[Tensor]) -> Tensor:
     """All experts of this rank, one after the other, on their rows. One without rows has a gradient of zeros."""
-    experts, adapters = adapters_on(module)
-
-    def product(key: str, part: Tensor, expert: int) -> Tensor:
-        out = nn.functional.linear(part, local(getattr(experts, key))[expert])
-        adapter = adapters.get(key)
-        if adapter is None or adapter.disable_adapters:
-            return out
-        first_RI, second_OR = (local(getattr(adapter, each)[NAME].weight)[expert] for each in (FIRST, SECOND))
-        inner = nn.functional.linear(part, first_RI) * adapter.scaling[NAME]
-        return out + nn.functional.linear(inner, second_OR)
-
+    gate_up_EOI, down_EOI = (local(getattr(module, key)) for key in WEIGHTS)
     outs = []
     for expert, part in enumerate(rows):
-        gate, up = product("gate_up_proj", part, expert).chunk(2, dim=-1)
-        outs.append(product("down_proj", experts.act_fn(gate) * up, expert))
+        gate, up = nn.functional.linear(part, gate_up_EOI[expert]).chunk(2, dim=-1)
+        outs.append(nn.functional.linear(module.act_fn(gate) * up, down_EOI[expert]))
     return torch.cat(outs)
