@@ -296,7 +296,7 @@ def test_an_adapter_goes_on_without_its_dropout(base: Path, tmp_path: Path) -> N
 @pytest.mark.filterwarnings("ignore::UserWarning:peft")  # it warns of what is refused here
 def test_adapters_on_embeddings_are_refused_everywhere(base: Path, tmp_path: Path) -> None:
     folder = from_elsewhere(base, tmp_path / "theirs", target_modules=["embed_tokens", "q_proj"])
-    said = f"^{folder} cannot be used: adapters on embeddings are not supported, only those on linear layers"
+    said = f"^{folder} cannot be used, since it is on .*: only adapters on linear layers are supported"
     with pytest.raises(OffbookError, match=said):
         load_model(folder)
     with pytest.raises(OffbookError, match=said):
@@ -442,9 +442,7 @@ def test_adapters_on_fused_experts_are_refused(tmp_path: Path) -> None:
     tensors = load_file(path / WEIGHTS)
     tensors["base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight"] = torch.zeros(2, 4)
     save_file(tensors, path / WEIGHTS)
-    with pytest.raises(
-        OffbookError, match=r"cannot be used, since it is on .*experts.*: only adapters on linear layers"
-    ):
+    with pytest.raises(OffbookError, match=r"it is on .*experts.*: only adapters on linear layers"):
         stored_adapter(path)
 
 
