@@ -79,7 +79,7 @@ def versions_published(kind: str, folder: Path, ranks: dict[str, int]) -> Any:
     return sum(flat.nbytes for flat in trainer.shards.new.values()), sum(held.values())
 
 
-@pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2), ("moe lora", 2)])
+@pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2)])
 def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path) -> None:
     alone = Trainer(make(kind), STEADY, KINDS["live"])
     told = on_ranks(4, versions_published, kind, tmp_path, {"experts": experts})

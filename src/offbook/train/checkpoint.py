@@ -163,6 +163,7 @@ def _held(
         if key not in buffers:
             buffers[key] = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=whole.is_cuda)
         held[name] = buffers[key].copy_(whole.detach(), non_blocking=True)
+        del whole  # before the next is put together
     members = sorted({*holders.values()}) or [0]
     if rank not in members:
         return {}
