@@ -267,7 +267,7 @@ def test_what_is_too_old_goes_from_everywhere(tmp_path: Path) -> None:
     assert decision is not None
     assert (decision.kind, decision.numbers) == ("forget", {"sessions": 1})
     assert [one.id for one in folder.sessions()] == ["new"]
-    assert [one.id for one in trained.rollouts(1)[0]] == ["new"]
+    assert not trained.steps()
     with pytest.raises(OffbookError, match="has no session old"):
         folder.react("old", Reaction("thumbs", 1.0))
     with pytest.raises(OffbookError, match="no name of a session"):
@@ -296,7 +296,12 @@ def test_of_what_is_forgotten_no_file_has_a_word(tmp_path: Path) -> None:
     for file in (file for file in tmp_path.rglob("*") if file.is_file()):
         assert not any(told in file.read_text() for told in (words, ids, '"mine"')), file
     assert {*folder.ids()} == {"mine.json", "yours"}
-    assert [one.id for one in trained.rollouts(1)[0]] == ["yours"]
+    assert not trained.steps()
+    other = folder.cycle(2)
+    other.write_rollouts(1, [session("yours").rollout])
+    write_atomic(other.data_file, json.dumps({"content": ["yours"]}))
+    assert folder.forget(["mine.json"]) == 1
+    assert [one.id for one in other.rollouts(1)[0]] == ["yours"], "a cycle that did not learn from it"
 
 
 def test_who_is_killed_while_forgetting_can_forget_again(tmp_path: Path) -> None:

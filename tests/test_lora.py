@@ -304,9 +304,7 @@ def test_adapters_on_embeddings_are_refused_everywhere(base: Path, tmp_path: Pat
     with pytest.raises(OffbookError, match=said):
         stored_adapter(folder)
     assert not (tmp_path / "merged").exists()
-    with pytest.raises(
-        OffbookError, match=r"^train\.lora cannot be put on embed_tokens: only adapters on linear"
-    ):
+    with pytest.raises(OffbookError, match=r"^train\.lora cannot be put on embed_tokens: only adapters on linear"):
         adapted(tiny_model(), LoraConfig(rank=4, targets=["model.embed_tokens", "q_proj"]))
 
 

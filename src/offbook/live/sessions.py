@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -25,11 +25,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.agent.chat import Chat
 from offbook.core.config import LiveConfig
-from offbook.core.runfolder import RunFolder, dump_lines, load_lines, read_lines, write_atomic
+from offbook.core.runfolder import RunFolder, read_lines, write_atomic
 from offbook.live.kept import Lines
 from offbook.live.redact import scrub, scrubbed
 from offbook.signals.trajectory import Trajectory
-from offbook.types import Feedback, OffbookError, Rollout
+from offbook.types import OffbookError, Rollout
 
 ReactionKind = Literal["kept", "declined", "follow_up", "thumbs", "interrupted"]
 NAME = re.compile(r"[\w.-]{1,100}")
@@ -199,26 +199,15 @@ class LiveFolder:
 
 
 def _forget_in(cycle: Path, gone: set[str]) -> None:
-    """Delete sessions from a cycle's training data. Unreadable lines go too; if the cycle learned from one of the
-    sessions, so do non-finite samples and half-written files: nothing says whose they are."""
-    for file in cycle.glob("rollouts/*.jsonl"):
-        _keep_lines(file, Rollout, lambda one: one.id not in gone)
-    for file in cycle.glob("feedback/*.jsonl"):
-        _keep_lines(file, Feedback, lambda one: one.target.rollout not in gone)
-    data = RunFolder(cycle).data_file
-    sources = json.loads(data.read_text()) if data.is_file() else {"content": ()}
-    if gone.isdisjoint(sources["content"]):
+    """Delete the training data of a cycle that learned from one of the sessions, or does not say from which."""
+    file = RunFolder(cycle).data_file
+    if file.is_file() and gone.isdisjoint(json.loads(file.read_text())["content"]):
         return
-    for file in (*cycle.glob("aside/*"), *cycle.glob("*.part"), *cycle.glob("*/*.part")):
-        file.unlink(missing_ok=True)
-    sources["content"] = [id for id in sources["content"] if id not in gone]
-    write_atomic(data, json.dumps(sources, indent=1) + "\n")
-
-
-def _keep_lines(file: Path, kind: type[Any], is_kept: Callable[[Any], bool]) -> None:
-    lines, num_broken = load_lines(file, kind)
-    if num_broken or not all(map(is_kept, lines)):
-        write_atomic(file, dump_lines(filter(is_kept, lines)))
+    for data in ("rollouts", "feedback", "aside"):
+        for left in cycle.glob(f"{data}/*"):
+            left.unlink()
+    for left in (*cycle.glob("*.part"), *cycle.glob("*/*.part"), file):
+        left.unlink(missing_ok=True)
 
 
 def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | None:

@@ -27,9 +27,6 @@ from offbook.types import OffbookError
 
 
 def make_mesh(replicate: int, shard: int, device: str) -> DeviceMesh:
-    world = dist.get_world_size()
-    if replicate * shard != world:
-        raise OffbookError(f"{replicate} replicas of {shard} shards are not the {world} ranks that there are")
     dist.all_reduce(torch.zeros(1, device=device))  # a group's first call needs all ranks, which gather.py's may not
     return init_device_mesh(device, (replicate, shard), mesh_dim_names=("replicate", "shard"))
 
