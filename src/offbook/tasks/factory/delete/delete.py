@@ -43,8 +43,9 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
             changed[path] = text
     deleted = {key for key in feature.functions if key in doomed or key.is_inside(doomed | {*feature.functions})}
     stubbed = {key for key in feature.functions if str(key) in removed} - deleted
-    used = level_used(feature, level, doomed)
-    return Deletion(feature, used, changed, removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
+    if not any(key in doomed or key.is_inside(doomed) for key in feature.targets):  # the level that came of it
+        level = "hybrid" if doomed else "stub"
+    return Deletion(feature, level, changed, removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
 
 
 def delete_functions(
@@ -62,13 +63,6 @@ def delete_functions(
             raise ValueError(f"there is no function {min(lacking)} with a body in {path}")
         changed[path] = after.source
     return {path: text for path in files if (text := changed.get(path, files[path])) is not None}
-
-
-def level_used(feature: Feature, level: Level, gone: set[FunctionKey]) -> Level:
-    """The level that came of it: what is left may need all the names, or all of those that are asked for."""
-    if not gone:
-        return "stub"
-    return level if any(key in gone or key.is_inside(gone) for key in feature.targets) else "hybrid"
 
 
 def _may_go(symbols: Symbols, feature: Feature, level: Level) -> set[FunctionKey]:
