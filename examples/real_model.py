@@ -7,7 +7,7 @@
 
   1. imitate:  scripted episodes with an agent's bad habits, so that the model can drive the tools at all. Before half
                of the messages stands a reminder of a rule that they keep: a model that imitates without stops following
-               hints. `hint_sensitivity/own` against `/other` says whether it follows their content.
+               hints.
   2. look:     are messages under a hint better than without one? A model that does not heed hints has nothing to teach.
   3. train:    twice from that start, on the same tasks in the same order: RL with hints on the messages that broke a
                rule, and RL alone.
@@ -90,13 +90,10 @@ def imitate(options: argparse.Namespace, shared: dict[str, Any]) -> Path:
             "epochs": options.epochs,
             "batch_tokens": 8192,
             "reminders": 0.5,
-            "pairs": 1.0,
             "learning_rate": 1e-3,
         },
     )
-    run = sft(
-        config, every(20, "ce/loss", "reminded", "validation/loss", "hint_sensitivity/own", "hint_sensitivity/other")
-    )
+    run = sft(config, every(20, "ce/loss", "reminded", "validation/loss"))
     return run.path
 
 

@@ -19,7 +19,6 @@ from offbook.core.config import Config, TrainConfig
 from offbook.core.config.files import _paths
 from offbook.core.config.verbs import INSTEAD, READ
 from offbook.rl.hint_probe import ProbedHint, table
-from offbook.stages.hint_sensitivity import verdict
 
 
 def _verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -235,8 +234,6 @@ def test_what_needs_no_model_is_said_before_torch_is_imported(tmp_path: Path) ->
 
 
 def test_small_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    said = verdict(-5.1, 0.2)
-    assert "a faulty message is 5.1 nats less likely, after another rule's reminder 0.2 nats more likely" in said
     assert table([ProbedHint("one", 1, 4, 1, 2, -2.0)])[1].endswith(
         "yes, though not fewer faults: too few messages to tell"
     )

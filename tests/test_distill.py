@@ -125,7 +125,6 @@ def test_faults_are_taught_and_the_distance_is_told(model: Path, tmp_path: Path)
     assert (mismatch["segments"], mismatch["written_again"]) == (8, 4)
     assert mismatch["recorded"] > 0
     assert mismatch["difference"] < 1e-3, "its own tokens, by the same weights"
-    assert mismatch["ratio_outside"] == 0
     assert any("4 of them written again" in line for line in told)
     feedback = [item for step in (1, 2, 3, 4) for item in folder.feedback(step)[0]]
     assert {item.target.rule for item in feedback} == {"unknown_tool", "malformed_arguments", "said"}

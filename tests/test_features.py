@@ -174,8 +174,7 @@ def returned():
 @pytest.mark.parametrize(
     ("name", "users"),
     [
-        ("Store.get", ["Store.make.<locals>.inner", "through_package"]),
-        ("Log.get", ["Store.get", "returned", "through_alias"]),
+        ("Store.get", ["Store.make.<locals>.inner"]),
         ("Base.step", ["Base.run", "Store.step"]),
         ("Store.step", ["Base.run"]),  # on self the method of a subclass may be meant
         ("Store.__init__", ["through_package"]),

@@ -167,10 +167,9 @@ def test_what_the_editor_shows_stands_under_the_request(tree: Path, chat: ChatFo
         return next(message.text for message in rollout.segments[0].messages if message.role == "user")
 
     assert first(None) == first(Context()) == "Make one return 1."
-    shown = first(Context(open=("pkg/calc.py:2", "setup.py:1"), lint=("setup.py:3: F401 `os` imported but unused",)))
+    shown = first(Context(open=("pkg/calc.py:2", "setup.py:1"), edits=("pkg/calc.py:2-8",)))
     assert shown.startswith("Make one return 1.\n\n")
-    assert "Open files:\n- pkg/calc.py:2\n- setup.py:1\n\nLinter:\n- setup.py:3: F401" in shown
-    assert "Recent edits" not in shown
+    assert "Open files:\n- pkg/calc.py:2\n- setup.py:1\n\nRecent edits:\n- pkg/calc.py:2-8" in shown
 
 
 def test_a_crash_of_the_policy_is_on_the_rollout(tree: Path, chat: ChatFormat) -> None:

@@ -96,7 +96,7 @@ def test_what_is_not_taken_is_counted_by_its_reason() -> None:
     corpus.select("three", {"a.py": b"x = 1\n"})
     corpus.select("kept-apart", files)
     assert corpus.left_out == {
-        "near-duplicates": 1, "huge files": 1, "binary files": 1, "files that are no UTF-8": 1, "empty files": 1,
+        "near-duplicates": 1, "huge files": 1, "binary files": 2, "empty files": 1,
         "Python files that do not parse": 1, "files of other kinds": 2,
         "repositories under GPL": 1, "repositories under no licence": 1, "repositories that are held out": 1,
     }  # fmt: skip
@@ -122,8 +122,8 @@ def test_files_under_a_licence_of_their_own_are_held_to_it() -> None:
     assert taken is not None
     words, *code = (file.path for file in taken.files)
     assert words == "docs/license.rst", "a page that shows the licence is no other one"
-    assert code == ["a.py", "docs/_static/g.js", "e.py", "vendor/other/c.py"]
-    assert corpus.left_out == {"files under GPL": 3, "files of other kinds": 4}
+    assert code == ["a.py", "docs/_static/g.js", "vendor/other/c.py"]
+    assert corpus.left_out == {"files under GPL": 4, "files of other kinds": 4}
 
 
 @pytest.mark.parametrize("origin", ["Some_Shop==1.2", "some-shop"])
@@ -139,12 +139,7 @@ def test_a_measured_repository_is_known_in_any_version_and_folder(origin: str) -
 
 def test_a_name_that_holds_nothing_out_is_said(tiny: Path, tmp_path: Path) -> None:
     data = repository(tmp_path, "shop-toolz")
-    (data / "pyproject.toml").write_text(
-        '[project]\nname = "shop"\ndependencies = ["toolz"]\n[tool.x]\nname = "toolz"\n'
-    )
-    (data / "pkg" / "__init__.py").write_text("")
-    (data / "pkg" / "toolz").mkdir()
-    (data / "pkg" / "toolz" / "__init__.py").write_text("from toolz import *\n")
+    (data / "pyproject.toml").write_text('[project]\nname = "shop"\ndependencies = ["toolz"]\n')
     lines: list[str] = []
     make_lessons(config_for(tiny, tmp_path, [data], hold_out=["toolz", "x"]), tiny, lambda *of: None, lines.append)
     assert [line for line in lines if "hold_out" in line] == ["pretrain.hold_out: nothing that was read is toolz or x"]
@@ -159,9 +154,6 @@ def test_a_name_that_holds_nothing_out_is_said(tiny: Path, tmp_path: Path) -> No
         ({"PKG-INFO": b"Name: x\nLicense: BSD-3-Clause\n"}, "BSD"),
         ({"pyproject.toml": b'[project]\nlicense = {text = "MIT"}\n'}, "MIT"),
         ({"docs/LICENSE": MIT}, ""),
-        ({"LICENSE": b"Under *either* of LICENSE.MIT or", "LICENSE.MIT": MIT}, "MIT"),
-        ({"LICENSE": b"Under either of these", "LICENSE.GPL": GPL, "LICENSE.MIT": MIT}, "MIT"),
-        ({"LICENSE": b"Under either of these"}, "an unknown licence"),
         ({"LICENSE": b"All rights reserved.", "LICENSE.MIT": MIT}, "an unknown licence"),
         ({"license.py": b"x = 1", "PKG-INFO": b"License: MIT\n"}, "MIT"),
         ({"license_check.py": b"x = 1", "LICENSE": GPL}, "GPL"),
@@ -209,26 +201,22 @@ def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
     assert text.count("# long.py\n") == len(python)
 
 
-@pytest.mark.parametrize("context", [64, 400, 4096])  # of which no piece, some and the whole file fit with their marks
-def test_fill_in_the_middle_stays_in_a_window_and_loses_nothing(context: int, tiny: Path) -> None:
-    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=context), 0, fim_share=1.0)
+@pytest.mark.parametrize("is_long", [False, True])
+def test_fill_in_the_middle_stays_in_a_window_and_loses_nothing(is_long: bool, tiny: Path) -> None:
+    """A file that does not fit into a window with its marks is written as it is."""
     text = "".join(map(module, range(4))).rstrip()
-    files = [File("a.md", "words", "docs"), File("a.py", text, "python")]
-    windows = writer.windows(Repository("r", "MIT", files))
-    assert max(map(length_of, windows)) <= context
+    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=400 if is_long else 4096), 0, 1.0)
+    windows = writer.windows(Repository("r", "MIT", [File("a.md", "words", "docs"), File("a.py", text, "python")]))
+    assert max(map(length_of, windows)) <= writer.settings.context
     words, *parts = (writer.tokenizer.decode(part.ids) for window in windows for part in window)
     assert words == "# a.md\nwords\n\n"
-    found = ""
-    for part in (part.removeprefix("# a.py\n") for part in parts):
-        if context == 64:
-            found += part
-            continue
-        prefix, rest = part.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
+    found = "".join(part.removeprefix("# a.py\n") for part in parts)
+    if not is_long:
+        assert len(windows) == 1
+        prefix, rest = found.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
         suffix, middle = rest.split("<|fim_middle|>")
-        assert part.startswith("<|fim_prefix|>")
-        found += prefix + middle.removesuffix("\n\n") + suffix
+        found = prefix + middle.removesuffix("\n\n") + suffix
     assert found.removesuffix("\n\n") == text
-    assert (len(windows) > 1) is (context < 4096)
 
 
 def test_control_tokens_in_source_are_plain_characters(tiny: Path) -> None:
@@ -398,27 +386,6 @@ def tiny_with(weights: Path, config: Path, folder: Path) -> Path:
     shutil.copytree(weights, folder)
     shutil.copyfile(config / "config.json", folder / "config.json")
     return folder
-
-
-def test_a_long_context_without_a_long_window_is_said_once(
-    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The model reads 512 tokens: what is stretched to 2,048 learns nothing of it from 51, and something from 650."""
-    for functions, expected in ((1, 1), (15, 0)):
-        folder = tmp_path / f"of-{functions}"
-        folder.mkdir()
-        (folder / "a.py").write_text(
-            "".join(f"def function_{k}(a, b):\n    return a + b * {k}\n" for k in range(functions))
-        )
-        more = {"context": 2048, "rope": "yarn", "epochs": 1, "licences": ["any"]}
-        lines: list[str] = []
-        caplog.clear()
-        run = pretrain(config_for(tiny, tmp_path / f"run-{functions}", [folder], **more), tell=lines.append)
-        assert (run.metrics()[0][0]["train_tokens"] > 512) is not bool(expected)
-        for said in (lines, caplog.messages):
-            found = [line for line in said if "no window teaches longer contexts" in line]
-            assert len(found) == expected
-            assert all("of 512 that the model reads already; give larger repositories" in line for line in found)
 
 
 def test_wsd_is_level_and_falls_at_the_end() -> None:

@@ -30,16 +30,14 @@ from offbook.pocket.demonstrations import HARNESS, _rollouts
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.rl.models import load_model, model_folder, quiet
 from offbook.rl.train import train
-from offbook.signals.feedback import RULES, write_hint
-from offbook.stages.conversations import Renderer, batches_of, find_pairs, split
-from offbook.stages.hint_sensitivity import OTHER, OWN, hint_sensitivity, verdict
+from offbook.signals.feedback import RULES
+from offbook.stages.conversations import Renderer, batches_of, split
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
 from offbook.stages.sources import Source, read_sources, refuse_missing_data
 from offbook.stages.wordings import WORDINGS
-from offbook.train.algorithms import hint_block, hint_branch, opsd_branches, sdft_branches, sft_sample
-from offbook.train.forward import Decoder
-from offbook.types import Distill, Hint, OffbookError, Rollout, Target
+from offbook.train.algorithms import hint_branch, sft_sample
+from offbook.types import Hint, OffbookError, Rollout, Target
 from offbook.view.answers import curves
 from offbook.view.index import RunIndex
 
@@ -208,17 +206,6 @@ def test_sources_are_told_by_their_content(tiny: Path, tmp_path: Path, demonstra
     assert (len(one.rollouts), one.left_out) == (10, Counter({"earned less than 1": 30}))
 
 
-def test_datasets_are_read_where_the_package_is(tiny: Path, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_list([{"messages": chat_line(n)["messages"]} for n in range(3)])
-    table.save_to_disk(str(tmp_path / "saved"))
-    (tmp_path / "parquet").mkdir()
-    table.to_parquet(str(tmp_path / "parquet" / "part.parquet"))
-    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "splits"))
-    config = settings(tiny, [tmp_path / name for name in ("saved", "parquet", "splits")])
-    assert [len(source.rollouts) for source in sources(config)] == [3, 3, 3]
-
-
 def test_bad_lines_are_counted_said_and_left_out(tiny: Path, tmp_path: Path) -> None:
     silent = {"messages": [{"role": "user", "content": "?"}]}
     data = written(tmp_path / "a.jsonl", [chat_line(1), "{\n", {"text": "no"}, chat_line(2), silent, {"messages": 3}])
@@ -257,21 +244,16 @@ def test_thoughts_are_learned_as_the_chat_has_them(tiny: Path, tmp_path: Path, c
     ]
     (source,) = sources(settings(tiny, written(tmp_path / "a.jsonl", [{"messages": messages}])))
     made = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call><|im_end|>'
-    for opening, learned, counted in (
-        ("", f"<think>\nhm\n</think>\n\n{made}It is there.", {}),
-        ("<think>\n", f"hm\n</think>\n\n{made}\n</think>\n\nIt is there.", {}),
-        (
-            "<think>\n\n</think>\n\n",
-            f"{made}It is there.",
-            {"without their thoughts, which this chat has switched off": 1},
-        ),
+    for opening, learned in (
+        ("", f"<think>\nhm\n</think>\n\n{made}It is there."),
+        ("<think>\n", f"hm\n</think>\n\n{made}\n</think>\n\nIt is there."),
+        ("<think>\n\n</think>\n\n", f"{made}It is there."),
     ):
-        thinker, counts = ChatFormat(chat.tokenizer, opening=opening), Counter[str]()
-        (segment,) = Renderer(thinker, 300, 8192, {}).segments(source.rollouts[0], (), counts)
+        thinker = ChatFormat(chat.tokenizer, opening=opening)
+        (segment,) = Renderer(thinker, 300, 8192, {}).segments(source.rollouts[0], (), Counter())
         sample = sft_sample(segment)
         ids = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
         assert chat.decode(ids) == f"{learned}<|im_end|>"
-        assert counts == counted
         assert [len(message.calls) for message in segment.messages] == [0, 1, 0, 0], "a thought hides no call"
 
 
@@ -302,7 +284,7 @@ def test_ids_of_our_own_are_taken_as_they_are(tiny: Path, tmp_path: Path, demons
 
 def test_scripted_episodes_that_outgrow_a_window_teach_summaries(tiny: Path, chat: ChatFormat) -> None:
     harness = {"context": 8192, "tokens": 32_768, "summarize_at": 1200, "summary_tokens": 400, "profile": "pocket"}
-    config = settings(tiny, Path("pocket-long-2:2"), harness=harness, validation_share=0.0, pairs=0.0, reminders=0.0)
+    config = settings(tiny, Path("pocket-long-2:2"), harness=harness, validation_share=0.0, reminders=0.0)
     found = [one.segment for one in lessons_of(config).learned]
     asked = [segment for segment in found if segment.summary is not None]
     assert asked
@@ -376,32 +358,27 @@ def test_every_rule_has_wordings_of_its_own() -> None:
 
 
 def test_reminders_stand_before_right_messages_where_hints_teach(tiny: Path, demonstrated: Path) -> None:
-    held = ["unknown_tool", "edited_tests"]
-    shares: Counter[str] = Counter()
-    for held_out in ([], held):
-        lessons = lessons_of(settings(tiny, demonstrated, hold_out_rules=held_out, validation_share=0.0, pairs=0.0))
-        chat, seen, texts = lessons.reminders.chat, Counter[str](), ""
-        for epoch in range(1, 17):
-            for one in lessons.learned:
-                (sample,) = lessons.reminders.samples(one, epoch, seen)
-                seen["kept"] += len(one.kept) + len(one.spared)
-                texts += chat.decode(sample.ids)
-                bare = sft_sample(one.segment)
-                assert sum(sample.ce_weight) == sum(bare.ce_weight), "a reminder is not learned itself"
-        shares[str(held_out)] = round(seen["reminded"] / seen["kept"], 2)
-        for rule in held:
-            stated = sum(texts.count(text) for text in texts_of(rule))
-            own = sum(texts.count(text) for text in texts_of(rule)[:1])
-            assert (stated == 0) if held_out else (0 < own < stated), rule
-    assert all(0.37 <= share <= 0.43 for share in shares.values()), shares
+    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0))
+    chat, seen, texts = lessons.reminders.chat, Counter[str](), ""
+    for epoch in range(1, 17):
+        for one in lessons.learned:
+            sample = lessons.reminders.sample(one, epoch, seen)
+            seen["kept"] += len(one.kept) + len(one.spared)
+            texts += chat.decode(sample.ids)
+            bare = sft_sample(one.segment)
+            assert sum(sample.ce_weight) == sum(bare.ce_weight), "a reminder is not learned itself"
+    assert 0.37 <= seen["reminded"] / seen["kept"] <= 0.43
+    for rule in ("unknown_tool", "edited_tests"):
+        stated = sum(texts.count(text) for text in texts_of(rule))
+        assert 0 < sum(texts.count(text) for text in texts_of(rule)[:1]) < stated, rule
 
 
 def test_a_reminder_is_spliced_in_as_a_hint_is(tiny: Path, demonstrated: Path) -> None:
-    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0, pairs=0.0))
+    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0))
     one = next(one for one in lessons.learned if one.kept)
     index = min(one.kept)
     one.kept, one.spared = {index: ("malformed_arguments",)}, {}
-    (sample,) = lessons.reminders.samples(one, 1, Counter())
+    sample = lessons.reminders.sample(one, 1, Counter())
     branches = [
         hint_branch(one.segment, Target("", 0, index, "", ""), Hint("", text), lessons.reminders.chat)
         for text in (RULES["malformed_arguments"].text, *WORDINGS["malformed_arguments"])
@@ -410,26 +387,9 @@ def test_a_reminder_is_spliced_in_as_a_hint_is(tiny: Path, demonstrated: Path) -
     assert sample.ids in [[*ids[: b.insert], *b.inserted, *ids[b.insert :]] for b in branches]
 
 
-@pytest.mark.parametrize("shown", ["opsd", "sdft"])
-def test_what_a_teacher_would_see_is_shown_in_the_same_words(tiny: Path, demonstrated: Path, shown: str) -> None:
-    """And with DFT every sample is weighed by its probability."""
-    more = {"reminders": 0.0, "pairs": 0.0, "validation_share": 0.0, "loss": "dft"}
-    lessons, counts = lessons_of(settings(tiny, demonstrated, **more, teachers={shown: 1.0})), Counter[str]()
-    chat, rollouts = lessons.reminders.chat, RunFolder(demonstrated).rollouts(1)[0]
-    annotate = opsd_branches if shown == "opsd" else sdft_branches
-    for step in range(1, lessons.num_steps + 1):
-        samples = lessons.samples(step, counts)
-        assert {sample.ce_power for sample in samples} == {1.0}
-        for number, sample in zip(lessons.batches[step - 1][1], samples, strict=True):
-            rollout = rollouts[number]
-            seen: Any = rollout.diff if shown == "opsd" else rollout
-            ids = rollout.segments[0].ids
-            if seen:
-                (branch,) = annotate(rollout, seen, chat, 1.0, Distill()).values()
-                ids = [*ids[: branch.insert], *branch.inserted, *ids[branch.insert :]]
-            assert sample.ids == ids
-    assert counts["shown"] == sum(bool(one.diff) or shown == "sdft" for one in rollouts) > 0
-    assert counts["reminded"] == 0
+def test_dft_weighs_every_sample_by_its_probability(tiny: Path, demonstrated: Path) -> None:
+    lessons = lessons_of(settings(tiny, demonstrated, loss="dft"))
+    assert {sample.ce_power for sample in lessons.samples(1, Counter())} == {1.0}
 
 
 def test_rules_that_a_message_keeps_could_have_been_broken_by_it(demonstrated: Path) -> None:
@@ -445,95 +405,16 @@ def test_rules_that_a_message_keeps_could_have_been_broken_by_it(demonstrated: P
 
 
 def test_a_reminder_before_a_faulty_message_states_a_rule_that_it_keeps(tiny: Path, demonstrated: Path) -> None:
-    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0, pairs=0.0))
-    assert all(one.broken[index] not in rules for one in lessons.learned for index, rules in one.spared.items())
+    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0))
     one = next(one for one in lessons.learned if one.spared)
     index, rules = min(one.spared.items())
     one.kept, one.spared = {}, {index: rules}
-    (sample,) = lessons.reminders.samples(one, 1, Counter())
+    sample = lessons.reminders.sample(one, 1, Counter())
     ids, chat = one.segment.ids, lessons.reminders.chat
     hints = [Hint("", text) for rule in rules for text in texts_of(rule)]
     branches = [hint_branch(one.segment, Target("", 0, index, "", ""), hint, chat) for hint in hints]
     stated = [len(b.inserted) for b in branches if sample.ids == [*ids[: b.insert], *b.inserted, *ids[b.insert :]]]
     assert stated, "a reminder of a rule that the message does not break, where a hint of it would stand"
-
-
-def test_hint_sensitivity_is_what_reminders_do_to_faults(tiny: Path, demonstrated: Path) -> None:
-    """Against the same conversations, read with and without the reminder in their text."""
-    lessons, network = lessons_of(settings(tiny, demonstrated)), AutoModelForCausalLM.from_pretrained(tiny)
-    chat, asked = lessons.reminders.chat, lessons.learned[:6]
-
-    def nats(ids: list[int], span: slice) -> float:
-        with torch.no_grad():
-            logp = network(torch.tensor([ids])).logits[0].log_softmax(-1)
-        return sum(float(logp[place - 1, ids[place]]) for place in range(*span.indices(len(ids))))
-
-    expected: dict[str, list[float]] = {OWN: [], OTHER: []}
-    for one in asked:
-        for index, rule in one.broken.items():
-            rules = one.spared[index]
-            message, ids = one.segment.messages[index], one.segment.ids
-            end = message.body + sum(one.segment.sampled[message.body : message.end])  # the newline is not its own
-            plain = nats(ids[:end], slice(message.body, end))
-            for key, name in ((OWN, rule), (OTHER, rules[index % len(rules)])):
-                block = hint_block(chat, write_hint(name, one.tools))
-                hinted = [*ids[: message.start], *block, *ids[message.start : end]]
-                span = slice(message.body + len(block), len(hinted))
-                expected[key].append(nats(hinted, span) - plain)
-    found = hint_sensitivity(Decoder(network), asked, chat, 8192, 8192)
-    assert len(expected[OWN]) > 3
-    for key, values in expected.items():
-        assert found[key] == pytest.approx(sum(values) / len(values), abs=1e-4)
-    assert hint_sensitivity(Decoder(network), [], chat, 8192, 8192) == {}
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "says"),
-    [(-0.4, 0.3, "little"), (-3.3, -3.0, "not to its content"), (-4.9, 0.7, "follows the content")],
-)
-def test_what_hint_sensitivity_means(own: float, other: float, says: str) -> None:
-    assert says in verdict(own, other)
-
-
-def test_a_faulty_message_is_paired_with_the_right_one_after_a_reminder(tiny: Path, demonstrated: Path) -> None:
-    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=0.0, pairs=1.0))
-    chat, rules = lessons.reminders.chat, Counter[str]()
-    for one in lessons.learned:
-        assert len(lessons.reminders.samples(one, 1, Counter())) == 1 + min(1, len(one.pairs))
-        one.pairs = one.pairs[-1:]
-        whole, *right = lessons.reminders.samples(one, 1, Counter())
-        assert whole.ids == one.segment.ids, "the fault stays as it is"
-        for pair, sample in zip(one.pairs, right, strict=True):
-            rules[pair.rule] += 1
-            start = one.segment.messages[pair.message].start
-            said = pair.other.messages[pair.right]
-            assert sample.ids[:start] == one.segment.ids[:start]
-            learned = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
-            assert chat.decode(learned) == f"{said.text}<|im_end|>"
-            between = chat.decode(sample.ids[start : len(sample.ids) - (said.end - said.start)])
-            assert any(text in between for text in texts_of(pair.rule))
-    assert {"unknown_tool", "malformed_arguments", "repeated_call"} <= rules.keys()
-
-
-def test_a_sibling_has_the_right_message_for_the_same_place(tiny: Path, chat: ChatFormat, demonstrated: Path) -> None:
-    """Two rollouts that are the same up to a call, which one of them got right."""
-    rollouts, _ = RunFolder(demonstrated).rollouts(1)
-    config = settings(tiny, demonstrated)
-    good = next(one for one in rollouts if not read(one, (), RULES).broken)
-    bad = load_copy(good)
-    bad.segments[0].messages[3].status = "unknown_tool"
-    source = Source("both", [good, bad], [(), ()])
-    first, second = Renderer(chat, 300, 8192, RULES).conversations([source], config, Counter())
-    find_pairs([first, second])
-    assert (first.pairs, [(pair.message, pair.rule) for pair in second.pairs]) == ([], [(2, "unknown_tool")])
-    assert second.pairs[0].other is first.segment
-    assert first.segment is good.segments[0], "its ids are taken as they are"
-
-
-def load_copy(rollout: Rollout) -> Rollout:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Rollout).validate_json(dump_lines([rollout]))
 
 
 def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
@@ -619,8 +500,6 @@ def test_what_is_wrong_is_said_in_a_sentence(tiny: Path, tmp_path: Path) -> None
     )
     assert 'out = "runs/sft"' in shown.output
     assert "epochs = 3" in shown.output
-    with pytest.raises(OffbookError, match="there is no rule nonsense"):
-        sft(settings(tiny, data, tmp_path / "run", hold_out_rules=["nonsense"]))
     with pytest.raises(OffbookError, match=r"step 1: .*; try a lower sft\.learning_rate"):
         sft(settings(tiny, data, tmp_path / "run", learning_rate=1e38))
     assert not RunFolder(tmp_path / "run").checkpoints()

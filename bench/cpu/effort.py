@@ -65,7 +65,6 @@ HINT = {
 REMINDED = {
     "feedback.rules": '["more_than_needed"]',
     "sft.reminders": "0.5",
-    "sft.pairs": "0",
     "sft.epochs": "4",
     "sft.learning_rate": "1e-3",
     "sft.batch_tokens": "4096",

@@ -76,7 +76,7 @@ ARMS_OF = {
     "heed": ["base", "start"],
 }
 KEYS = ("solved", "invalid_per_100", "turns")
-PLAIN = {"sft.reminders": "0", "sft.pairs": "0"}
+PLAIN = {"sft.reminders": "0"}
 
 
 class Bench:

@@ -74,7 +74,7 @@ class Bench:
     def config(self, seed: int, **keys: str) -> Config:
         """Keys with two underscores for a dot."""
         given = {key.replace("__", "."): value for key, value in keys.items()}
-        common = {"feedback.weight": "0", "sft.reminders": "0", "sft.pairs": "0", "sft.batch_tokens": "1024"}
+        common = {"feedback.weight": "0", "sft.reminders": "0", "sft.batch_tokens": "1024"}
         common |= {"sft.validation_share": "0", "checkpoint.every": "100", "seed": str(seed)}
         common |= {"tasks.source": str(self.tasks), "threads": str(self.arguments.threads)}
         return load_config(["pocket"], {**common, **dict(one.split("=", 1) for one in self.arguments.set), **given})

@@ -37,7 +37,7 @@ COMMON = {
     "harness.profile": "pocket", "harness.turns": "26", "harness.tokens": "4096", "harness.context": "1024",
     "harness.message_tokens": "96", "harness.summarize_at": "600", "harness.summary_tokens": "96",
     "harness.command_s": "20", "harness.wall_s": "300",
-    "sft.learning_rate": "1e-3", "sft.batch_tokens": "4096", "sft.reminders": "0", "sft.pairs": "0",
+    "sft.learning_rate": "1e-3", "sft.batch_tokens": "4096", "sft.reminders": "0",
     "train.groups": "4", "train.group_size": "8", "train.learning_rate": "5e-4",
     "feedback.weight": "0", "feedback.rules": "[]", "checkpoint.every": "2", "checkpoint.keep": "1",
 }  # fmt: skip

@@ -45,7 +45,6 @@ from offbook.rl.models import _convert, model_folder
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import task_sets
 from offbook.rl.train import Loaded, train
-from offbook.stages.hint_sensitivity import OTHER, OWN
 from offbook.stages.sft import sft
 from offbook.types import OffbookError
 
@@ -294,7 +293,7 @@ STEP_SHOWN = (
 )
 
 
-IMITATION_SHOWN = ("ce/loss", "validation/loss", OWN, OTHER)
+IMITATION_SHOWN = ("ce/loss", "validation/loss")
 
 
 def say(line: str) -> None:
@@ -317,8 +316,8 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
     settings |= {
         "sft.data": json.dumps([f"{options.tasks}:{options.episodes}"]),
         # So long that a reminder is heeded for what it says: docs/results/real-model.md.
-        "sft.reminders": "0.5", "sft.pairs": "1", "sft.epochs": "3", "sft.batch_tokens": "8192",
-        "sft.hold_out_rules": json.dumps([HELD_OUT]),
+        "sft.reminders": "0.5", "sft.epochs": "3", "sft.batch_tokens": "8192",
+        "feedback.rules": json.dumps(TAUGHT),
         "sft.learning_rate": str(options.sft_learning_rate),
         "checkpoint.every": "400",
         **dict(option.split("=", 1) for option in options.set if option.startswith("sft.")),

@@ -1,6 +1,6 @@
 """Imitation with and without reminders: `python bench/gpu/sft.py --model smollm2-135m --json sft.json`.
 
-One start and the same demonstrations in three ways: no reminders, reminders, reminders and pairs. Of each: seconds,
+One start and the same demonstrations in two ways: no reminders, reminders. Of each: seconds,
 tokens per second, the loss; and what hints do to faulty messages of other episodes, in nats per message without and
 with the hint, for rules that reminders stated and for one that was held out. --tiny: try the script on a CPU.
 """
@@ -26,13 +26,12 @@ from offbook.stages.sources import read_sources
 from offbook.train.forward import Decoder
 from offbook.types import Feedback
 
-WAYS = {"none": (0.0, 0.0), "reminders": (0.4, 0.0), "reminders and pairs": (0.4, 0.2)}
+WAYS = {"none": 0.0, "reminders": 0.4}
 RULES = ["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"]
 HELD_OUT = "malformed_arguments"
 
 
 def settings(options: argparse.Namespace, way: str, out: Path) -> Config:
-    reminders, pairs = WAYS[way]
     given = {
         "model": options.model,
         "out": str(out),
@@ -40,13 +39,11 @@ def settings(options: argparse.Namespace, way: str, out: Path) -> Config:
         "harness.context": "2048",
         "harness.message_tokens": "256",
         "harness.summary_tokens": "256",
-        "feedback.rules": json.dumps(RULES),
+        "feedback.rules": json.dumps([rule for rule in RULES if rule != HELD_OUT]),
         "train.lora.rank": str(options.rank),
         "sft.data": json.dumps([f"pocket:{options.episodes}"]),
         "sft.learning_rate": str(options.learning_rate),
-        "sft.hold_out_rules": json.dumps([HELD_OUT]),
-        "sft.reminders": str(reminders),
-        "sft.pairs": str(pairs),
+        "sft.reminders": str(WAYS[way]),
     }
     return load_config(["standard"], given)
 

@@ -98,7 +98,6 @@ class Context:
 
     open: tuple[str, ...] = ()  # "path:line", where the cursor is; the first is in front
     edits: tuple[str, ...] = ()  # "path:first-last", the latest first
-    lint: tuple[str, ...] = ()  # "path:line: message"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def mtp(
     model_option: Annotated[str, typer.Option("--model", help="The model, where the argument is left out.")] = "",
     data: Annotated[
         list[str] | None,
-        typer.Option(help="As in `offbook sft`, or a .txt file; repeatable. A run's own rollouts if not given."),
+        typer.Option(help="As in `offbook sft`; repeatable. A run's own rollouts if not given."),
     ] = None,
     out: Annotated[str, typer.Option(help="A new folder for the head; runs/mtp if not given.")] = "",
     plain: Plain = False,

@@ -32,7 +32,6 @@ def sft(
     """
     config = config_to_train(ctx, {"sft.data": json.dumps(data) if data else "", "out": out}, "runs/sft")
     tracker = tracker_of(log, config) if log else None
-    from offbook.stages.hint_sensitivity import OTHER, OWN, verdict
     from offbook.stages.sft import sft as run
     from offbook.stages.sources import refuse_missing_data
 
@@ -43,7 +42,5 @@ def sft(
     last = show_run(run, config, tracker, plain, as_json)
     if as_json or not last:
         return
-    if OWN in last:
-        print(verdict(last[OWN], last[OTHER]))
     out = quote(config.out)
     say(f"next: offbook eval {out}, or offbook train --model {out} --out runs/train", to=console)

@@ -12,26 +12,23 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from offbook.agent.chat import Chat, has_no_thoughts, is_in, written_again
+from offbook.agent.chat import Chat, is_in, written_again
 from offbook.core.config import Config, StageConfig
-from offbook.core.thoughts import answer_start
 from offbook.rl.collector import chat_of
 from offbook.rl.models import Progress, chat_folder, described, positions, quiet
 from offbook.signals.feedback import Rule
 from offbook.signals.trajectory import At, with_siblings
 from offbook.signals.trajectory.formats import UNLEARNED, UNLEARNED_CODE
 from offbook.signals.trajectory.tool_calls import inserted_code
-from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
+from offbook.stages.reminders import Conversation, read
 from offbook.stages.sources import Source, Tools
-from offbook.stages.wordings import WORDINGS
-from offbook.train.algorithms import demonstration_block, reference_block
 from offbook.types import Message, Rollout, Segment
 
 Item = TypeVar("Item")
@@ -53,34 +50,23 @@ class Renderer:
         return cls(chat_of(start, config), described(str(start)).get_text_config().vocab_size, context, rules)
 
     def conversations(
-        self, sources: Iterable[Source], config: Config, counts: Counter[str], progress: Progress = quiet
+        self, sources: Iterable[Source], counts: Counter[str], progress: Progress = quiet
     ) -> list[Conversation]:
         found = []
         for place, source in enumerate(sources):
             pairs = zip(with_siblings(source.rollouts), source.tools, strict=True)
             for number, ((rollout, siblings), tools) in enumerate(pairs):
-                reading, shown = read(rollout, tools, self.rules, siblings), dict[str, list[int]]()
-                if config.sft.teachers.get("opsd") and rollout.diff:
-                    shown["opsd"] = reference_block(self.chat, rollout.diff)
-                if config.sft.teachers.get("sdft"):
-                    shown["sdft"] = demonstration_block(self.chat, rollout)
                 progress(f"reading {source.name}", (number + 1) / len(source.rollouts))
-                for index, segment in enumerate(self.segments(rollout, tools, counts)):
-                    conversation = Conversation(
-                        key=f"{place}/{number}/{index}",
-                        task=f"{place}/{rollout.task}" if rollout.foreign else rollout.task,
-                        segment=segment,
-                        tools=rollout.tools,
-                        kept=_in_segment(reading.kept, index),
-                        broken=_in_segment(reading.broken, index),
-                        spared=_in_segment(reading.spared, index),
-                        shown=shown,
-                    )
-                    if self._fit(conversation, config, counts):
-                        found.append(conversation)
-        held_out = config.sft.hold_out_rules
-        for conversation in found:
-            _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
+                reading = read(rollout, tools, self.rules, siblings)
+                task = f"{place}/{rollout.task}" if rollout.foreign else rollout.task
+                for index, whole in enumerate(self.segments(rollout, tools, counts)):
+                    if (segment := self._fitting(whole, counts)) is None:
+                        continue
+                    own = {at for at, message in enumerate(segment.messages) if segment.is_own(message)}
+                    kept = {at: names for at, names in _in_segment(reading.kept, index).items() if at in own}
+                    spared = {at: names for at, names in _in_segment(reading.spared, index).items() if at in own}
+                    key = f"{place}/{number}/{index}"
+                    found.append(Conversation(key, task, segment, rollout.tools, kept, spared))
         return found
 
     def segments(self, rollout: Rollout, tools: Tools, counts: Counter[str]) -> list[Segment]:
@@ -116,92 +102,27 @@ class Renderer:
             return segment
         if segment.ids:
             counts["written again"] += 1
-        elif has_no_thoughts(self.chat) and any(
-            segment.is_own(one) and answer_start(one.text) for one in segment.messages
-        ):
-            counts["without their thoughts, which this chat has switched off"] += 1
-        if words := self.chat.telling(tools):
-            segment = _with_words(segment, words)
+        if words := self.chat.telling(tools):  # appended to the system message, which is the first
+            first, *rest = segment.messages
+            told = replace(first, text="\n\n".join(filter(None, (first.text, words))))
+            segment = replace(segment, messages=[told, *rest])
         return written_again(segment, self.chat, tools)
 
-    def _fit(self, conversation: Conversation, config: Config, counts: Counter[str]) -> bool:
-        """Cut after the last learned message within the context. False if there is none."""
-        segment = conversation.segment
+    def _fitting(self, segment: Segment, counts: Counter[str]) -> Segment | None:
+        """Cut after the last learned message within the context. None if there is none."""
         learned = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]
         fitting = [number for number in learned if segment.messages[number].end <= self.context]
         if not fitting:
             counts["dropped: too long" if learned else "dropped: nothing to learn"] += 1
-            return False
-        if len(segment.ids) > self.context:
-            counts["cut"] += 1
-            conversation.segment = segment.up_to(fitting[-1] + 1)
-            for by_message in (conversation.kept, conversation.broken, conversation.spared):
-                for number in [number for number in by_message if number > fitting[-1]]:
-                    del by_message[number]
-        return True
-
-
-def _with_words(segment: Segment, words: str) -> Segment:
-    """Append the tool description to the system message, which is the first."""
-    first, *rest = segment.messages
-    return replace(segment, messages=[replace(first, text="\n\n".join(filter(None, (first.text, words)))), *rest])
+            return None
+        if len(segment.ids) <= self.context:
+            return segment
+        counts["cut"] += 1
+        return segment.up_to(fitting[-1] + 1)
 
 
 def _in_segment(by_message: Mapping[At, Item], segment: int) -> dict[int, Item]:
     return {message: item for (place, message), item in by_message.items() if place == segment}
-
-
-def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
-    """No reminder states a held-out rule or precedes a message that is not learned; no such message is in a pair."""
-    segment = conversation.segment
-
-    def stated(by_message: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
-        own = {number: names for number, names in by_message.items() if segment.is_own(segment.messages[number])}
-        left = {number: tuple(name for name in names if name not in rules) for number, names in own.items()}
-        return {number: names for number, names in left.items() if names}
-
-    conversation.kept, conversation.spared = stated(conversation.kept), stated(conversation.spared)
-    conversation.broken = {number: rule for number, rule in conversation.broken.items() if rule not in rules}
-
-
-def find_pairs(conversations: list[Conversation]) -> None:
-    """Pair each faulty message with a right one: of a conversation with the same prefix, or a later retry."""
-    right: dict[bytes, list[tuple[Conversation, int]]] = {}
-    for conversation in conversations:
-        for number, place in _places(conversation.segment, conversation.kept):
-            right.setdefault(place, []).append((conversation, number))
-    for conversation in conversations:
-        for number, place in _places(conversation.segment, conversation.broken):
-            rule = conversation.broken[number]
-            here = [(other, at) for other, at in right.get(place, ()) if rule in other.kept[at]]
-            if not here and (at := _made_good(conversation, number)):
-                here = [(conversation, at)]
-            if here:
-                other, at = here[0]
-                conversation.pairs.append(Pair(number, rule, other.segment, at))
-
-
-def _made_good(conversation: Conversation, faulty: int) -> int | None:
-    """The later message that was right, if nothing in between had an effect, so it would have been right at once. An
-    edit of the source would also have applied before the tests were edited."""
-    rule, messages = conversation.broken[faulty], conversation.segment.messages
-    idle = (*WITHOUT_EFFECT, rule) if rule == "edited_tests" else WITHOUT_EFFECT
-    for number in range(faulty, len(messages)):
-        if messages[number].role == "assistant" and conversation.broken.get(number) not in idle:
-            return number if rule in conversation.kept.get(number, ()) else None
-        if messages[number].role not in ("assistant", "tool"):
-            return None
-    return None
-
-
-def _places(segment: Segment, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """Messages with a hash of their prefix."""
-    digest, done = hashlib.blake2b(digest_size=16), 0
-    for number in sorted(numbers):
-        start = segment.messages[number].start
-        digest.update(array("q", segment.ids[done:start]).tobytes())
-        done = start
-        yield number, digest.digest()
 
 
 def split(items: Iterable[Item], name: Callable[[Item], str], share: float, seed: int) -> tuple[list[Item], list[Item]]:
@@ -241,6 +162,6 @@ def fingerprint(conversations: Iterable[Conversation]) -> str:
     for conversation in conversations:
         segment = conversation.segment
         digest.update(array("q", segment.ids).tobytes() + bytes(segment.sampled))
-        rules = conversation.kept, conversation.broken, conversation.spared
+        rules = conversation.kept, conversation.spared
         digest.update(repr((conversation.key, *rules, conversation.tools)).encode())
     return digest.hexdigest()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,32 +34,24 @@ from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.checkpoint import Checkpoints, load_training_state
 from offbook.train.forward import Decoder, token_logprobs
 from offbook.train.trainer import Trainer
-from offbook.types import OffbookError, Rollout, Segment
-
-FAR = -10.0  # nats: very unlikely tokens
-RATIOS = 0.5, 2.0  # bounds of pi / mu for on-policy tokens
+from offbook.types import OffbookError, Rollout
 
 
 @dataclass(slots=True)
 class Mismatch:
-    """How off-policy the tokens are. Ratios are over tokens whose log-probability was recorded at sampling."""
+    """How off-policy the tokens are."""
 
     segments: int = 0
     written_again: int = 0  # of these: rendered from text
     tokens: int = 0  # of the agent
     nats: float = 0.0  # a token
-    far: float = 0.0  # share of the tokens
-    recorded: int = 0  # tokens
-    ratio_outside: float = 0.0  # share of the recorded
+    recorded: int = 0  # tokens whose log-probability was recorded at sampling
     difference: float = 0.0  # |log pi - log mu|, a mean over the recorded
 
     def __str__(self) -> str:
         text = f"{self.segments} segments, {self.written_again} of them written again; {self.tokens} tokens at "
-        text += f"{self.nats:.2f} nats each for this model, {self.far:.1%} below {FAR:g}"
-        if self.recorded:
-            text += f"; of {self.recorded} recorded ones |log pi - log mu| is {self.difference:.3f} on average, for "
-            text += f"{self.ratio_outside:.1%} pi / mu is not within {RATIOS[0]:g} to {RATIOS[1]:g}"
-        return text
+        recorded = f"; of {self.recorded} recorded ones |log pi - log mu| is {self.difference:.3f} on average"
+        return f"{text}{self.nats:.2f} nats each for this model{recorded if self.recorded else ''}"
 
 
 def distill(
@@ -129,23 +120,18 @@ def teach(
 def _read(config: Config, renderer: Renderer, progress: Progress, tell: Tell) -> list[Rollout]:
     """Rollouts in the model's ids with unique names, cut to its context."""
     found: list[Rollout] = []
-    counts, names = Counter[str](), Counter[str]()
-    for source in read_sources(config, model_folder(config.model, config.seed), progress):
+    counts = Counter[str]()
+    for place, source in enumerate(read_sources(config, model_folder(config.model, config.seed), progress)):
         tell(str(source))
-        for rollout, tools in zip(source.rollouts, source.tools, strict=True):
-            names[rollout.id] += 1
-            id = rollout.id if names[rollout.id] == 1 else f"{rollout.id}#{names[rollout.id]}"
-            segments = [_cut(one, renderer.context) for one in renderer.segments(rollout, tools, counts)]
-            pairs = zip(segments, rollout.segments, strict=True)
-            counts["cut"] += sum(len(new.messages) < len(old.messages) for new, old in pairs)
-            found.append(replace(rollout, id=id, segments=segments))
+        for number, (rollout, tools) in enumerate(zip(source.rollouts, source.tools, strict=True)):
+            segments = []
+            for segment in renderer.segments(rollout, tools, counts):
+                fitting = sum(message.end <= renderer.context for message in segment.messages)
+                counts["cut"] += fitting < len(segment.messages)
+                segments.append(segment if fitting == len(segment.messages) else segment.up_to(fitting))
+            found.append(replace(rollout, id=f"{place}/{number}/{rollout.id}", segments=segments))
     tell("; ".join([f"{len(found)} rollouts", *(f"{count} segments {what}" for what, count in counts.items())]))
     return found
-
-
-def _cut(segment: Segment, context: int) -> Segment:
-    fitting = sum(message.end <= context for message in segment.messages)
-    return segment if fitting == len(segment.messages) else segment.up_to(fitting)
 
 
 def _targeted(rollouts: list[Rollout], config: Config, tell: Tell) -> list[Rollout]:
@@ -183,25 +169,21 @@ def _steps(rollouts: list[Rollout], size: int, epochs: int, seed: int) -> list[l
 def measure(rollouts: Sequence[Rollout], decoder: Decoder, temperature: float, progress: Progress) -> Mismatch:
     """Also fills in the model's current log-probability for tokens without a recorded one, so that pi / mu measures
     only how far training has moved."""
-    found, nats, far, outside, difference = Mismatch(), 0.0, 0, 0, 0.0
+    found = Mismatch()
     for number, rollout in enumerate(rollouts):
         for segment in rollout.segments:
             logprobs = token_logprobs(decoder, segment.ids, temperature)
             own = [place for place, is_own in enumerate(segment.sampled) if is_own]
             recorded = [place for place in own if segment.versions[place] >= 0]
-            gaps = [logprobs[place] - segment.logprobs[place] for place in recorded]
             found.segments += 1
             found.written_again += not recorded
             found.tokens += len(own)
             found.recorded += len(recorded)
-            nats -= sum(logprobs[place] for place in own)
-            far += sum(logprobs[place] < FAR for place in own)
-            outside += sum(not math.log(RATIOS[0]) <= gap <= math.log(RATIOS[1]) for gap in gaps)
-            difference += sum(map(abs, gaps))
+            found.nats -= sum(logprobs[place] for place in own)
+            found.difference += sum(abs(logprobs[place] - segment.logprobs[place]) for place in recorded)
             for place in {*own} - {*recorded}:
                 segment.logprobs[place] = logprobs[place]
         progress("how far the model is", (number + 1) / len(rollouts))
-    found.nats, found.far = nats / max(1, found.tokens), far / max(1, found.tokens)
-    found.ratio_outside = outside / max(1, found.recorded)
-    found.difference = difference / max(1, found.recorded)
+    found.nats /= max(1, found.tokens)
+    found.difference /= max(1, found.recorded)
     return found

@@ -1,4 +1,4 @@
-"""Train a draft head from scratch on a model's rollouts or on text; the model itself is frozen.
+"""Train a draft head from scratch on a model's rollouts; the model itself is frozen.
 
 Writes OUT/config.toml, OUT/data.json, OUT/metrics.jsonl and, at the end, OUT/draft/ with the head. Left out: resuming;
 a head takes minutes.
@@ -11,13 +11,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from offbook.agent.chat import Chat
-from offbook.core.config import Config, ConfigError, TrainConfig
+from offbook.core.config import Config, TrainConfig
 from offbook.core.draft import FOLDER, DraftHead, save_head
 from offbook.core.runfolder import RunFolder, only_writer, whole_folder, write_atomic
 from offbook.rl.models import Progress, described, load_model, model_folder, quiet
@@ -123,33 +121,21 @@ def _batches(samples: list[Sample], batch_tokens: int, seed: int) -> Iterator[li
 
 
 def read_samples(config: Config, progress: Progress = quiet, tell: Callable[[str], None] = print) -> list[Sample]:
-    """Read --data: rollouts and trajectories train on the agent's tokens, text files on all tokens."""
-    texts = [name for name in config.sft.data if name.endswith(".txt")]
-    others = [name for name in config.sft.data if name not in texts]
-    sources = config.model_copy(update={"sft": config.sft.model_copy(update={"data": others})})
-    if others or not texts:
-        refuse_missing_data(sources)
-    if missing := [name for name in texts if not Path(name).is_file()]:
-        raise ConfigError(f"there is no {missing[0]}; --data .txt is a file of text")
+    """Rollouts and trajectories, which train on the agent's tokens."""
+    refuse_missing_data(config)
     start = model_folder(config.model, config.seed, progress)
     renderer = Renderer.of(start, config)
-    context = renderer.context
-    found = [sample for name in texts for sample in _of_text(Path(name), renderer.chat, context)]
+    found = []
     counts: Counter[str] = Counter()
-    for source in read_sources(sources, start, progress):
+    for source in read_sources(config, start, progress):
         tell(str(source))
         for rollout, tools in zip(source.rollouts, source.tools, strict=True):
             for segment in renderer.segments(rollout, tools, counts):
-                weight = [float(sampled) for sampled in segment.sampled[:context]]
-                found.append(Sample(segment.ids[:context], ce_weight=weight, temperature=config.engine.temperature))
+                weight = [float(sampled) for sampled in segment.sampled[: renderer.context]]
+                found.append(
+                    Sample(segment.ids[: renderer.context], ce_weight=weight, temperature=config.engine.temperature)
+                )
     found = [sample for sample in found if any(sample.ce_weight[2:])]
     if not found:
         raise OffbookError("nothing is left to learn from: no token of an agent has two before it; give other --data")
     return found
-
-
-def _of_text(path: Path, chat: Chat, context: int) -> Iterator[Sample]:
-    ids = chat.encode(path.read_text())
-    for start in range(0, len(ids), context):
-        part = ids[start : start + context]
-        yield Sample(part, ce_weight=[1.0] * len(part))

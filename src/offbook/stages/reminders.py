@@ -3,8 +3,6 @@
 A reminder is inserted exactly as a hint is in training (hint_block) and states a rule that the message keeps and could
 have broken: a valid call, an edit that applies, a final message that names the change. Faulty messages stay, some after
 a reminder of a rule they do not break: otherwise any reminder would announce a right message, whatever its content.
-Where the data has a right message for the same prefix, the two form a pair: the fault without a reminder, the right one
-after it.
 
 Left out: a user's own rules, because it is unknown which messages could break them; rules about a repository's style
 without the repository.
@@ -22,16 +20,11 @@ from offbook.core.config import SftConfig
 from offbook.signals.feedback import Rule, unneeded, write_hint
 from offbook.signals.trajectory import At, ToolUse, Trajectory, spoken
 from offbook.stages.wordings import WORDINGS
-from offbook.train.algorithms import first_sampled, hint_block, in_place, sft_sample
+from offbook.train.algorithms import hint_block, sft_sample
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
 
 OWN_WORDS = 0.3  # share of reminders in the hint's own wording; the others are rephrased
 CODE = (".py", ".pyi", ".js", ".ts", ".go", ".rs", ".java", ".c", ".h", ".cpp", ".rb", ".sh")
-# Faults without effect: the next message could have come in their place.
-WITHOUT_EFFECT = (
-    *("unknown_tool", "call_not_readable", "malformed_arguments"),
-    *("repeated_call", "edit_not_applied", "whole_suite_again"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,7 @@ def read(
     for at, name in _breakable(trajectory, tools):
         if name in rules and at not in broken:
             kept.setdefault(at, {})[name] = None
-    stated = {name for names in kept.values() for name in names}
+    stated = {name for names in kept.values() for name in names}  # all have wordings: a user's own rules are not kept
     return Reading(
         kept={at: tuple(names) for at, names in kept.items()},
         broken={at: names[0] for at, names in broken.items()},
@@ -112,16 +105,6 @@ def _of_edit(use: ToolUse) -> Iterator[str]:
         yield "thinking_in_comments"
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A faulty message, the rule it broke, and the right message for its place in another segment."""
-
-    message: int
-    rule: str
-    other: Segment
-    right: int
-
-
 @dataclass(slots=True)
 class Conversation:
     """One context window to imitate, in the model's own ids."""
@@ -131,10 +114,7 @@ class Conversation:
     segment: Segment
     tools: tuple[str, ...]
     kept: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    broken: dict[int, str] = field(default_factory=dict)
     spared: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    pairs: list[Pair] = field(default_factory=list)
-    shown: dict[str, list[int]] = field(default_factory=dict)  # context blocks of response teachers, by method
 
 
 @dataclass(slots=True)
@@ -147,37 +127,19 @@ class Reminders:
     context: int
     _blocks: dict[str, list[int]] = field(default_factory=dict)
 
-    def samples(self, conversation: Conversation, epoch: int, counts: Counter[str]) -> list[Sample]:
-        """The conversation with some reminders, and the right half of at most one pair. What does not fit into the
-        context is counted."""
+    def sample(self, conversation: Conversation, epoch: int, counts: Counter[str]) -> Sample:
+        """The conversation with some reminders. What does not fit into the context is counted."""
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
-        segment, hints = conversation.segment, dict[int, list[int]]()
-        room = self.context - len(segment.ids)
-        for name in ("opsd", "sdft"):
-            share = self.settings.teachers.get(name, 0.0)
-            block = conversation.shown.get(name, []) if not hints and share and rng.random() < share else []
-            counts["without_room"] += len(block) > room
-            if block and len(block) <= room and any(segment.sampled):
-                hints[first_sampled(segment)] = block
-                room -= len(block)
-        is_shown, reminded = len(hints), 0
+        hints = dict[int, list[int]]()
+        room = self.context - len(conversation.segment.ids)
         for index, rules in sorted((conversation.kept | conversation.spared).items()):
             block = self._block(rng, rules, conversation.tools) if rng.random() < self.settings.reminders else []
             counts["without_room"] += len(block) > room
             if block and len(block) <= room:
-                hints[index] = [*hints.get(index, ()), *block]
+                hints[index] = block
                 room -= len(block)
-                reminded += 1
-        samples = [sft_sample(segment, hints)]
-        drawn = [pair for pair in conversation.pairs if rng.random() < self.settings.pairs]
-        for pair in rng.sample(drawn, min(1, len(drawn))):  # one, because it repeats the prefix
-            block = self._block(rng, (pair.rule,), conversation.tools)
-            place = in_place(segment, pair.message, pair.other, pair.right)
-            counts["without_room"] += len(place.ids) + len(block) > self.context
-            if len(place.ids) + len(block) <= self.context:
-                samples.append(sft_sample(place, {pair.message: block}))
-        counts.update(shown=is_shown, reminded=reminded, pairs=len(samples) - 1)
-        return samples
+        counts["reminded"] += len(hints)
+        return sft_sample(conversation.segment, hints)
 
     def _block(self, rng: random.Random, rules: tuple[str, ...], tools: tuple[str, ...]) -> list[int]:
         rule = rng.choice(rules)

@@ -11,11 +11,12 @@ import json
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,28 +40,32 @@ MINUTES = 2.0  # between small checkpoints; steps are too short to keep each
 log = logging.getLogger(__name__)
 
 
-class Lessons(Protocol):
+@dataclass(frozen=True)
+class Lessons(ABC):
     """The samples of each step."""
 
-    @property
-    def read(self) -> dict[str, Any]:
-        """For data.json: how much was read, and what was left out by reason."""
-        ...
+    learned: list[Any]
+    held_out: list[Any]  # for validation
+    batches: list[tuple[int, list[int]]]  # the epoch, and numbers of what is learned
+    read: dict[str, Any]  # for data.json: how much was read, and what was left out by reason
 
-    @property
-    def num_steps(self) -> int: ...
-
+    @abstractmethod
     def samples(self, step: int, counts: Counter[str]) -> list[Sample]: ...
 
-    def metrics(self, step: int) -> dict[str, Any]: ...
-
+    @abstractmethod
     def validated(self, trainer: Trainer) -> dict[str, float]:
         """Losses on the validation data."""
-        ...
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Hash of all training data."""
-        ...
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.batches)
+
+    def batch(self, step: int) -> list[Any]:
+        return [self.learned[number] for number in self.batches[step - 1][1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Stage:
 
     verb: str
     section: str  # of the configuration
+    unit: str  # what a batch has so many of
     settings: StageConfig
     refuse: Callable[[Config], None]  # checks that need no model
     prepare: Callable[[Config, Path], tuple[Path, Lessons]]
@@ -124,10 +130,9 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
             kept, deadline_s = config.checkpoint, config.loop.deadline_s
             checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), kept, deadline_s, MINUTES)
             tell(str(checkpoints))
-            run = _Run(stage, config, folder, lessons, trainer, checkpoints)
             with checkpoints:
                 for step in range(done + 1, lessons.num_steps + 1):
-                    row = run.step(step, done)
+                    row = _step(step, stage, config, folder, lessons, trainer, checkpoints)
                     progress(f"{stage.verb} {config.out}", step / lessons.num_steps)
                     on_step({**row, "steps": lessons.num_steps})
     return folder
@@ -155,52 +160,41 @@ def without_teachers(config: Config) -> Config:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    stage: Stage
-    config: Config
-    folder: RunFolder
-    lessons: Lessons
-    trainer: Trainer
-    checkpoints: Checkpoints
-
-    def step(self, step: int, done: int) -> dict[str, Any]:
-        """Train, log, save. If the step fails or is interrupted before it changed the weights, save the one before."""
-        updates = self.trainer.steps
-        try:
-            row = self._train(step)
-        except BaseException:
-            if self.trainer.steps == updates and step - 1 > max(done, self.checkpoints.last):
-                log.warning("the checkpoint of step %d is written before the run ends", step - 1)
-                self.checkpoints.save(step - 1)
-            raise
-        is_due = self.checkpoints.is_due(step) or step == self.lessons.num_steps
-        if is_due and (waited := self.checkpoints.wait()):
-            row["checkpoint_wait_s"] = waited
-        self.folder.append_metrics(row)
-        if is_due:
-            self.checkpoints.save(step)
-        return row
-
-    def _train(self, step: int) -> dict[str, Any]:
-        lessons, trainer, settings = self.lessons, self.trainer, self.stage.settings
-        started, counts = time.monotonic(), Counter[str]()
-        share = learning_rate_share(trainer.settings, step)
-        samples = lessons.samples(step, counts)
-        try:
-            self.checkpoints.check()
-            result = trainer.step(samples, lr_scale=share)
-        except NotFinite as error:
-            reason = f"{error}; nothing was applied, and its samples are in {self.folder.write_samples(step, samples)}"
-            if self.config.train.on_nonfinite == "stop":
-                raise OffbookError(f"step {step}: {reason}; --train.on_nonfinite skip goes on without it") from None
-            log.warning("step %d is skipped: %s", step, reason)
-            result = StepResult({}, skipped=reason)
-        except WeightsLost as error:
-            raise OffbookError(f"step {step}: {error}; try a lower {self.stage.section}.learning_rate") from None
-        row = {"step": step, **lessons.metrics(step), **result.metrics, **counts}
-        row |= {"learning_rate": settings.learning_rate * share, "skipped_steps": step - trainer.steps}
-        row["train_s"] = time.monotonic() - started
-        if step % VALIDATION_EVERY == 0 or step == lessons.num_steps:
-            row |= lessons.validated(trainer)
-        return row
+def _step(
+    step: int,
+    stage: Stage,
+    config: Config,
+    folder: RunFolder,
+    lessons: Lessons,
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+) -> dict[str, Any]:
+    """Train, log, save."""
+    started = time.monotonic()
+    counts = Counter[str]()
+    share = learning_rate_share(trainer.settings, step)
+    samples = lessons.samples(step, counts)
+    try:
+        checkpoints.check()
+        result = trainer.step(samples, lr_scale=share)
+    except NotFinite as error:
+        reason = f"{error}; nothing was applied, and its samples are in {folder.write_samples(step, samples)}"
+        if config.train.on_nonfinite == "stop":
+            raise OffbookError(f"step {step}: {reason}; --train.on_nonfinite skip goes on without it") from None
+        log.warning("step %d is skipped: %s", step, reason)
+        result = StepResult({}, skipped=reason)
+    except WeightsLost as error:
+        raise OffbookError(f"step {step}: {error}; try a lower {stage.section}.learning_rate") from None
+    epoch, numbers = lessons.batches[step - 1]
+    row = {"step": step, "epoch": epoch, stage.unit: len(numbers), **result.metrics, **counts}
+    row |= {"learning_rate": stage.settings.learning_rate * share, "skipped_steps": step - trainer.steps}
+    row["train_s"] = time.monotonic() - started
+    if step % VALIDATION_EVERY == 0 or step == lessons.num_steps:
+        row |= lessons.validated(trainer)
+    is_due = checkpoints.is_due(step) or step == lessons.num_steps
+    if is_due and (waited := checkpoints.wait()):
+        row["checkpoint_wait_s"] = waited
+    folder.append_metrics(row)
+    if is_due:
+        checkpoints.save(step)
+    return row

@@ -11,7 +11,7 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,9 @@ from offbook.types import Event, Message, OffbookError, Rollout, ToolSpec
 
 POCKET = re.compile(r"(pocket[\w-]*):(\d+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-DATASET_FILES = ("dataset_info.json", "dataset_dict.json", "*.arrow", "*.parquet", "*/*.arrow", "*/*.parquet")
 SHOWN = 3  # of the lines that could not be read
 WAYS = (
-    "a run folder, a file of trajectories or chat, a dataset's folder or hub name, `demos:DIR`, or `pocket:6000`, "
+    "a run folder, a file of trajectories or chat, a dataset's hub name, `demos:DIR`, or `pocket:6000`, "
     "`pocket-long:6000`"
 )
 
@@ -117,16 +116,13 @@ def _read(name: str, config: Config, model: Path, progress: Progress) -> Source:
     elif path.is_file():
         _read_file(source, path, config.sft.min_reward)
     elif not path.is_dir():
-        split = name.partition(":")[2] or "train"
-        _read_rows(source, _rows(name, lambda library: library.load_dataset(name.partition(":")[0], split=split)))
+        _read_dataset(source)
     elif (path / "config.toml").is_file():
         folder = RunFolder.open(path)
         for step in folder.steps():
             _read_rollouts(source, path / "rollouts" / f"step_{step:05d}.jsonl", config.sft.min_reward)
         if (path / "results.json").is_file():
             source.name += " (an evaluation: what is trained on it has seen the held-out tasks)"
-    elif any(any(path.glob(pattern)) for pattern in DATASET_FILES):
-        _read_rows(source, _rows(name, lambda library: _stored(library, path)))
     else:
         for file in sorted(path.rglob("*.json*")):
             _read_file(source, file, config.sft.min_reward)
@@ -173,11 +169,18 @@ def _read_file(source: Source, path: Path, min_reward: Literal["any"] | float) -
         source.add_foreign(rollout, tools, f"{path}:{line}")
 
 
-def _read_rows(source: Source, rows: Iterable[Any]) -> None:
+def _read_dataset(source: Source) -> None:
+    name, _, split = source.name.partition(":")
+    try:
+        rows = _datasets(name).load_dataset(name, split=split or "train")
+    except OffbookError:
+        raise
+    except Exception as error:  # of any type: network, file, missing split
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OffbookError(f"there is no {name} here, and datasets cannot read {name}: {reason}") from None
     for number, row in enumerate(rows):
-        name = f"{source.name}/{number}"
         try:
-            source.add_foreign(*from_value(row, name), f"row {number}")
+            source.add_foreign(*from_value(row, f"{source.name}/{number}"), f"row {number}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             source.problems.append(f"row {number} ({error})")
 
@@ -186,27 +189,8 @@ def _datasets(name: str) -> Any:
     try:
         return importlib.import_module("datasets")
     except ImportError:
-        how = "datasets are read by a package: pip install 'offbook[datasets]'"
-        if Path(name).exists():
-            raise OffbookError(how) from None
+        how = "pip install 'offbook[datasets]'"
         raise ConfigError(f"there is no {name}; --data is {WAYS}. If it is a hub name: {how}") from None
-
-
-def _rows(name: str, load: Callable[[Any], Any]) -> Any:
-    library = _datasets(name)
-    try:
-        return load(library)
-    except Exception as error:  # of any type: network, file, missing split
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        here = "" if Path(name).exists() else f"there is no {name} here, and "
-        raise OffbookError(f"{here}datasets cannot read {name}: {reason}") from None
-
-
-def _stored(library: Any, folder: Path) -> Any:
-    """Load what `save_to_disk` wrote, or table files; of several splits the one called train."""
-    is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
-    found = library.load_from_disk(str(folder)) if is_saved else library.load_dataset(str(folder))
-    return found["train"] if isinstance(found, dict) else found
 
 
 def _demonstrated(which: str, count: int, config: Config, model: Path, progress: Progress) -> Path:

@@ -406,7 +406,7 @@ def first_message(task: Task) -> str:
     context = task.context
     if context is None:
         return task.instruction
-    parts = {"Open files": context.open, "Recent edits": context.edits, "Linter": context.lint}
+    parts = {"Open files": context.open, "Recent edits": context.edits}
     shown = [f"{title}:\n" + "\n".join(f"- {line}" for line in lines) for title, lines in parts.items() if lines]
     if not shown:
         return task.instruction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -63,21 +63,9 @@ class SftConfig(StageConfig):
     loss: Literal["nll", "dft"] = Field(
         default="nll", description="cross-entropy (`nll`), or weighted by the token's probability (`dft`)"
     )
-    teachers: dict[Literal["opsd", "sdft"], Annotated[float, Field(ge=0, le=1)]] = Field(
-        default={},
-        description="share of conversations that begin with what a teacher sees: their solution (`opsd`), or "
-        "themselves (`sdft`)",
-    )
     reminders: float = Field(
         default=0.4, ge=0, le=1, description="share of rule-keeping messages with a reminder before them"
     )
-    pairs: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="share of faulty messages that get the right one after a reminder, where the data has it",
-    )
-    hold_out_rules: list[str] = Field(default=[], description="rules that no reminder states")
 
 
 class StagesConfig(Section):

@@ -8,5 +8,5 @@ from offbook.train.algorithms.opsd import opsd_branches, reference_block
 from offbook.train.algorithms.response import first_sampled
 from offbook.train.algorithms.sdft import demonstration_block, sdft_branches
 from offbook.train.algorithms.sdpo import sdpo_branches
-from offbook.train.algorithms.sft import dft_sample, in_place, sft_sample
+from offbook.train.algorithms.sft import dft_sample, sft_sample
 from offbook.train.algorithms.targeted import hint_block, hint_branch, target_key

@@ -33,22 +33,3 @@ def dft_sample(sample: Sample) -> Sample:
     """DFT (dynamic fine-tuning, 2508.05629): each token's cross-entropy times its own probability, a constant. Seen as
     a policy gradient cross-entropy pays 1 / p for a token; that factor is what is taken away. Beside SFT a baseline."""
     return replace(sample, ce_power=1.0)
-
-
-def in_place(segment: Segment, index: int, other: Segment, number: int) -> Segment:
-    """What `segment` says before its message `index`, then message `number` of another one in its place. That one alone
-    counts as sampled."""
-    head, message = segment.up_to(index), other.messages[number]
-    by, span = len(head.ids) - message.start, slice(message.start, message.end)
-    said = replace(
-        message,
-        start=message.start + by,
-        body=message.body + by,
-        body_end=message.body_end + by,
-        end=message.end + by,
-    )
-    return Segment(
-        ids=[*head.ids, *other.ids[span]],
-        sampled=[*[False] * len(head.ids), *other.sampled[span]],
-        messages=[*head.messages, said],
-    )

@@ -1,17 +1,16 @@
-"""Who uses whom, as far as it can be resolved without running anything.
+"""Name resolution across a product's modules, without running anything: who uses whom.
 
-A name leads through imports and re-exports to its definition; a method is found on `self`, on a class, on what a class
-or an annotated function just returned, and on attributes that were set from those. An attribute of something unknown
-is kept apart by its bare name: it may be anybody's.
+A name leads through imports and re-exports to its definition. A method is found on `self`, `super()` and a class; an
+attribute of anything else is kept by its bare name.
 
-Left out: values that pass through containers, arguments without annotations, names built at run time.
+Left out: types of values, names built at run time.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -28,11 +27,12 @@ DEPTH = 8  # re-exports in a row
 
 @dataclass(frozen=True)
 class Calls:
-    """What one function uses."""
+    """What the body of a function, of a class or of a module uses."""
 
     functions: frozenset[FunctionKey] = frozenset()
     classes: frozenset[FunctionKey] = frozenset()
-    unknown: frozenset[str] = frozenset()  # attributes of things whose class is not known
+    unknown: frozenset[str] = frozenset()  # attributes of things of unknown class
+    strings: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,47 @@ class ModulePlace:
 Place = ModulePlace | FunctionKey  # what a name stands for: a module, or a function or class
 
 
+@dataclass(frozen=True)
+class Body:
+    """Statements that run together, and what names mean in them."""
+
+    key: FunctionKey  # of the function or class; a module has an empty name
+    node: Definition | ast.ClassDef | ast.Module
+    owner: FunctionKey | None  # the class around it
+    local: frozenset[str] = frozenset()
+
+
 class Resolver:
-    """Of all modules of a product."""
+    """Resolves names in all modules of a product."""
 
     def __init__(self, trees: Mapping[str, ast.Module], modules: Mapping[str, Module]):
         self._modules = modules
         self._path_of = {module.name: path for path, module in modules.items()}
-        self.functions: dict[FunctionKey, list[tuple[Definition, str]]] = defaultdict(list)  # with the class around it
-        self._around: dict[int, frozenset[str]] = {}  # local names of the functions around one
+        self.functions: dict[FunctionKey, list[Body]] = defaultdict(list)
         self.classes: dict[FunctionKey, ast.ClassDef] = {}
+        self._at_import: list[Body] = []
         for path, tree in trees.items():
-            self._collect(path, tree.body, "", "")
+            lambdas = (node for node in ast.walk(tree) if isinstance(node, ast.Lambda))
+            arguments = frozenset(argument.arg for node in lambdas for argument in arguments_of(node.args))
+            self._at_import.append(Body(FunctionKey(path, ""), tree, None, arguments - modules[path].names))
+            self._collect(path, tree, "", None, frozenset())
 
-    def _collect(self, path: str, body: Collection[ast.AST], prefix: str, owner: str) -> None:
-        for node in body:
-            if isinstance(node, Definition):
-                self.functions[FunctionKey(path, prefix + node.name)].append((node, owner))
-                mine = self._around.setdefault(id(node), frozenset()) | local_names(node)
-                for inner in ast.walk(node):
-                    if isinstance(inner, Definition) and inner is not node:
-                        self._around[id(inner)] = mine
-                self._collect(path, node.body, f"{prefix}{node.name}.<locals>.", owner)
-            elif isinstance(node, ast.ClassDef):
-                name = prefix + node.name
-                self.classes[FunctionKey(path, name)] = node
-                self._collect(path, node.body, f"{name}.", name)
+    def _collect(self, path: str, node: ast.AST, prefix: str, owner: FunctionKey | None, local: frozenset[str]) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Definition):
+                key = FunctionKey(path, prefix + child.name)
+                inside = local | (local_names(child) - _imported_in(child))
+                self.functions[key].append(Body(key, child, owner, inside))
+                self._collect(path, child, f"{key.name}.<locals>.", owner, inside)
+            elif isinstance(child, ast.ClassDef):
+                key = FunctionKey(path, prefix + child.name)
+                self.classes[key] = child
+                self._at_import.append(Body(key, child, key, local))
+                self._collect(path, child, f"{key.name}.", key, local)
             else:
-                self._collect(path, [*ast.iter_child_nodes(node)], prefix, owner)
+                self._collect(path, child, prefix, owner, local)
+
+    # --- names
 
     def place(self, path: str, name: str, depth: int = DEPTH) -> Place | None:
         """What a dotted name means at the top level of a module."""
@@ -90,12 +104,11 @@ class Resolver:
                 inside = self._path_of.get(imported.module)
                 if inside and (found := self._top(inside, name, depth - 1)):
                     return found
-            elif imported.bound == name:
-                if not imported.name:
-                    whole = imported.module
-                    known = whole if whole.partition(".")[0] != name or "." not in whole else name
-                    return ModulePlace(known)
+            elif imported.bound == name and imported.name:
                 return self._member(ModulePlace(imported.module), imported.name, depth - 1)
+            elif imported.bound == name:
+                binds_first = imported.module.partition(".")[0] == name  # import a.b binds a
+                return ModulePlace(name if binds_first else imported.module)
         return None
 
     def _member(self, place: Place | None, name: str, depth: int) -> Place | None:
@@ -107,24 +120,27 @@ class Resolver:
             return found
         return self.method(place, name) if place in self.classes else None
 
-    def bases(self, owner: FunctionKey) -> list[FunctionKey]:
-        found = (self.place(owner.path, rooted(base)) for base in self.classes[owner].bases if rooted(base))
-        return [base for base in found if isinstance(base, FunctionKey) and base in self.classes]
+    def _definition(self, path: str, name: str) -> FunctionKey | None:
+        place = self.place(path, name) if name else None
+        return place if isinstance(place, FunctionKey) else None
+
+    # --- classes
 
     def ancestry(self, owner: FunctionKey) -> list[FunctionKey]:
         """The class and its bases, near ones first."""
-        found = []
+        found: list[FunctionKey] = []
         waiting = [owner]
         while waiting:
             one = waiting.pop(0)
-            if one not in found:
+            if one in self.classes and one not in found:
                 found.append(one)
-                waiting += self.bases(one)
+                bases = (self._definition(one.path, rooted(base)) for base in self.classes[one].bases)
+                waiting += filter(None, bases)
         return found
 
     @cached_property
     def errors(self) -> frozenset[FunctionKey]:
-        """Classes that are raised."""
+        """Exception classes."""
         ends = ("Error", "Exception", "Warning")
         return frozenset(
             owner
@@ -148,163 +164,107 @@ class Resolver:
                 return key
         return None
 
-    def class_of_expression(self, node: ast.AST, scope: Scope) -> FunctionKey | None:
-        """The class of a value, where it can be told."""
-        if isinstance(node, ast.Name):
-            return scope.types.get(node.id)
-        if isinstance(node, ast.Await):
-            return self.class_of_expression(node.value, scope)
-        if isinstance(node, ast.Attribute):
-            owner = self.class_of_expression(node.value, scope)
-            return self.attributes.get(owner, {}).get(node.attr) if owner else None
-        if not isinstance(node, ast.Call):
-            return None
-        place = self.meaning(node.func, scope)
-        if place in self.classes:
-            return place
-        return self._returned(place) if place else None
+    def is_override(self, key: FunctionKey) -> bool:
+        bodies = self.functions.get(key, [])
+        return any(body.owner and self.method(body.owner, key.simple, above=True) for body in bodies)
 
-    def _returned(self, function: FunctionKey) -> FunctionKey | None:
-        for node, _ in self.functions.get(function, ()):
-            if node.returns is not None and (found := self.annotated(function.path, node.returns)):
-                return found
-        return None
-
-    def annotated(self, path: str, annotation: ast.expr) -> FunctionKey | None:
-        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-            name = annotation.value
-        else:
-            name = plain_dotted(annotation)
-        place = self.place(path, name) if name.replace(".", "").isidentifier() else None
-        return place if isinstance(place, FunctionKey) and place in self.classes else None
-
-    def meaning(self, node: ast.AST, scope: Scope) -> FunctionKey | None:
+    def meaning(self, node: ast.AST, body: Body) -> FunctionKey | None:
         """The function or class that an expression names."""
+        path = body.key.path
         if isinstance(node, ast.Name):
-            around = scope.name
-            while around:  # a function inside of this one, or beside it in one around it
-                inside = FunctionKey(scope.path, f"{around}.<locals>.{node.id}")
+            around = body.key.name
+            while around and isinstance(body.node, Definition):  # a function inside of this one or of one around it
+                inside = FunctionKey(path, f"{around}.<locals>.{node.id}")
                 if inside in self.functions:
                     return inside
                 around = around.rpartition(".<locals>.")[0]
-            place = None if node.id in scope.local else self.place(scope.path, node.id)
-            return place if isinstance(place, FunctionKey) else None
+            member = FunctionKey(path, f"{body.key.name}.{node.id}")
+            if isinstance(body.node, ast.ClassDef) and member in self.functions:
+                return member
+            return None if node.id in body.local else self._definition(path, node.id)
         if not isinstance(node, ast.Attribute):
             return None
-        value = node.value
-        if isinstance(value, ast.Call) and rooted(value.func) == "super" and scope.owner:
-            return self.method(scope.owner, node.attr, above=True)
-        if owner := self.class_of_expression(value, scope):
-            return self.method(owner, node.attr)
+        if body.owner and _is_own(node.value):
+            return self.method(body.owner, node.attr, above=isinstance(node.value, ast.Call))
         name = plain_dotted(node)
-        if not name or name.partition(".")[0] in scope.local:
-            return None
-        place = self.place(scope.path, name)
-        return place if isinstance(place, FunctionKey) else None
+        return None if name.partition(".")[0] in body.local else self._definition(path, name)
 
-    @cached_property
-    def attributes(self) -> dict[FunctionKey, dict[str, FunctionKey]]:
-        """Of instances: what `self.x = Class(...)` and annotations in the class say."""
-        found: dict[FunctionKey, dict[str, FunctionKey]] = defaultdict(dict)
-        self.__dict__["attributes"] = found  # what is known so far serves for the rest
-        for owner, body in self.classes.items():
-            for part in body.body:
-                if isinstance(part, ast.AnnAssign) and (kind := self.annotated(owner.path, part.annotation)):
-                    found[owner][rooted(part.target)] = kind
-        for key, definitions in self.functions.items():
-            for node, owner_name in definitions:
-                if owner_name:
-                    scope = self.scope(key, node, owner_name)
-                    for name, kind in self._set_on_self(node, scope):
-                        found[FunctionKey(key.path, owner_name)].setdefault(name, kind)
-        return found
+    # --- uses
 
-    def _set_on_self(self, node: Definition, scope: Scope) -> Iterator[tuple[str, FunctionKey]]:
-        for part in ast.walk(node):
-            if not isinstance(part, ast.Assign) or len(part.targets) != 1:
-                continue
-            target = part.targets[0]
-            kind = self.class_of_expression(part.value, scope)
-            if kind and isinstance(target, ast.Attribute) and rooted(target.value) == "self":
-                yield target.attr, kind
+    def all_calls(self) -> dict[FunctionKey, Calls]:
+        """What every function, class body and module uses."""
+        bodies = dict(self.functions)
+        for body in self._at_import:
+            bodies.setdefault(body.key, []).append(body)
+        return {key: self._calls(key, several) for key, several in bodies.items()}
 
-    def scope(self, key: FunctionKey, node: Definition, owner_name: str) -> Scope:
-        """Names and types that hold in a function. One that is set from two classes keeps the last."""
-        owner = FunctionKey(key.path, owner_name) if owner_name else None
-        imported = {
-            alias.asname or alias.name.partition(".")[0]
-            for part in ast.walk(node)
-            if isinstance(part, ast.Import | ast.ImportFrom)
-            for alias in part.names
-        }  # local names that mean what they mean to the module
-        scope = Scope(key.path, key.name, owner, (self._around[id(node)] | local_names(node)) - imported, {})
-        if owner:
-            scope.types.update({"self": owner, "cls": owner})
-        for argument in arguments_of(node.args):
-            if argument.annotation and (kind := self.annotated(key.path, argument.annotation)):
-                scope.types[argument.arg] = kind
-        for part in ast.walk(node):
-            if isinstance(part, ast.Assign) and len(part.targets) == 1 and isinstance(part.targets[0], ast.Name):
-                name = part.targets[0].id
-                value = part.value
-            elif isinstance(part, ast.withitem) and isinstance(part.optional_vars, ast.Name):
-                name = part.optional_vars.id
-                value = part.context_expr
-            else:
-                continue
-            if kind := self.class_of_expression(value, scope):
-                scope.types[name] = kind
-        return scope
-
-    def calls(self, key: FunctionKey) -> Calls:
+    def _calls(self, key: FunctionKey, bodies: Iterable[Body]) -> Calls:
         functions: set[FunctionKey] = set()
         classes: set[FunctionKey] = set()
         unknown: set[str] = set()
-        for node, owner_name in self.functions[key]:
-            scope = self.scope(key, node, owner_name)
-            for part in _own_names(node):
-                found = self.meaning(part, scope)
+        strings: set[str] = set()
+        for body in bodies:
+            for part in _parts(body.node):
+                if isinstance(part, ast.Constant):
+                    strings.add(str(part.value))
+                    continue
+                found = self.meaning(part, body)
                 if found in self.functions:
                     functions.add(found)
-                    functions |= self._overriding(part, found, scope)
+                    functions |= self._overriding(part, body)
                 elif found is not None:
                     classes.add(found)
-                    functions |= self._made_by(found)
-                elif isinstance(part, ast.Attribute) and not self.class_of_expression(part.value, scope):
+                    makers = (self.method(found, name) for name in ("__init__", "__new__", "__post_init__"))
+                    functions |= {maker for maker in makers if maker in self.functions}
+                elif isinstance(part, ast.Attribute) and not (body.owner and _is_own(part.value)):
                     unknown.add(part.attr)
-        return Calls(frozenset(functions - {key}), frozenset(classes), frozenset(unknown))
+        return Calls(frozenset(functions - {key}), frozenset(classes), frozenset(unknown), frozenset(strings))
 
-    def _made_by(self, owner: FunctionKey) -> set[FunctionKey]:
-        makers = (self.method(owner, name) for name in ("__init__", "__new__", "__post_init__"))
-        return {maker for maker in makers if maker in self.functions}
-
-    def _overriding(self, node: ast.AST, method: FunctionKey, scope: Scope) -> set[FunctionKey]:
-        """On self the method of a subclass may be meant."""
-        if not (isinstance(node, ast.Attribute) and rooted(node.value) in {"self", "cls"} and scope.owner):
+    def _overriding(self, node: ast.AST, body: Body) -> set[FunctionKey]:
+        """Methods of subclasses that a call on self may mean."""
+        if not (isinstance(node, ast.Attribute) and _is_own(node.value) and body.owner):
             return set()
-        own = (FunctionKey(heir.path, f"{heir.name}.{node.attr}") for heir in self.heirs.get(scope.owner, ()))
+        own = (FunctionKey(heir.path, f"{heir.name}.{node.attr}") for heir in self.heirs.get(body.owner, ()))
         return {key for key in own if key in self.functions}
 
 
-def _own_names(node: Definition) -> Iterator[ast.Name | ast.Attribute]:
-    """Of a body, without those of functions inside of it, where names may mean something else."""
-    waiting: list[ast.AST] = [*node.body]
+def _imported_in(function: Definition) -> frozenset[str]:
+    """Local names that mean what they mean to the module."""
+    imports = (part for part in ast.walk(function) if isinstance(part, ast.Import | ast.ImportFrom))
+    return frozenset(alias.asname or alias.name.partition(".")[0] for part in imports for alias in part.names)
+
+
+def _is_own(node: ast.AST) -> bool:
+    """self, cls or super()."""
+    return isinstance(node, ast.Name | ast.Call) and rooted(node) in {"self", "cls", "super"}
+
+
+def _parts(node: ast.AST) -> Iterator[ast.Name | ast.Attribute | ast.Constant]:
+    """Names, attributes and strings of a body. Of definitions inside of it only what is read where they stand."""
+    waiting: list[ast.AST] = [*node.body]  # type: ignore[attr-defined]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, ast.Name | ast.Attribute):
-            yield part
-        if isinstance(part, Definition):
-            waiting += part.decorator_list
-        else:
-            waiting += ast.iter_child_nodes(part)
+        match part:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                annotations = (argument.annotation for argument in arguments_of(part.args))
+                read = [*part.args.defaults, *part.args.kw_defaults, *annotations, part.returns]
+                waiting += [*part.decorator_list, *filter(None, read)]
+                continue
+            case ast.ClassDef():
+                waiting += [*part.decorator_list, *part.bases, *part.keywords]
+                continue
+            case ast.Expr(value=ast.Constant()):  # a docstring names things without needing them
+                continue
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign() if is_export(part):
+                continue
+            case ast.Constant(value=str()) | ast.Attribute():
+                yield part
+            case ast.Name() if isinstance(part.ctx, ast.Load):
+                yield part
+        waiting += ast.iter_child_nodes(part)
 
 
-@dataclass(frozen=True)
-class Scope:
-    """What names mean inside of a function."""
-
-    path: str
-    name: str
-    owner: FunctionKey | None
-    local: frozenset[str]
-    types: dict[str, FunctionKey]
+def is_export(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> bool:
+    """Whether it sets or extends `__all__`."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)

@@ -1,5 +1,4 @@
-"""A static picture of a repository's product code: its modules, its functions, who names whom (global names, attributes
-and strings of a file), and how a loss spreads through imports.
+"""A static picture of a repository's product code: its modules, its functions, and what uses what.
 
 Read with `ast`, so nothing is run. Who uses whom is resolved (calls.py), and not guessed by bare names.
 """
@@ -14,8 +13,8 @@ from pathlib import PurePosixPath
 
 from offbook.core import pycode
 from offbook.core.pycode import Function as Definition
-from offbook.core.pycode import arguments_of, local_names, plain_dotted, rooted
-from offbook.tasks.factory.delete.calls import Calls, Resolver
+from offbook.core.pycode import rooted
+from offbook.tasks.factory.delete.calls import Calls, Resolver, is_export
 from offbook.tasks.factory.types import FunctionKey, last
 
 PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abstractproperty"}
@@ -30,6 +29,11 @@ class Import:
     bound: str
     top: bool  # outside of functions
 
+    @property
+    def whole(self) -> str:
+        """Absolute and dotted."""
+        return f"{self.module}.{self.name}" if self.name else self.module
+
 
 @dataclass(frozen=True)
 class Module:
@@ -39,14 +43,6 @@ class Module:
     exports: tuple[str, ...] | None  # __all__, where it can be read
     imports: tuple[Import, ...]
     names: frozenset[str]  # what its top level binds
-    bases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # class -> last names of its bases
-
-    @property
-    def package(self) -> str:
-        return package_of(self.path, self.name)
-
-    def imports_module(self, name: str) -> bool:
-        return any(name in {imported.module, f"{imported.module}.{imported.name}"} for imported in self.imports)
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,14 @@ class Symbols:
     functions: dict[FunctionKey, Function]
     modules: dict[str, Module]  # by path
     callers: dict[FunctionKey, tuple[FunctionKey, ...]]
-    import_roots: tuple[str, ...] = (".",)
-    calls: dict[FunctionKey, Calls] = field(default_factory=dict)
-    errors: frozenset[FunctionKey] = frozenset()  # the classes that are raised
+    import_roots: tuple[str, ...]
+    calls: dict[FunctionKey, Calls]  # of functions, class bodies, and modules, which have an empty name
+    resolver: Resolver = field(repr=False, compare=False)
+
+    @property
+    def errors(self) -> frozenset[FunctionKey]:
+        """Exception classes."""
+        return self.resolver.errors
 
     def path_of(self, module: str) -> str | None:
         return next((path for path, known in self.modules.items() if known.name == module), None)
@@ -109,32 +110,15 @@ def module_of(path: str, source: str, import_roots: tuple[str, ...]) -> Module |
     """None for what is no Python."""
     try:
         return read_module(path, pycode.parse(source), import_roots)
-    except (SyntaxError, ValueError):
+    except pycode.NO_PYTHON:
         return None
-
-
-@lru_cache(maxsize=1024)
-def definitions(source: str) -> frozenset[str]:
-    """Qualified names of all functions of a file."""
-    return frozenset(function.key.name for function in _functions("", pycode.parse(source), None))
 
 
 def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> Module:
     name = module_name(path, import_roots)
-    bases = {
-        node.name: tuple(last(rooted(base)) for base in node.bases)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-    }
-    return Module(
-        path, name, ast.get_docstring(tree) or "", _exports(tree),
-        tuple(_imports(tree, package_of(path, name), top=True)), frozenset(_bound(tree.body)), bases,
-    )  # fmt: skip
-
-
-def package_of(path: str, module: str) -> str:
-    """What relative imports start from."""
-    return module if path.endswith("__init__.py") else module.rpartition(".")[0]
+    package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
+    imports = tuple(_imports(tree, package, top=True))
+    return Module(path, name, ast.get_docstring(tree) or "", _exports(tree), imports, frozenset(_bound(tree)))
 
 
 def module_name(path: str, import_roots: Iterable[str]) -> str:
@@ -154,44 +138,35 @@ def _imports(node: ast.AST, package: str, top: bool) -> Iterator[Import]:
             for alias in child.names:
                 yield Import(alias.name, "", alias.asname or alias.name.partition(".")[0], top)
         elif isinstance(child, ast.ImportFrom):
-            module = absolute(child.module or "", child.level, package)
+            parts = package.split(".")
+            base = parts[: len(parts) - child.level + 1] if child.level else []
+            module = ".".join([*base, child.module] if child.module else base)
             for alias in child.names:
                 yield Import(module, alias.name, alias.asname or alias.name, top)
         else:
             yield from _imports(child, package, top and not isinstance(child, Definition))
 
 
-def absolute(module: str, level: int, package: str) -> str:
-    """What `from ..x import` means inside of `package`."""
-    if not level:
-        return module
-    base = package.split(".")[: len(package.split(".")) - level + 1]
-    return ".".join([*base, module] if module else base)
-
-
 def _exports(tree: ast.Module) -> tuple[str, ...] | None:
     found: list[str] | None = None
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if not any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-                continue
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and is_export(node):
             if not isinstance(node.value, ast.List | ast.Tuple):
                 return None  # computed: cannot be read
             found = (found or []) + [str(e.value) for e in node.value.elts if isinstance(e, ast.Constant)]
     return None if found is None else tuple(found)
 
 
-def _bound(body: Iterable[ast.AST]) -> Iterator[str]:
-    for node in body:
-        if isinstance(node, Definition | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
+def _bound(node: ast.AST) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition | ast.ClassDef):
+            yield child.name
+        elif isinstance(child, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in child.names)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id
         else:
-            yield from _bound(ast.iter_child_nodes(node))
+            yield from _bound(child)
 
 
 def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbols:
@@ -204,49 +179,49 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
             continue
         try:
             tree = trees[path] = pycode.parse(files[path])
-        except (SyntaxError, ValueError, RecursionError):
+        except pycode.NO_PYTHON:
             continue
         modules[path] = read_module(path, tree, roots)
-        for function in _functions(path, tree, modules[path].exports):
-            functions[function.key] = _merged(functions.get(function.key), function)
-    resolver = Resolver(trees, modules)
-    calls = {key: resolver.calls(key) for key in functions}
     # A name that its own `__all__` keeps back is public all the same where a package imports it for others.
-    by_name = {module.name: path for path, module in modules.items()}
     shown = {
-        (by_name[imported.module], imported.name)
+        (imported.module, imported.name)
         for path, module in modules.items()
         if path.endswith("__init__.py")
         for imported in module.imports
-        if imported.module in by_name and imported.top
+        if imported.top
     }
-    public = {
-        key: replace(function, public=True)
-        if (key.path, key.name.partition(".")[0]) in shown and _is_public(key.name, None)
-        else function
-        for key, function in functions.items()
-    }
-    return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors)
+    for path, tree in trees.items():
+        module = modules[path]
+        for function in _functions(path, tree, "", ""):
+            first = function.key.name.partition(".")[0]
+            is_shown = module.exports is None or first in module.exports or (module.name, first) in shown
+            whole = _merged(functions.get(function.key), function)
+            functions[function.key] = replace(whole, public=is_shown and is_public(function.key))
+    resolver = Resolver(trees, modules)
+    calls = resolver.all_calls()
+    callers: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in functions}
+    for key in sorted(functions):
+        for callee in calls[key].functions & functions.keys():
+            callers[callee].append(key)
+    return Symbols(functions, modules, {key: tuple(found) for key, found in callers.items()}, roots, calls, resolver)
 
 
-def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> Iterator[Function]:
-    def walk(body: Iterable[ast.AST], prefix: str, owner: str) -> Iterator[Function]:
-        for node in body:
-            if isinstance(node, Definition):
-                yield _function(FunctionKey(path, prefix + node.name), node, owner, exports)
-                yield from walk(node.body, f"{prefix}{node.name}.<locals>.", "")
-            elif isinstance(node, ast.ClassDef):
-                yield from walk(node.body, f"{prefix}{node.name}.", prefix + node.name)
-            else:
-                yield from walk(ast.iter_child_nodes(node), prefix, owner)
-
-    yield from walk(tree.body, "", "")
+def _functions(path: str, node: ast.AST, prefix: str, owner: str) -> Iterator[Function]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            yield _function(FunctionKey(path, prefix + child.name), child, owner)
+            yield from _functions(path, child, f"{prefix}{child.name}.<locals>.", "")
+        elif isinstance(child, ast.ClassDef):
+            yield from _functions(path, child, f"{prefix}{child.name}.", prefix + child.name)
+        else:
+            yield from _functions(path, child, prefix, owner)
 
 
-def _function(key: FunctionKey, node: Definition, owner: str, exports: tuple[str, ...] | None) -> Function:
+def _function(key: FunctionKey, node: Definition, owner: str) -> Function:
     decorators = tuple(filter(None, map(rooted, node.decorator_list)))
     body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-    overload = any(last(name) == "overload" for name in decorators)
+    if any(last(name) == "overload" for name in decorators):
+        body = []
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     prefix = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
@@ -255,18 +230,19 @@ def _function(key: FunctionKey, node: Definition, owner: str, exports: tuple[str
         ((first, node.end_lineno or first),),
         f"{prefix} {node.name}({ast.unparse(node.args)}){returns}",
         ast.get_docstring(node) or "",
-        _is_public(key.name, exports),
+        False,
         owner,
         decorators,
-        0 if overload else sum(map(_statements, body)),
-        (body[-1].end_lineno or 0) - body[0].lineno + 1 if body and not overload else 0,
+        sum(map(_statements, body)),
+        (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0,
     )
 
 
-def _is_public(name: str, exports: tuple[str, ...] | None) -> bool:
-    parts = name.split(".")
+def is_public(key: FunctionKey) -> bool:
+    """By its name alone."""
+    parts = key.name.split(".")
     hidden = any(part.startswith("_") and not (part.startswith("__") and part.endswith("__")) for part in parts)
-    return not hidden and "<locals>" not in parts and (exports is None or parts[0] in exports)
+    return not hidden and "<locals>" not in parts
 
 
 def _statements(node: ast.AST) -> int:
@@ -277,7 +253,7 @@ def _statements(node: ast.AST) -> int:
 
 
 def _merged(before: Function | None, after: Function) -> Function:
-    """Overloads come first, so the last definition with a body speaks for all; so does the first docstring there is."""
+    """Overloads come first, so the last definition with a body is the function; the first docstring is its own."""
     if before is None:
         return after
     speaker = after if after.statements or not before.statements else before
@@ -293,153 +269,58 @@ def _merged(before: Function | None, after: Function) -> Function:
     )
 
 
-def _callers(calls: Mapping[FunctionKey, Calls]) -> dict[FunctionKey, tuple[FunctionKey, ...]]:
-    users: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in calls}
-    for key, used in calls.items():
-        for callee in used.functions & calls.keys():
-            users[callee].append(key)
-    return {key: tuple(sorted(found)) for key, found in users.items()}
+# --- names that are lost between two versions of the product
 
 
-Origins = frozenset[FunctionKey]  # the functions that a lost name stands for
-Lost = dict[str, dict[str, Origins]]  # path -> name that is bound there no longer -> what it stood for
-
-REFLECTION = ("attr", "caller", "import", "resolve", "lookup", "patch")
-
-
-@dataclass(frozen=True)
-class Uses:
-    """What a file reads. Names that are local where they are read are left out."""
-
-    names: frozenset[str]  # rooted, with all beginnings: a, a.b, a.b.c
-    attributes: frozenset[tuple[str, str]]  # (class around it if on self, cls or super(), else empty; attribute)
-    strings: frozenset[str]
-    looked_up: frozenset[str]  # those among them that getattr and its like are given, or that are read at import
+def lost_names(before: Mapping[str, str], after: Mapping[str, str], import_roots: tuple[str, ...]) -> set[str]:
+    """Absolute dotted names, of modules too, that the first version binds and the second does not."""
+    now = _names_of_modules(after, import_roots)
+    lost = set()
+    for module, names in _names_of_modules(before, import_roots).items():
+        lost |= {f"{module}.{name}" for name in names - now.get(module, set())}
+        lost |= set() if module in now else {module}
+    return lost
 
 
-@lru_cache(maxsize=1024)
-def uses(source: str) -> Uses:
-    reader = _Reader()
-    reader.visit(pycode.parse(source))
-    return Uses(
-        frozenset(reader.names), frozenset(reader.attributes), frozenset(reader.strings), frozenset(reader.looked_up)
-    )
+def _names_of_modules(files: Mapping[str, str], import_roots: tuple[str, ...]) -> dict[str, set[str]]:
+    """What the top level of each module binds; names of star imports included."""
+    python = {path: text for path, text in files.items() if path.endswith(".py")}
+    found = [module for path, text in python.items() if (module := module_of(path, text, import_roots))]
+    modules = {module.name: module for module in found}
+
+    def names(module: Module, seen: frozenset[str]) -> set[str]:
+        own = set(module.names) - {"*"}
+        for imported in module.imports:
+            if imported.name == "*" and imported.module in modules.keys() - seen:
+                own |= names(modules[imported.module], seen | {module.name})
+        return own
+
+    return {name: names(module, frozenset({name})) for name, module in modules.items()}
 
 
-class _Reader(ast.NodeVisitor):
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.attributes: set[tuple[str, str]] = set()
-        self.strings: set[str] = set()
-        self.looked_up: set[str] = set()
-        self._locals: list[frozenset[str]] = []
-        self._classes: list[str] = []
-        self._in_class_body = False
-
-    def visit_FunctionDef(self, node: Definition) -> None:
-        for part in [*node.decorator_list, *_defaults(node)]:
-            self.visit(part)
-        self._locals.append(frozenset(local_names(node)))
-        before = self._in_class_body
-        self._in_class_body = False
-        for statement in node.body:
-            self.visit(statement)
-        self._in_class_body = before
-        self._locals.pop()
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._locals.append(frozenset(argument.arg for argument in arguments_of(node.args)))
-        self.generic_visit(node)
-        self._locals.pop()
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for part in [*node.decorator_list, *node.bases, *node.keywords]:
-            self.visit(part)
-        self._classes.append(node.name)
-        before = self._in_class_body
-        self._in_class_body = True
-        for statement in node.body:
-            self.visit(statement)
-        self._in_class_body = before
-        self._classes.pop()
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            return
-        if not any(node.id in names for names in self._locals):
-            self.names.add(node.id)
-        if self._in_class_body:
-            self.names.add(".".join([*self._classes, node.id]))
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        name = plain_dotted(node)
-        if name and not any(name.partition(".")[0] in names for names in self._locals):
-            self.names.add(name)
-        self.attributes.add((self._receiver(node.value), node.attr))
-        self.visit(node.value)
-
-    def _receiver(self, value: ast.AST) -> str:
-        own = rooted(value) in {"self", "cls", "super", "type"} and isinstance(value, ast.Name | ast.Call)
-        return ".".join(self._classes) if own else ""
-
-    def visit_Call(self, node: ast.Call) -> None:
-        name = rooted(node.func).rpartition(".")[2].lower()
-        if any(word in name for word in REFLECTION):
-            self.looked_up |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
-        self.generic_visit(node)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        if not isinstance(node.value, ast.Constant):  # a docstring names things without needing them
-            self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str):
-            self.strings.add(node.value)
-            if not self._locals:
-                self.looked_up.add(node.value)
-
-
-def _defaults(node: Definition) -> Iterator[ast.AST]:
-    """What a definition reads in the scope around it: defaults and annotations."""
-    yield from node.args.defaults
-    yield from filter(None, node.args.kw_defaults)
-    yield from (argument.annotation for argument in arguments_of(node.args) if argument.annotation)
-    if node.returns:
-        yield node.returns
-
-
-def spread(symbols: Symbols, lost: Lost) -> Lost:
-    """The losses and, for every module, the dotted names by which its imports reach them: chains of re-exports too."""
-    reached = {path: dict(names) for path, names in lost.items()}
-    changed = True
-    while changed:
-        changed = False
-        for path, module in symbols.modules.items():
-            for name, origins in lost_names(module, reached, symbols).items():
-                known = reached.setdefault(path, {}).get(name, frozenset())
-                if not origins <= known:
-                    reached[path][name] = known | origins
-                    changed = True
-    return reached
-
-
-def lost_names(module: Module, lost: Lost, symbols: Symbols) -> dict[str, Origins]:
-    """The dotted names by which this module's imports reach what is lost."""
-    gone = {symbols.modules[path].name: names for path, names in lost.items() if path in symbols.modules}
-    found: dict[str, Origins] = {}
+def lost_in(module: Module, read: Iterable[str], lost: set[str]) -> dict[str, str]:
+    """Imported names of a file, and dotted names that it reads, which lead to what is lost -> its absolute name."""
+    found = {}
+    used = {*read}
     for imported in module.imports:
-        whole = f"{imported.module}.{imported.name}" if imported.name else imported.module
         if imported.name == "*":
-            found |= {name: origins for name, origins in gone.get(imported.module, {}).items() if "." not in name}
-            continue
-        if imported.name and imported.name in gone.get(imported.module, {}):
-            found[imported.bound] = gone[imported.module][imported.name]
-        if not imported.name and "." in imported.module and imported.bound == imported.module.partition(".")[0]:
-            whole = imported.bound  # import a.b binds a
-        for name, names in gone.items():
-            if name == whole or name.startswith(whole + "."):
-                prefix = imported.bound + name[len(whole) :]
-                found |= {f"{prefix}.{own}": origins for own, origins in names.items() if "." not in own}
+            ways = {name: f"{imported.module}.{name}" for name in used}
+        else:
+            start = imported.whole
+            ways = {imported.bound: imported.module if imported.module in lost else start}
+            if not imported.name and imported.bound == start.partition(".")[0]:
+                start = imported.bound  # import a.b binds a
+            inside = (name for name in used if name.startswith(f"{imported.bound}."))
+            ways |= {name: start + name.removeprefix(imported.bound) for name in inside}
+        for name, absolute in ways.items():
+            parts = absolute.split(".")
+            starts = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+            if leads := next((one for one in starts if one in lost), ""):
+                found[name] = leads
     return found
+
+
+def read_in(tree: ast.AST) -> set[str]:
+    """Dotted names that code reads, with all beginnings: a, a.b, a.b.c."""
+    named = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
+    return {pycode.plain_dotted(node) for node in named if not isinstance(node.ctx, ast.Store)} - {""}

@@ -1,9 +1,7 @@
 """Examples: checks out of the failing tests that read by themselves, with the statements that they need.
 
 Which of them are true of the right code, and which lines each runs of what is gone, is found by running them. The lines
-say what an example is worth. One that runs none is about something else, and one that runs a line which the docstrings'
-own examples do not run shows what nothing else says. But a line that looks things up in a table is run by any of its
-rows: what the instruction states to the letter is shown in its place as well.
+say what an example is worth: one that runs none is about something else.
 """
 
 from __future__ import annotations
@@ -14,15 +12,14 @@ import copy
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import TypeVar
 
-from offbook.core.pycode import FUNCTIONS, arguments_of, binds, bound_in, nodes, parse, rooted, text_in
+from offbook.core.pycode import FUNCTIONS, arguments_of, binds, bound_in, identifiers, nodes, parse, rooted, text_in
 from offbook.core.pycode import Function as Definition
-from offbook.tasks.factory.delete.symbols import Import, Symbols, module_name, module_of
+from offbook.tasks.factory.delete.symbols import Import, Symbols, module_of
 from offbook.tasks.factory.types import FunctionKey, last
 from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
@@ -31,10 +28,9 @@ MAX_LINE = 160  # characters, and lines of one example
 MAX_EXAMPLE = 360
 MAX_LINES = 8
 MAX_ROWS = 200  # of a table of cases
-FOLDER = "tmp_path"  # the one fixture that everybody knows
-NEW_FOLDER = ("import pathlib", "import tempfile", f"{FOLDER} = pathlib.Path(tempfile.mkdtemp())")
 MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
-Node = TypeVar("Node", bound=ast.AST)
+FOLDER = "tmp_path"  # the one fixture that every reader knows
+NEW_FOLDER = ("import pathlib", "import tempfile", f"{FOLDER} = pathlib.Path(tempfile.mkdtemp())")
 EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
 SETUP = re.compile(r"(async)?(setUp|tearDown)(Class)?|(setup|teardown)(_method|_class)?")
@@ -45,7 +41,7 @@ class Code:
     """A piece of a test file that a test leads to."""
 
     path: str
-    node: ast.AST
+    node: ast.stmt
     test: str  # the first one that does
 
 
@@ -63,22 +59,19 @@ def reached(tests: Mapping[str, str], import_roots: tuple[str, ...], failing: It
             continue
         imported = {part for one in modules[path].imports for part in (last(one.module), one.name)}
         above = {str(folder / "conftest.py") for folder in PurePosixPath(path).parents}
-        near = [path, *(o for o in modules if o in above or last(modules[o].name) in imported)]
-        waiting = [
-            (place, node)
-            for place in near
-            for name, defined in _defined(tests[place]).items()
-            for node in defined
-            if name == names[-1] or SETUP.fullmatch(name) or _is_automatic(node)
-        ]
+        near = [path, *(other for other in modules if other in above or last(modules[other].name) in imported)]
+        start = [name for other in near for name in _defined(tests[other]) if SETUP.fullmatch(name)]
+        waiting = [*start, names[-1]]
+        followed = set[str]()
         while waiting:
-            place, node = waiting.pop()
-            if id(node) not in found:
-                found[id(node)] = Code(place, node, test)
-                used = _identifiers(node)
-                for other in near:
-                    defined_there = _defined(tests[other])
-                    waiting += [(other, one) for name in used & defined_there.keys() for one in defined_there[name]]
+            name = waiting.pop()
+            for other in near if name not in followed else ():
+                for node in _defined(tests[other]).get(name, ()):
+                    found.setdefault(id(node), Code(other, node, test))
+                    fixtures = {argument.arg for argument in nodes(node, ast.arg)}
+                    named = {text_in(one) for call in nodes(node, ast.Call) for one in call.args}  # usefixtures("a")
+                    waiting += identifiers(node) | fixtures | named
+            followed.add(name)
     return [*found.values()]
 
 
@@ -96,18 +89,6 @@ def _defined(source: str) -> dict[str, list[ast.stmt]]:
                     found[name].append(node)
                 waiting += [node] if isinstance(node, ast.ClassDef) else []
     return found
-
-
-def _is_automatic(node: ast.stmt) -> bool:
-    calls = [one for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call)]
-    return any(last_name(one) == "fixture" and "autouse" in {keyword.arg for keyword in one.keywords} for one in calls)
-
-
-def _identifiers(node: ast.AST) -> set[str]:
-    """Names that a piece of code reads, of fixtures too."""
-    found = _read(node) | {n.attr for n in nodes(node, ast.Attribute)} | {n.arg for n in nodes(node, ast.arg)}
-    named = (call for call in nodes(node, ast.Call) if last_name(call) in {"usefixtures", "getfixturevalue"})
-    return found | {text_in(argument) for call in named for argument in call.args}
 
 
 def words_of(test: str) -> str:
@@ -149,10 +130,10 @@ def examples(
             continue
         imported = {i.bound: i for i in module.imports if i.top and i.bound != "*"}
         for place, (text, read, is_exact) in enumerate(_alone(one.node, imported)):
-            statements = tuple(_statement(imported[name]) for name in sorted(read & imported.keys()))
-            statements = (*(NEW_FOLDER if FOLDER in read else ()), *statements)
+            statements = [_statement(imported[name]) for name in sorted(read & imported.keys())]
+            statements = [*NEW_FOLDER, *statements] if FOLDER in read else statements
             is_direct = any(names <= read for names in asked)
-            found.setdefault(text, Example(text, one.node.name, (not is_direct, not is_exact, place), statements))
+            found.setdefault(text, Example(text, one.node.name, (not is_direct, not is_exact, place), (*statements,)))
     return sorted(found.values(), key=lambda example: example.rank)
 
 
@@ -166,19 +147,27 @@ def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, s
     """The checks of a test that read by themselves, the names in each, and whether it says what comes out."""
     known = {*imported, *dir(builtins)}
     for values in _cases(node):
-        body = [_filled(statement, values) for statement in node.body]
+        body = [_Fill(values).visit(copy.deepcopy(statement)) for statement in node.body]
         given = {argument.arg for argument in arguments_of(node.args)} - {*values, FOLDER}  # `self`, and fixtures
-        names = [(part, _read(part), bound_in(part)) for part in body]
         for number, statement in enumerate(body):
             for check in (one for one in _checks(statement) if not _read(one) & given):
-                before = names[max(0, number - MAX_BEFORE) : number]
+                before = body[max(0, number - MAX_BEFORE) : number]
                 ways = [_with_needed(before, check, known, asserts=asserts) for asserts in (False, True)]
                 for parts in ways if len(ways[0]) != len(ways[1]) else ways[:1]:
                     whole = ast.fix_missing_locations(ast.Module(parts, []))
-                    read = _read(whole)
-                    if read - bound_in(whole) <= known | {FOLDER} and (text := _short(whole)):
-                        attributes = {n.attr for n in ast.walk(whole) if isinstance(n, ast.Attribute)}
-                        yield text, read | attributes, _is_exact(check)
+                    text = _short(whole)
+                    if text and _read(whole) - bound_in(whole) <= known | {FOLDER}:
+                        yield text, identifiers(whole), _is_exact(check)
+
+
+class _Fill(ast.NodeTransformer):
+    """Puts values in the places of names."""
+
+    def __init__(self, values: Mapping[str, ast.expr]):
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return copy.deepcopy(self._values.get(node.id, node)) if isinstance(node.ctx, ast.Load) else node
 
 
 def _short(whole: ast.Module) -> str:
@@ -217,64 +206,45 @@ def _cases(node: Definition) -> Sequence[Mapping[str, ast.expr]]:
 
 def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
     """Assertions at the top level of a test, and loops and expected errors that are one."""
-    if isinstance(statement, ast.Assert):
-        told = ast.Assert(statement.test)
-        if not any(isinstance(part, ast.Name) and part.id == "isinstance" for part in ast.walk(told)):
-            yield told
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        if last_name(call) in EQUAL and len(call.args) >= 2:
-            yield ast.Assert(ast.Compare(call.args[0], [ast.Eq()], [call.args[1]]))
-    elif isinstance(statement, ast.With):
-        if all(last_name(item.context_expr) in RAISING for item in statement.items):
+    match statement:
+        case ast.Assert() if "isinstance" not in _read(statement.test):
+            yield ast.Assert(statement.test)
+        case ast.Expr(value=ast.Call(args=[first, second, *_]) as call) if last_name(call) in EQUAL:
+            yield ast.Assert(ast.Compare(first, [ast.Eq()], [second]))
+        case ast.With() if all(last_name(item.context_expr) in RAISING for item in statement.items):
             yield statement
-    elif isinstance(statement, ast.For) and any(isinstance(part, ast.Assert) for part in ast.walk(statement)):
-        yield statement
+        case ast.For() if any(nodes(statement, ast.Assert)):
+            yield statement
 
 
-def _with_needed(
-    before: Sequence[tuple[ast.stmt, set[str], set[str]]], check: ast.stmt, known: Collection[str], *, asserts: bool
-) -> list[ast.stmt]:
+def _with_needed(before: Sequence[ast.stmt], check: ast.stmt, known: Set[str], *, asserts: bool) -> list[ast.stmt]:
     """A check after the statements that make or change what it reads."""
     parts = [check]
-    needed = _read(check).difference(known)
-    for statement, read, bound in reversed(before):
-        if not needed & (read | bound) or (isinstance(statement, ast.Assert) and not asserts):
+    needed = _read(check) - known
+    for statement in reversed(before):
+        read = _read(statement)
+        if not needed & (read | bound_in(statement)) or (isinstance(statement, ast.Assert) and not asserts):
             continue
         if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
-            if not needed & {*map(rooted, statement.targets)}:  # it makes something else out of what is needed
+            if not needed & binds(statement):  # it makes something else out of what is needed
                 continue
-            needed -= {*map(rooted, statement.targets)}
-        needed |= read.difference(known)
+            needed -= binds(statement)
+        needed |= read - known
         parts.insert(0, statement)
     return parts
 
 
 def _read(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _filled(node: Node, values: Mapping[str, ast.expr]) -> Node:
-    """With values in the places of names."""
-
-    class Fill(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.expr:
-            return copy.deepcopy(values[name.id]) if isinstance(name.ctx, ast.Load) and name.id in values else name
-
-    filled: Node = Fill().visit(copy.deepcopy(node)) if values else node
-    return filled
+    return {name.id for name in nodes(node, ast.Name) if isinstance(name.ctx, ast.Load)}
 
 
 MODULE = "offbook_tried"
 MAX_TRIED = 60
-MAX_BY_LINES = 8  # examples that are chosen by the lines they run
 MAX_SHOWN = 16
-MIN_EXAMPLES = 2
-MIN_EXAMPLED_TESTS = 4  # or one in as many
 TRIED_S = 30.0
 LINES = 100_000  # a line is one number: that of its file times this, and its own
 RUNNER = f"""
-import doctest, functools, importlib, os, sys
+import functools, os, sys
 
 PLACES = {{os.path.realpath(path): (number * {LINES}, spans) for number, (path, spans) in enumerate(SPANS.items())}}
 
@@ -302,18 +272,12 @@ def lines_of(do):
 def check(number):
     code = compile(CHECKS[number], "example", "exec")
     return lines_of(lambda: exec(code, {{"__name__": "example"}}))
-
-def documented(number):
-    module, text = DOCUMENTED[number]
-    test = doctest.DocTestParser().get_doctest(text, dict(vars(importlib.import_module(module))), "example", None, 0)
-    return lines_of(lambda: doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None))
 """
 
 
 @dataclass(frozen=True)
 class Tried:
     lines: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of what is gone, of each example that is true
-    documented: frozenset[int] = frozenset()  # lines that the docstrings' examples run
 
 
 def trying_of(
@@ -331,62 +295,30 @@ def trying_of(
     for function in asked:
         spans.setdefault(function.key.path, []).extend(function.lines)
     checks = ["\n".join([*example.imports, example.text]) for example in examples[:MAX_TRIED]]
-    documented = [(module_name(f.key.path, suite.import_roots), f.docstring) for f in asked if ">>>" in f.docstring]
-    text = f"SPANS = {spans!r}\nCHECKS = {checks!r}\nDOCUMENTED = {documented!r}\n{RUNNER}"
+    text = f"SPANS = {spans!r}\nCHECKS = {checks!r}\n{RUNNER}"
     calls = [(MODULE, "check", repr(([number], {}))) for number in range(len(checks))]
-    calls += [(MODULE, "documented", repr(([number], {}))) for number in range(len(documented))]
     path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
     return Round((), changes={**right, path: text}, timeout_s=TRIED_S, per_test_s=1.0, calls=calls)
 
 
 def tried_in(run: SuiteRun, examples: Sequence[Example]) -> Tried:
-    chosen = examples[:MAX_TRIED]
     returned = {number: json.loads(text)[0] for number, text in run.returned.items()}
     lines = {number: frozenset(data[1:]) for number, data in returned.items() if data[0] == "list"}
-    documented = (one for number, one in lines.items() if number >= len(chosen))
-    true = {example.text: lines[number] for number, example in enumerate(chosen) if number in lines}
-    return Tried(true, frozenset().union(*documented))
+    return Tried({one.text: lines[number] for number, one in enumerate(examples[:MAX_TRIED]) if number in lines})
 
 
-def are_enough(given: Sequence[Example], failing: Iterable[str]) -> bool:
-    """Two checks at least, out of a quarter of the failing tests or four of them."""
-    tests = {test.partition("[")[0] for test in failing}
-    named = {example.test for example in given}
-    return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
-
-
-def best_of(
-    examples: Sequence[Example], tried: Tried, fewest: int, stated: Set[str] = frozenset()
-) -> tuple[list[Example], int]:
-    """True ones, in the order of their ranks, and how many more there are of the kind.
-
-    First those with a line that neither docstrings nor a better one runs; then those that say where a `stated` literal
-    belongs, and what the same test says exactly next to it. With `fewest` at least so many, and one from every test.
-    """
-    lines = tried.lines
-    seen = {*tried.documented}
-    useful = [example for example in examples if lines.get(example.text)]
+def best_of(examples: Sequence[Example], tried: Tried, fewest: int, stated: Set[str] = frozenset()) -> list[Example]:
+    """True ones in the order of their ranks: each runs a line that no better one runs, or says where a `stated` literal
+    belongs. With `fewest` at least so many, and one from every test."""
+    useful = [example for example in examples if tried.lines.get(example.text)]
     chosen: list[Example] = []
-    while len(chosen) < MAX_BY_LINES and (new := [example for example in useful if lines[example.text] - seen]):
-        best = [example for example in new if example.rank[:2] == new[0].rank[:2]]
-        chosen.append(max(best, key=lambda example: len(lines[example.text] - seen)))
-        seen |= lines[chosen[-1].text]
-
-    def add(is_wanted: Callable[[Example], bool]) -> None:
-        for example in useful:
-            if example not in chosen and is_wanted(example):
-                chosen.append(example)
-
-    literals = {
-        one: {*stated} & {str(n.value).strip() for n in nodes(ast.parse(one.text), ast.Constant)} for one in useful
-    }
-    add(lambda example: bool(literals[example].difference(*(literals[one] for one in chosen))))
-    if fewest:
-        add(lambda example: len(chosen) < fewest or example.test not in {one.test for one in chosen})
-    add(lambda example: bool(literals[example]))
-    tables = {example.test for example in useful if literals[example]}
-    add(lambda example: example.test in tables and not any(example.rank[:2]))
-    texts = [one.text for one in chosen[:MAX_SHOWN]]
-    tails = {text for text in texts if any(other.endswith(f"\n{text}") for other in texts)}  # said by the longer one
-    shown = [example for example in useful if example.text in texts and example.text not in tails]
-    return shown, max(0, len(chosen) - MAX_SHOWN)
+    known = set[str]()
+    for example in useful:
+        lines = {*map(str, tried.lines[example.text])}
+        literals = {*stated} & {str(node.value).strip() for node in nodes(ast.parse(example.text), ast.Constant)}
+        is_of_new_test = example.test not in {one.test for one in chosen}
+        if (lines | literals) - known or (fewest and (is_of_new_test or len(chosen) < fewest)):
+            chosen.append(example)
+            known |= lines | literals
+    chosen = chosen[:MAX_SHOWN]
+    return [one for one in chosen if not any(other.text.endswith(f"\n{one.text}") for other in chosen)]

@@ -15,29 +15,27 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from typing import Any
 
 from offbook.core import copies, pycode
-from offbook.core.pycode import FUNCTIONS, defined_in, nodes, plain_dotted, rooted, text_in
 from offbook.core.pycode import Function as Definition
+from offbook.core.pycode import defined_in, nodes, text_in
 from offbook.tasks.check import gold_changes
-from offbook.tasks.factory.delete.symbols import Function, Lost, Module, Symbols, definitions, module_of, read_symbols
-from offbook.tasks.factory.delete.visible import vanished
+from offbook.tasks.factory.delete.symbols import Symbols, lost_in, lost_names, module_of, read_in, read_symbols
 from offbook.tasks.factory.instruction.examples import (
     FOLDER,
-    MIN_EXAMPLES,
     RAISING,
     Code,
     Example,
     Tried,
-    are_enough,
     best_of,
     examples,
     last_name,
     reached,
     words_of,
 )
-from offbook.tasks.factory.types import FunctionKey, is_inside, is_test_code
+from offbook.tasks.factory.types import FunctionKey, is_inside, is_test_code, last
 from offbook.tasks.factory.workshop import read_texts
 from offbook.types import Task
 
@@ -49,15 +47,12 @@ SILENT = "nothing says what it does"
 
 MAX_TEXTS = 12  # that an instruction states; more is a listing of the tests
 MAX_TEXT = 160  # characters
+MAX_VALUE = 80  # characters of what a declared name is set to
+MAX_UNTRIED = 8  # examples that are shown where none was run
 MIN_WORDS = 4  # of a docstring that says something
+MIN_EXAMPLES = 2
 MIN_SHOWN = 0.6  # of the statements that no docstring describes
-FORMED = re.compile(r"\n|[^\w\s]")
 FORMATTED = re.compile(r"%(?:\(\w+\))?[-+ #0]*[\d.*]*[sdrfxieg%]|\{[^{}]*\}")
-COMPARING = re.compile(r"assert|match|expect|check|^raises$|^warns$|^param$|^parametrize$", re.I)
-READING = {"read", "read_text", "readlines", "getvalue", "readouterr", "getMessage"}  # of files and streams, by a call
-WRITTEN = {"out", "err", "output", "stdout", "stderr", "messages"}  # or as an attribute
-# Numbers of more than one digit that anybody comes to think of, besides those about a power of two.
-EVERYDAY = {11, 12, 15, 24, 25, 36, 75, 99, 120, 180, 360, 365, 366, 999, 1440, 3600, 86400, 0.25, 0.75, 1.5, 2.5}
 
 
 @dataclass(frozen=True)
@@ -89,125 +84,93 @@ class Needs:
     tried: Tried | None = None  # which examples are true; None where nothing was run
 
     @cached_property
-    def _tests(self) -> dict[str, str]:
-        return {path: text for path, text in self.before.items() if is_test_code(path)}
-
-    @cached_property
     def code(self) -> list[Code]:
         """What the failing tests lead to."""
-        return reached(self._tests, self.symbols.import_roots, self.failing)
+        tests = {path: text for path, text in self.before.items() if is_test_code(path)}
+        return reached(tests, self.symbols.import_roots, self.failing)
 
     @cached_property
     def _gone_code(self) -> list[ast.Module]:
-        return [tree for text in self.removed.values() if (tree := _parsed(text))]
-
-    @cached_property
-    def _touched(self) -> set[str]:
-        return {where.partition("::")[0] for where in self.removed}
-
-    @cached_property
-    def _lost(self) -> Lost:
-        """What each module binds no longer."""
-        modules = self.symbols.modules
-        before, shown = ({p: t for p, t in files.items() if p in modules} for files in (self.before, self.shown))
-        return vanished(before, shown, self.symbols.import_roots)
+        return [tree for text in self.removed.values() if (tree := copies.parsed(text)[1])]
 
     # --- names
 
     @cached_property
     def names(self) -> dict[tuple[str, str], str]:
         """(module, name) that the tests import or read there and that is bound there no longer -> the test file."""
-        modules = {path: module.name for path, module in self.symbols.modules.items()}
-        gone = {modules[path]: names for path, names in self._lost.items()}
-        files = {name for path, name in modules.items() if path not in self.shown}
+        modules = self.symbols.modules
+        roots = self.symbols.import_roots
+        before, shown = ({p: t for p, t in files.items() if p in modules} for files in (self.before, self.shown))
+        lost = lost_names(before, shown, roots)
         found: dict[tuple[str, str], str] = {}
-        for path in sorted({code.path for code in self.code}):
-            used = {
-                plain_dotted(n) for c in self.code if c.path == path for n in nodes(c.node, ast.Attribute, ast.Name)
-            }
-            test_module = module_of(path, self.before[path], self.symbols.import_roots)
-            for name in _absolute_names(test_module, used) if test_module else ():
-                parts = name.split(".")
-                for at in range(1, len(parts)):
-                    module = ".".join(parts[:at])
-                    own = parts[at]
-                    if own in gone.get(module, ()) or (at == len(parts) - 1 and name in files):
-                        found.setdefault((module, own), path)
+        for code in self.code:
+            module = module_of(code.path, self.before[code.path], roots)
+            for absolute in lost_in(module, read_in(code.node), lost).values() if module else ():
+                owner, _, name = absolute.rpartition(".")
+                found.setdefault((owner, name), code.path)
         return found
-
-    def is_described(self, module: str, name: str, instruction: str) -> bool:
-        """Whether the instruction or the tree has a definition of it. Modules need none."""
-        if self.symbols.path_of(f"{module}.{name}"):
-            return True
-        shown = self.shown.get(self.symbols.path_of(module) or "", "")
-        defined = re.compile(rf"^\s*(?:(?:async )?def |class )?(?:\w+, )*{name}\b(?:, \w+)*\s*[(:=]", re.M)
-        return any(map(defined.search, (instruction, shown)))
 
     @cached_property
     def gone(self) -> list[FunctionKey]:
-        """Functions and classes that are there no longer and have to be known: public ones, private ones that tests
-        reach, and helpers whose docstrings say something."""
-        files = {key.path for key in self.functions} & self.shown.keys()
-        left = {FunctionKey(path, name) for path in files for name in definitions(self.shown[path])}
-        functions = {key: self.symbols.functions[key] for key in self.functions}
-        asked = {key for key in functions if key in self.targets or key.simple in self._used}
+        """Functions that are there no longer and have to be known: public ones, and those that tests reach."""
+        left = read_symbols({key.path: self.shown.get(key.path, "") for key in self.functions}, ()).functions
+        used = self._read.keys() | {name for _, name in self.names}
+        functions = (self.symbols.functions[key] for key in self.functions if key not in left)
         return sorted(
-            key
-            for key, function in functions.items()
-            if key not in left
-            and not function.nested
-            and (function.public or key in asked or num_words(function) >= MIN_WORDS)
+            one.key
+            for one in functions
+            if not one.nested and (one.public or one.key in self.targets or one.simple in used)
         )
 
     def outline(self, with_values: bool = True) -> str:
-        """Declarations of what is gone."""
-        wanted = {name for _, name in self.names}
-        modules = self.symbols.modules
-        names = [(modules[path].name, name) for path, lost in self._lost.items() for name in wanted & lost.keys()]
-        return skeleton(self.before, self.symbols, self.gone, names, with_values)
+        """Declarations of what is gone, by file."""
+        wanted: dict[str, set[str]] = {}
+        for key in self.gone:
+            wanted.setdefault(key.path, {name for _, name in self.names}).add(key.name)
+        parts = []
+        for path, names in sorted(wanted.items()):
+            if body := [*_declared(pycode.parse(self.before[path]).body, "", names, with_values)]:
+                parts.append(f"# {path}\n{ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))}")
+        return "\n\n".join(parts)
 
     @cached_property
     def _read(self) -> dict[str, str]:
         """Attributes that the tests read, and private names that they look up or patch -> the test."""
         found: dict[str, str] = {}
         for code in self.code:
-            for node in ast.walk(code.node):
-                name = node.attr if isinstance(node, ast.Attribute) else text_in(node).rpartition(".")[2]
+            for node in nodes(code.node, ast.Attribute, ast.Constant):
+                name = node.attr if isinstance(node, ast.Attribute) else last(text_in(node))
                 if isinstance(node, ast.Attribute) or (name.startswith("_") and name.isidentifier()):
                     found.setdefault(name, code.test)
         return found
 
     @cached_property
-    def _used(self) -> set[str]:
-        return self._read.keys() | {name for _, name in self.names}
-
-    @cached_property
     def attributes(self) -> dict[str, str]:
-        """Attributes that the tests read, the gone code sets or defines, and nothing near it shows -> the test."""
+        """Attributes that the tests read, the gone code sets or defines, and nothing visible shows -> the test."""
         defined = {FunctionKey.of(where).simple for where in self.removed}
         for tree in self._gone_code:
-            defined |= {n.attr for n in nodes(tree, ast.Attribute) if isinstance(n.ctx, ast.Store)}
+            defined |= {node.attr for node in nodes(tree, ast.Attribute) if isinstance(node.ctx, ast.Store)}
             defined |= defined_in(tree)
-            fields = [part for n in nodes(tree, ast.ClassDef) for part in n.body]
-            defined |= {n.id for part in fields for n in nodes(part, ast.Name) if isinstance(n.ctx, ast.Store)}
+            for owner in nodes(tree, ast.ClassDef):
+                defined |= {name for part in owner.body for name in pycode.binds(part)}
         defined -= {key.simple for key in self.gone}
-        modules = self.symbols.modules
-        near = [t for p, t in self.shown.items() if p in self._touched or is_test_code(p) or p not in modules]
-        found: dict[str, str] = {}
-        for name, test in self._read.items():
-            if name not in defined or (name.startswith("__") and name.endswith("__")):
-                continue
-            ways = rf"\.{name}\b|\b{name}\s*[:=]|\b(?:def|class) {name}\b"  # a word of a sentence is no attribute
-            hidden = name.startswith("_")
-            pattern = re.compile(rf"\b{name}\b" if hidden else ways)
-            if not any(name in text and pattern.search(text) for text in (near if hidden else self.shown.values())):
-                found[name] = test
-        return found
+        shown = "\n".join(self.shown.values())
+
+        def is_shown(name: str) -> bool:  # a word of a sentence shows no public attribute
+            public = rf"\.{name}\b|\b{name}\s*[:=]|\b(?:def|class) {name}\b"
+            return bool(re.search(rf"\b{name}\b" if name.startswith("_") else public, shown))
+
+        dunder = re.compile("__.*__")
+        return {
+            name: test
+            for name, test in self._read.items()
+            if name in defined and not dunder.fullmatch(name) and not is_shown(name)
+        }
 
     @cached_property
     def errors(self) -> dict[str, str]:
         """Errors that the tests expect, the gone code raises and no docstring names -> the test."""
-        raised = {last_name(n.exc) for tree in self._gone_code for n in nodes(tree, ast.Raise) if n.exc}
+        raised = {last_name(node.exc) for tree in self._gone_code for node in nodes(tree, ast.Raise) if node.exc}
         told = "\n".join(self.symbols.functions[key].docstring for key in self.functions)
         found: dict[str, str] = {}
         for code in self.code:
@@ -215,7 +178,7 @@ class Needs:
                 if last_name(call) in RAISING and call.args:
                     kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
                     for kind in {*map(last_name, kinds)} & raised - {""}:
-                        if not has_word(told, kind):
+                        if not _has_word(told, kind):
                             found.setdefault(kind, code.test)
         return found
 
@@ -223,106 +186,79 @@ class Needs:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """Literals that the tests check, have from the gone code, and that are shown nowhere; and what tests of files
-        and logs check, as far as it is more than words -> the test."""
-        parts = {text for piece in self._pieces if (text := as_text(piece)) and not self._is_shown(text)}
-        found: dict[str, str] = {}
-        for value, test, is_checked, reads_back in self._constants:
-            text = as_text(value)
-            if any(stands_in(text, part) or (is_checked and stands_in(part, text)) for part in parts if text):
-                found.setdefault(text, test)
-            elif is_checked and reads_back and isinstance(value, str) and FORMED.search(value.strip()):
-                found.setdefault(value.strip(), test)
-        return {text: test for text, test in found.items() if text not in self.attributes and not self._is_shown(text)}
-
-    @cached_property
-    def _constants(self) -> Sequence[tuple[object, str, bool, bool]]:
-        """Of the tests' code: a value, its test, whether that checks it, and whether it reads files or logs."""
-        found = []
-        for code in self.code:
-            is_table = not isinstance(code.node, (*FUNCTIONS, ast.ClassDef))  # a constant of the test file
-            checked = {id(n) for check in _checks(code.node) for n in ast.walk(check)}
-            # Whether it reads what was written to a file, a stream or a log.
-            attributes = nodes(code.node, ast.Attribute)
-            reads_back = any(n.attr in READING | WRITTEN or rooted(n.value) == "caplog" for n in attributes)
-            for node in nodes(code.node, ast.Constant):
-                found.append((node.value, code.test, is_table or id(node) in checked, reads_back))
-        return found
-
-    @cached_property
-    def _pieces(self) -> list[object]:
-        """Literals of the gone code, docstrings left out; those with places to fill in, in pieces."""
-        found: list[object] = []
+        """Literals that the tests have from the gone code, and that are shown nowhere -> the test."""
+        pieces = set[str]()
         for tree in self._gone_code:
-            silent = {id(n.value) for n in nodes(tree, ast.Expr)}
+            silent = {id(node.value) for node in nodes(tree, ast.Expr)}
             for node in nodes(tree, ast.Constant):
-                if id(node) not in silent:
-                    found += FORMATTED.split(node.value) if isinstance(node.value, str) else [node.value]
+                is_text = isinstance(node.value, str) and id(node) not in silent
+                values = FORMATTED.split(node.value) if is_text else [node.value]  # type: ignore[arg-type]
+                pieces |= {as_text(value) for value in values if id(node) not in silent}
+        pieces = {piece for piece in pieces if piece and not self._is_shown(piece)}
+        found: dict[str, str] = {}
+        for code in self.code:
+            for node in nodes(code.node, ast.Constant):
+                text = as_text(node.value)
+                is_own = any(_stands_in(text, piece) or _stands_in(piece, text) for piece in pieces if text)
+                if is_own and text not in self.attributes and not self._is_shown(text):
+                    found.setdefault(text, code.test)
         return found
 
     def _is_shown(self, text: str) -> bool:
         """Numbers stand everywhere: one counts as shown next to what is gone."""
-        if is_number(text):
-            near = (self.outline(), *(self.shown.get(path, "") for path in self._touched))
-            return any(stands_in(text, source) for source in near)
+        sources = [*self.shown.values()]
+        if text[0].isdigit():
+            touched = {where.partition("::")[0] for where in self.removed}
+            sources = [self.outline(), *(self.shown.get(path, "") for path in touched)]
         ways = (text, repr(text)[1:-1])
-        return any(way in source and stands_in(way, source) for source in self.shown.values() for way in ways)
+        return any(way in source and _stands_in(way, source) for source in sources for way in ways)
 
     # --- documentation and examples
 
     @cached_property
-    def brief(self) -> dict[FunctionKey, str]:
-        """Targets, and what else tests use by name, whose docstrings have few words. Helpers are what their callers
-        make of them."""
-        functions = {key: self.symbols.functions[key] for key in self.functions}
-        asked = [
-            key
-            for key, f in functions.items()
-            if key in self.targets or (key.simple in self._used and f.public and f.statements > 1 and not key.dunder)
-        ]
-        return {} if self.is_told else briefly_documented(asked, self.symbols)
+    def brief(self) -> dict[FunctionKey, int]:
+        """Targets whose docstrings have fewer words than the code has statements, or than 4 -> how many words."""
+        found = {}
+        for key in () if self.is_told else self.targets:
+            function = self.symbols.functions[key]
+            words = len(re.findall(r"[A-Za-z]{2,}", function.docstring))
+            if words < max(MIN_WORDS, function.statements):
+                found[key] = words
+        return found
 
     @cached_property
     def candidates(self) -> list[Example]:
-        roots = self.symbols.import_roots
-        failing = self.failing
-        found = examples(self.code, self._tests, roots, failing, self.functions)
+        tests = {path: text for path, text in self.before.items() if is_test_code(path)}
+        found = examples(self.code, tests, self.symbols.import_roots, self.failing, self.functions)
         hidden = [name for name in self.attributes if name.startswith("_")]  # an example must not give it away
-        return [example for example in found if not any(has_word(example.text, name) for name in hidden)]
+        return [example for example in found if not any(_has_word(example.text, name) for name in hidden)]
 
     @cached_property
-    def _best(self) -> tuple[list[Example], int]:
-        """Checks that are true, and show what the docstrings' own examples do not, or where a stated text belongs; of
-        what no docstring describes or has an example of, one more from every test. And how many there are besides."""
+    def examples(self) -> list[Example]:
+        """Those that an instruction shows. Without a trial some of what no docstring describes."""
         if self.is_told:
-            return [], 0
+            return []
         if self.tried is None:
-            return (self.candidates[:8] if self.brief else []), 0
+            return self.candidates[:MAX_UNTRIED] if self.brief else []
         is_shown = all(">>>" in self.symbols.functions[key].docstring for key in self.targets)
         fewest = MIN_EXAMPLES if self.brief or not is_shown else 0
         return best_of(self.candidates, self.tried, fewest, self.texts.keys())
 
-    @property
-    def examples(self) -> list[Example]:
-        return self._best[0]
-
-    def is_exampled(self, instruction: str) -> bool:
-        """By enough checks, and for most of its lines."""
-        given = [example for example in self.candidates if example.text in instruction]
-        tried = self.tried
-        if tried is not None:
-            run = tried.documented.union(*(tried.lines.get(example.text, ()) for example in given))
-            statements = sum(self.symbols.functions[key].statements for key in self.functions)
-            if len(run) < MIN_SHOWN * statements:
-                return False
-        return are_enough(given, self.failing)
+    def _is_exampled(self, instruction: str) -> bool:
+        """Whether the examples in it run most of what is gone."""
+        given = [example.text for example in self.candidates if example.text in instruction]
+        if self.tried is None:
+            return len(given) >= MIN_EXAMPLES
+        lines = {line for text in given for line in self.tried.lines.get(text, ())}
+        statements = sum(self.symbols.functions[key].statements for key in self.functions)
+        return len(given) >= MIN_EXAMPLES and len(lines) >= MIN_SHOWN * statements
 
     # --- what is said, and what is missing then
 
     def stated(self, with_values: bool = True) -> str:
         """What an instruction has to say besides the request. Empty where the tree shows all of it.
 
-        Without values the skeleton of a class leaves out what its attributes are set to.
+        Without values the declaration of a class leaves out what its attributes are set to.
         """
         parts = []
         if self.names:
@@ -336,41 +272,40 @@ class Needs:
             lines = [f"- `{kind}` ({words_of(test)})" for kind, test in sorted(self.errors.items())]
             parts.append("Errors that the tests expect:\n\n" + "\n".join(lines))
         if self.texts and len(self.texts) <= MAX_TEXTS:
-            lines = [
-                f"- `{_quoted(text)}` ({words_of(test)})" for text, test in self.texts.items() if len(text) <= MAX_TEXT
-            ]
+            short = {text: test for text, test in self.texts.items() if len(text) <= MAX_TEXT}
+            lines = [f"- `{_quoted(text)}` ({words_of(test)})" for text, test in short.items()]
             parts.append("Texts and numbers that the tests look for, to the letter:\n\n" + "\n".join(lines))
-        chosen, count = self._best
-        if chosen:
+        if chosen := self.examples:
             texts = [example.text for example in chosen]
-            between = "\n\n" if any("\n" in text for text in texts) else "\n"
             imports = sorted({line for one in chosen for line in one.imports if " as " in line})
-            if any(has_word(text, FOLDER) for text in texts):
+            if any(_has_word(text, FOLDER) for text in texts):
                 imports.append(f"# {FOLDER}: an empty folder, a pathlib.Path, a new one for each check")
-            more = f", and the tests have at least {count} more checks of this kind" if count else ""
-            parts.append(f"For example{more}:\n\n{_fenced([*imports, between.join(texts)])}")
+            between = "\n\n" if any("\n" in text for text in texts) else "\n"
+            parts.append(f"For example:\n\n{_fenced([*imports, between.join(texts)])}")
         return "\n\n".join(parts)
 
     def missing(self, instruction: str) -> list[Missing]:
         """What cannot be known from the tree and this instruction."""
-        found = []
+        needed: list[tuple[str, str, tuple[str, ...]]] = []  # reason, evidence, texts of which the instruction has one
         for (module, name), path in sorted(self.names.items()):
-            if not re.search(rf"from {re.escape(module)} import [^\n]*\b{re.escape(name)}\b", instruction):
-                found.append(Missing(NAMES, f"{path} imports {name} from {module}"))
-            elif not self.is_described(module, name, instruction):
-                found.append(Missing(NAMES, f"{path} imports {name} from {module}, and what it stands for is not said"))
+            evidence = f"{path} imports {name} from {module}"
+            needed.append((NAMES, evidence, (f"from {module} import {name}",)))
+            shown = self.shown.get(self.symbols.path_of(module) or "", "")
+            is_bound = module_of("", shown, ("",))
+            if not self.symbols.path_of(f"{module}.{name}") and not (is_bound and name in is_bound.names):
+                said = (f"def {name}(", f"class {name}(", f"class {name}:")
+                needed.append((NAMES, f"{evidence}, and what it stands for is not said", said))
         for key in self.gone:
-            if not re.search(rf"\b(?:def|class) {re.escape(key.simple)}\b", instruction):
-                found.append(Missing(NAMES, f"{key.name} of {key.path} is gone, and how it is called is not said"))
+            evidence = f"{key.name} of {key.path} is gone, and how it is called is not said"
+            needed.append((NAMES, evidence, (f"def {key.simple}(",)))
         for name, test in sorted(self.attributes.items()):
-            if not has_word(instruction, name):
-                found.append(Missing(PRIVATE if name.startswith("_") else NAMES, f"{test} reads {name}"))
-        found += [Missing(ERRORS, f"{test}: {kind}") for kind, test in self.errors.items() if kind not in instruction]
-        for text, test in self.texts.items():
-            if text not in instruction and _quoted(text) not in instruction:
-                found.append(Missing(TEXTS, f"{test} has {text[:80]!r}"))
-        if self.brief and not self.is_exampled(instruction):
-            key, counted = next(iter(self.brief.items()))
+            needed.append((PRIVATE if name.startswith("_") else NAMES, f"{test} reads {name}", (name,)))
+        needed += [(ERRORS, f"{test}: {kind}", (kind,)) for kind, test in self.errors.items()]
+        needed += [(TEXTS, f"{test} has {text[:80]!r}", (text, _quoted(text))) for text, test in self.texts.items()]
+        found = [Missing(reason, why) for reason, why, said in needed if not any(one in instruction for one in said)]
+        if self.brief and not self._is_exampled(instruction):
+            key, words = next(iter(self.brief.items()))
+            counted = f"has {words} words of docstring for {self.symbols.functions[key].statements} statements"
             found.append(Missing(SILENT, f"{key} {counted}, and few tests are simple calls"))
         return found
 
@@ -397,54 +332,18 @@ def missing_in(task: Task) -> list[Missing]:
     return needs.missing(task.instruction)
 
 
-def num_words(function: Function) -> int:
-    """Of its docstring."""
-    return len(re.findall(r"[A-Za-z]{2,}", function.docstring))
-
-
-def briefly_documented(asked: Iterable[FunctionKey], symbols: Symbols) -> dict[FunctionKey, str]:
-    """Those with fewer words of docstring than statements, or than 4 -> how many. What a base class says of the method
-    it overrides is too general to count."""
-    functions = {key: symbols.functions[key] for key in asked}
-    return {
-        key: f"has {num_words(function)} words of docstring for {function.statements} statements"
-        for key, function in functions.items()
-        if num_words(function) < max(MIN_WORDS, function.statements)
-    }
-
-
-def _absolute_names(module: Module, used: Iterable[str]) -> Iterator[str]:
-    """Dotted names that a file imports, or reads of what it imports, from the top."""
-    for imported in module.imports:
-        whole = f"{imported.module}.{imported.name}" if imported.name else imported.module
-        if imported.name == "*":
-            yield from (f"{imported.module}.{name}" for name in used if name)
-            continue
-        if imported.name:
-            yield whole
-        elif imported.bound == imported.module.partition(".")[0]:
-            whole = imported.bound  # import a.b binds a
-        for name in used:
-            if name.startswith(f"{imported.bound}."):
-                yield whole + name[len(imported.bound) :]
-
-
 def as_text(value: object) -> str:
     """Of a literal that says something: a word, or a number that is not guessed."""
     if isinstance(value, str):
         return value.strip() if re.search(r"[^\W_]{2}", value) else ""
-    if not isinstance(value, int | float) or isinstance(value, bool) or value in EVERYDAY:
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return ""
     is_round = isinstance(value, int) and 0 in (value & (value - 1), value & (value + 1))
     digits = re.sub(r"e.*|\D", "", str(value)).strip("0")
     return str(value) if len(digits) > 1 and not is_round else ""
 
 
-def is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", text) is not None
-
-
-def stands_in(part: str, whole: str) -> bool:
+def _stands_in(part: str, whole: str) -> bool:
     """As whole words, in spite of the marks of a regular expression."""
     if part not in whole and "\\" not in whole:
         return False
@@ -454,24 +353,8 @@ def stands_in(part: str, whole: str) -> bool:
     return bool(pattern.search(whole) or pattern.search(re.sub(r"\\(.)", r"\1", whole)))
 
 
-def has_word(text: str, name: str) -> bool:
+def _has_word(text: str, name: str) -> bool:
     return name in text and re.search(rf"\b{re.escape(name)}\b", text) is not None
-
-
-@lru_cache(maxsize=256)
-def _parsed(source: str) -> ast.Module | None:
-    return copies.parsed(source)[1]
-
-
-def _checks(node: ast.AST) -> Iterator[ast.AST]:
-    """Where a test says what should come out: assertions, comparisons, keys, tables of cases, `match=`."""
-    for part in nodes(node, ast.Assert, ast.Compare, ast.Subscript, ast.Call, ast.Assign):
-        calls = isinstance(part, ast.Call)
-        names = (
-            [last_name(part)] if calls else map(rooted, part.targets) if isinstance(part, ast.Assign) else ["expect"]
-        )
-        if any(COMPARING.search(name) if calls else "expect" in name.lower() for name in names):
-            yield part
 
 
 def _fenced(lines: Iterable[str]) -> str:
@@ -483,71 +366,34 @@ def _quoted(text: str) -> str:
     return text if "\n" not in text and "`" not in text else repr(text)[1:-1].replace("`", "'")
 
 
-MAX_VALUE = 80  # characters of what a name is set to
-
-
-def skeleton(
-    files: Mapping[str, str],
-    symbols: Symbols,
-    gone: Collection[FunctionKey],
-    names: Iterable[tuple[str, str]],
-    with_values: bool = True,
-) -> str:
-    """Declarations of the gone functions and of the gone names (module, name), by file. `files` is the tree before."""
-    by_file: dict[str, set[str]] = {}
-    for key in gone:
-        by_file.setdefault(key.path, set()).add(key.name)
-    for module, name in names:
-        if path := symbols.path_of(module):
-            by_file.setdefault(path, set()).add(name)
-    parts = []
-    for path, wanted in sorted(by_file.items()):
-        body = [*_declared(pycode.parse(files[path]).body, "", wanted, with_values)]
-        if body:
-            text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
-            parts.append(f"# {path}\n{text}")
-    return "\n\n".join(parts)
-
-
 def _declared(body: Iterable[ast.stmt], prefix: str, wanted: Collection[str], values: bool) -> Iterator[ast.stmt]:
+    """The wanted functions without bodies, and classes with their fields."""
     for node in body:
-        if isinstance(node, Definition):
-            if prefix + node.name in wanted:
-                yield _function(node)
+        if isinstance(node, Definition) and prefix + node.name in wanted:
+            yield _with_body(node, [])
         elif isinstance(node, ast.ClassDef):
             name = prefix + node.name
             inside = [*_declared(node.body, f"{name}.", wanted, values)]
-            if name in wanted or (inside and any(own.startswith(f"{name}.__init__") for own in wanted)):
-                fields = [part for part in node.body if _is_field(part, values)]
-                yield _class(node, [*fields, *inside], whole=True)
+            if name in wanted or (inside and f"{name}.__init__" in wanted):
+                yield _with_body(node, [*(part for part in node.body if _is_field(part, values)), *inside])
             elif inside:
-                yield _class(node, inside, whole=False)
+                part = _with_body(node, inside, with_docstring=False)
+                part.decorator_list = []
+                yield part
         elif isinstance(node, ast.If | ast.Try):
             inner = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt)]
             yield from _declared(inner, prefix, wanted, values)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and not prefix:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if {*map(pycode.rooted, targets)} & {*wanted} and len(ast.unparse(node)) <= MAX_VALUE:
-                yield node
 
 
-def _function(node: Definition) -> Definition:
+def _with_body(node: Any, inside: Sequence[ast.stmt], with_docstring: bool = True) -> Any:
+    """A function or class with other statements."""
     declared = copy.copy(node)
-    docstring = node.body[:1] if ast.get_docstring(node, clean=False) is not None else []
-    declared.body = [*docstring, ast.Expr(ast.Constant(...))]
-    return declared
-
-
-def _class(node: ast.ClassDef, inside: list[ast.stmt], whole: bool) -> ast.ClassDef:
-    declared = copy.copy(node)
-    docstring = node.body[:1] if whole and ast.get_docstring(node, clean=False) is not None else []
-    declared.body = [*docstring, *inside] or [ast.Expr(ast.Constant(...))]
-    if not whole:
-        declared.decorator_list = []
+    docstring = node.body[:1] if with_docstring and ast.get_docstring(node, clean=False) is not None else []
+    declared.body = [*docstring, *(inside or [ast.Expr(ast.Constant(...))])]
     return declared
 
 
 def _is_field(node: ast.stmt, values: bool) -> bool:
-    if isinstance(node, ast.AnnAssign):
-        return values or node.value is None
-    return values and isinstance(node, ast.Assign) and len(ast.unparse(node)) <= MAX_VALUE
+    if len(ast.unparse(node)) > MAX_VALUE:
+        return False
+    return (isinstance(node, ast.Assign) and values) or (isinstance(node, ast.AnnAssign) and (values or not node.value))

@@ -6,7 +6,7 @@ import over several lines, `__all__`), or a whole new file. Deleted files stay: 
 
 Tests that enter the same changed functions are tried together. Their hunks are guessed, then left out as long as the
 tests pass (delta debugging: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). Every
-other failing test that passes with the same hunks joins the piece. Pieces that share most of their lines are one.
+other failing test that passes with the same hunks joins the piece. Pieces that share most of their hunks are one.
 
 The tree with the piece's hunks is what a deletion starts from, the older tree is what it leaves. The request is the
 changelog's or commit's own words: `terse` is that alone, `normal` adds what tests look at, `detailed` docstrings.
@@ -31,7 +31,7 @@ from offbook.core import pycode
 from offbook.core.copies import shared_code
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.delete.symbols import Symbols, read_symbols
+from offbook.tasks.factory.delete.symbols import Symbols, is_public, read_symbols
 from offbook.tasks.factory.instruction.examples import split_name, words_of
 from offbook.tasks.factory.instruction.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain
 from offbook.tasks.factory.instruction.needs import Needs
@@ -48,10 +48,13 @@ START_S = 20.0
 SLOWER = 4.0
 MAX_PIECES = 40
 MAX_ROUNDS = 600  # of tests; what is begun is finished
-PROBED = 12  # tests that speak for those with the same changed functions
-SHARED = 0.5  # of the lines of two pieces, from which on they are one
+PROBED = 12  # tests that represent those with the same changed functions
+SHARED = 0.5  # of the hunks of two pieces, from which on they are one
 AT_A_TIME = 12  # rounds in one sandbox
 NOTICING_S = 20.0  # how long the tests may take, together, that a piece must not break
+MAX_LINES = 1200
+FEWEST_LINES = 2  # of a block that was added inside of a function, to be looked for elsewhere
+MOST_BEHAVIOURS = 10
 MORE_THAN_SOURCE = "needs more than the product's Python files"
 TOO_MANY = "the cutting was stopped before it"
 BREAKS = "its hunks alone break other tests"
@@ -77,23 +80,14 @@ class Hunk:
         return frozenset(WORD.findall(self.new)) - frozenset(WORD.findall(self.old))
 
     @property
-    def defines(self) -> frozenset[str]:
+    def defines(self) -> set[str]:
         """Names that other hunks may need it for."""
         if self.name:
-            return frozenset() if self.old else frozenset({self.name.rpartition(".")[2]})
-        if self.is_file:
-            path = PurePosixPath(self.path)
-            return frozenset({*TOP_NAME.findall(self.new), path.stem if path.stem != "__init__" else path.parent.name})
-        return self.words
-
-    @property
-    def changed_lines(self) -> int:
-        matcher = difflib.SequenceMatcher(None, self.old.split("\n"), self.new.split("\n"), autojunk=False)
-        return sum(j2 - j1 + i2 - i1 for how, i1, i2, j1, j2 in matcher.get_opcodes() if how != "equal")
-
-    def lists(self, other: Hunk) -> bool:
-        """Whether it is a list that names the function or class which the other hunk adds."""
-        return not self.name and not self.is_file and bool(other.name and not other.old) and other.name in self.words
+            return set() if self.old else {self.name.rpartition(".")[2]}
+        if not self.is_file:
+            return {*self.words}
+        path = PurePosixPath(self.path)
+        return {*TOP_NAME.findall(self.new), path.stem if path.stem != "__init__" else path.parent.name}
 
 
 @dataclass(slots=True)
@@ -123,56 +117,87 @@ def hunks_between(old: Mapping[str, str], new: Mapping[str, str]) -> Hunks:
         if path not in old:
             found.stretches[path] = [(found.add(path, "", "", new[path], is_file=True), "", new[path])]
         elif old[path] != new[path]:
-            _compare(found, path, _statements(old[path]), _statements(new[path]))
+            _compare(found, path, old[path], new[path])
     return found
 
 
 @dataclass(frozen=True)
 class _Statement:
-    """A statement with the comments above it. `parts` are a class's head and members, or the lines of a list."""
+    """A statement with the comments above it, or a part of one: of a class its head and members, of a list of names
+    its lines."""
 
-    key: str
+    name: str
     text: str
-    name: str = ""
-    parts: tuple[_Statement, ...] = ()
+    around: tuple[str, ...]  # keys of the statements that it is a part of
 
 
-def _statements(source: str) -> list[_Statement]:
+def _compare(found: Hunks, path: str, old: str, new: str) -> None:
+    """A class or list that is on one side alone is one unit, like any statement that is no part of another."""
+    sides = (_statements(old), _statements(new))
+    divided = ({key for one in side.values() for key in one.around} for side in sides)
+    both = set.intersection(*divided)
+    unit_of: dict[str, str] = {}
+    names: dict[str, str] = {}
+    texts: dict[str, list[str]] = {}  # of a unit, old and new
+    for number, side in enumerate(sides):
+        for key, one in side.items():
+            unit = unit_of[key] = next((whole for whole in one.around if whole not in both), key)
+            names[unit] = one.name if unit == key else unit.partition("def ")[2]
+            texts.setdefault(unit, ["", ""])[number] += one.text
+    numbers = {
+        unit: found.add(path, names[unit], was, now)
+        for unit, (was, now) in texts.items()
+        if was != now and not VERSION.match((now or was).lstrip("\n"))
+    }
+    before, after = sides
+    stretches: list[tuple[int | None, str, str]] = []
+    matcher = difflib.SequenceMatcher(None, list(before), list(after), autojunk=False)
+    for how, i1, i2, j1, j2 in matcher.get_opcodes():
+        for key in list(before)[i1:i2]:
+            now = after[key].text if how == "equal" else ""
+            stretches.append((numbers.get(unit_of[key]), before[key].text, now))
+        for key in list(after)[j1:j2] if how != "equal" else ():
+            stretches.append((numbers.get(unit_of[key]), "", after[key].text))
+    if numbers:
+        found.stretches[path] = stretches
+
+
+def _statements(source: str) -> dict[str, _Statement]:
+    """By a key of what it is. Keys that come again get a number."""
     lines = source.splitlines(keepends=True)
     try:
-        body = pycode.parse(source).body
-    except (SyntaxError, ValueError):
-        body = []
-    if not body or "\f" in source or len(source.split("\n")) - source.endswith("\n") != len(lines):
-        return [_Statement("file", source)]  # no Python, or line breaks that Python does not count
-    return _of_body(body, lines, start=0, end=len(lines), prefix="")
+        parts = [*_of_body(pycode.parse(source).body, lines, 0, len(lines), ())]
+    except pycode.NO_PYTHON:
+        parts = []
+    if "".join(one.text for _, one in parts) != source or len(lines) != source.count("\n") + (source[-1:] != "\n"):
+        parts = [("file", _Statement("", source, ()))]  # no Python, or line breaks that Python does not count
+    seen: Counter[str] = Counter()
+    found = {}
+    for key, one in parts:
+        seen[key] += 1
+        found[f"{key}#{seen[key]}"] = one
+    return found
 
 
-def _of_body(body: Sequence[ast.stmt], lines: Sequence[str], start: int, end: int, prefix: str) -> list[_Statement]:
-    """The statements of lines[start:end]. Those that share a line are one."""
-    groups: list[list[ast.stmt]] = []
+def _of_body(
+    body: Sequence[ast.stmt], lines: Sequence[str], start: int, end: int, around: tuple[str, ...]
+) -> Iterator[tuple[str, _Statement]]:
+    prefix = f"{around[-1].removeprefix('def ')}." if around else ""
     for node in body:
-        if groups and _first(node) < (groups[-1][-1].end_lineno or 0):
-            groups[-1].append(node)
-        else:
-            groups.append([node])
-    found = []
-    for group in groups:
-        node = group[0]
-        last = group[-1].end_lineno or start
+        last = node.end_lineno or start
         key, name = _key(node, prefix)
-        parts: list[_Statement] = []
-        if isinstance(node, ast.ClassDef) and _first(node.body[0]) > node.lineno - 1 and len(group) == 1:
+        if isinstance(node, ast.ClassDef) and _first(node.body[0]) >= node.lineno:
             first = _first(node.body[0])
-            parts = [_Statement(f"head {name}", "".join(lines[start:first]))]
-            parts += _of_body(node.body, lines, start=first, end=last, prefix=f"{name}.")
+            yield f"head {name}", _Statement("", "".join(lines[start:first]), (*around, key))
+            yield from _of_body(node.body, lines, first, last, (*around, key))
         elif isinstance(node, LISTS) and last - start > 2:
-            parts = [_Statement(f"{key} {line.strip().rstrip(',')}", line) for line in lines[start:last]]
-        found.append(_Statement(key, "".join(lines[start:last]), name, tuple(parts)))
+            for line in lines[start:last]:
+                yield f"{key} {line.strip().rstrip(',')}", _Statement("", line, (*around, key))
+        else:
+            yield key, _Statement(name, "".join(lines[start:last]), around)
         start = last
     if start < end:
-        found.append(_Statement(f"rest {prefix}", "".join(lines[start:end])))
-    return found
+        yield f"rest {prefix}", _Statement("", "".join(lines[start:end]), around)
 
 
 def _first(node: ast.stmt) -> int:
@@ -191,57 +216,6 @@ def _key(node: ast.stmt, prefix: str) -> tuple[str, str]:
         case ast.Expr(value=ast.Constant()):
             return f"doc {prefix}", ""
     return f"{type(node).__name__} {ast.unparse(node)[:60]}", ""
-
-
-def _compare(found: Hunks, path: str, old: Sequence[_Statement], new: Sequence[_Statement]) -> None:
-    both = {*_divisible(old)} & {*_divisible(new)}
-    before = _numbered(_divided(old, both))
-    after = _numbered(_divided(new, both))
-    moved: dict[str, int | None] = {}  # what moved is one hunk in two places
-    stretches: list[tuple[int | None, str, str]] = []
-    matcher = difflib.SequenceMatcher(None, list(before), list(after), autojunk=False)
-    for how, i1, i2, j1, j2 in matcher.get_opcodes():
-        gone = list(before)[i1:i2]
-        came = list(after)[j1:j2]
-        for key in (*gone, *came):
-            one = after.get(key) or before[key]
-            was, now = (side[key].text if key in side else "" for side in (before, after))
-            if key not in moved:
-                same = was == now and how == "equal"
-                fixed = same or VERSION.match(one.text.lstrip("\n"))
-                moved[key] = None if fixed else found.add(path, one.name, was, now)
-        if how == "equal":
-            stretches += [(moved[key], before[key].text, after[key].text) for key in gone]
-        else:
-            stretches += [(moved[key], before[key].text, "") for key in gone]
-            stretches += [(moved[key], "", after[key].text) for key in came]
-    if any(hunk is not None for hunk, _, _ in stretches):
-        found.stretches[path] = stretches
-
-
-def _divisible(statements: Iterable[_Statement]) -> Iterator[str]:
-    for one in statements:
-        if one.parts:
-            yield one.key
-            yield from _divisible(one.parts)
-
-
-def _divided(statements: Iterable[_Statement], both: Collection[str]) -> Iterator[_Statement]:
-    """Statements that are there on both sides in their parts."""
-    for one in statements:
-        if one.key in both:
-            yield from _divided(one.parts, both)
-        else:
-            yield one
-
-
-def _numbered(statements: Iterable[_Statement]) -> dict[str, _Statement]:
-    seen: Counter[str] = Counter()
-    found = {}
-    for one in statements:
-        seen[one.key] += 1
-        found[f"{one.key}#{seen[one.key]}"] = one
-    return found
 
 
 @dataclass(frozen=True)
@@ -292,7 +266,7 @@ class Cutter:
         """The tests that pass on both trees, and the pieces: those that are refused first."""
         name = self.release.repository.name
         tests = self.release.repository.tests
-        self.progress(f"{name}: the newer tests on the older tree, {len(self.every)} hunks apart")
+        self.progress(f"{name}: running the newer tests on the older tree, {len(self.every)} hunks behind")
         without, whole = await self.run([frozenset(), self.every], tests)
         self.stable = frozenset(without.passed & whole.passed)
         failing = [test for test in tests if test not in without.passed]
@@ -304,106 +278,70 @@ class Cutter:
         left = set(waiting)
         for entered, group in sorted(self._entered(waiting).items(), key=lambda one: (len(one[0]), sorted(one[0]))):
             mine = [test for test in group if test in left]
-            if not mine:
-                continue
             left -= {*mine}
-            if len(found) >= MAX_PIECES or self.rounds > MAX_ROUNDS:
+            if mine and (len(found) >= MAX_PIECES or self.rounds > MAX_ROUNDS):
                 refused.append(Piece((), tuple(mine), TOO_MANY, mine[0]))
-                continue
-            chosen = await self._needed(self._with_names(entered), mine[:PROBED])
-            (run,) = await self.run([chosen], sorted({*left, *mine}))
-            left -= run.passed
-            if run.passed:
-                found.append(Piece(tuple(sorted(chosen)), tuple(sorted(run.passed))))
-            done = f"{len(left)} of {len(waiting)} failing tests left"
-            self.progress(f"{name}: {done}, {len(found)} pieces, {self.rounds} rounds")
-        return self.stable, [*refused, *[await self._finished(one, waiting) for one in self._merged(found)]]
+            elif mine:
+                chosen = await self._needed(self._with_names(entered), mine[:PROBED])
+                (run,) = await self.run([chosen], sorted({*left, *mine}))
+                left -= run.passed
+                if run.passed:
+                    found.append(Piece(tuple(sorted(chosen)), tuple(sorted(run.passed))))
+                done = f"{len(left)} of {len(waiting)} failing tests left"
+                self.progress(f"{name}: {done}, {len(found)} pieces, {self.rounds} rounds")
+        return self.stable, [*refused, *[await self._finished(one, waiting) for one in _merged(found)]]
 
     def _entered(self, tests: Iterable[str]) -> dict[frozenset[int], list[str]]:
         """The tests by the hunks that they enter in the newer tree."""
-        of_file: dict[str, list[Hunk]] = defaultdict(list)
-        for hunk in self.hunks.hunks:
-            of_file[hunk.path].append(hunk)
         entered: dict[str, set[int]] = {test: set() for test in tests}
         for key, entering in self.release.workshop.map.tests_of.items():
-            for hunk in of_file.get(key.path, ()):
-                if hunk.is_file or (hunk.name and f"{key.name}.".startswith(f"{hunk.name}.")):
-                    for test in entered.keys() & entering:
-                        entered[test].add(hunk.number)
+            for hunk in self.hunks.hunks:
+                is_inside = hunk.is_file or (hunk.name and f"{key.name}.".startswith(f"{hunk.name}."))
+                for test in entered.keys() & entering if hunk.path == key.path and is_inside else ():
+                    entered[test].add(hunk.number)
         groups: dict[frozenset[int], list[str]] = defaultdict(list)
         for test, hunks in entered.items():
             groups[frozenset(hunks)].append(test)
         return groups
 
     def _with_names(self, hunks: Iterable[int]) -> frozenset[int]:
-        """With the hunks that add a name which those use for the first time, or list one which they add."""
+        """With the hunks that add a name which those use for the first time."""
         found = {*hunks}
         waiting = [*found]
         while waiting:
-            hunk = self.hunks.hunks[waiting.pop()]
-            more = {one.number for one in self.hunks.hunks if one.defines & hunk.words or one.lists(hunk)} - found
+            words = self.hunks.hunks[waiting.pop()].words
+            more = {one.number for one in self.hunks.hunks if one.defines & words} - found
             found |= more
             waiting += more
         return frozenset(found)
 
     async def _needed(self, start: frozenset[int], tests: Sequence[str]) -> frozenset[int]:
-        """The fewest hunks with which the tests pass, and the lists that name what these add."""
+        """The fewest hunks with which the tests pass."""
 
         async def passing(sets: Sequence[frozenset[int]]) -> list[bool]:
             return [run.passed >= {*tests} for run in await self.run(sets, tests)]
 
-        hunks = self.hunks.hunks
-        paths = {hunks[number].path for number in start}
-        starts = [start, frozenset(one.number for one in hunks if one.path in paths), self.every]
+        paths = {self.hunks.hunks[number].path for number in start}
+        starts = [start, frozenset(one.number for one in self.hunks.hunks if one.path in paths), self.every]
         good = await passing(starts)
-        kept = await minimal(starts[good.index(True)] if any(good) else self.every, passing)
-        complete = kept | {one.number for one in hunks for other in kept if one.lists(hunks[other])}
-        return complete if complete == kept or (await passing([complete]))[0] else kept
-
-    def _merged(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Pieces that share most of their lines, as one."""
-        lines = [hunk.changed_lines for hunk in self.hunks.hunks]
-
-        def weight(hunks: Iterable[int]) -> int:
-            return sum(lines[number] for number in hunks) + 1
-
-        merged: list[Piece] = []
-        for piece in sorted(pieces, key=lambda one: -weight(one.hunks)):
-            mine = {*piece.hunks}
-            for number, other in enumerate(merged):
-                theirs = {*other.hunks}
-                if weight(mine & theirs) >= SHARED * weight(mine | theirs):
-                    merged[number] = Piece(tuple(sorted(mine | theirs)), tuple(sorted({*piece.tests, *other.tests})))
-                    break
-            else:
-                merged.append(piece)
-        return merged
+        return await minimal(starts[good.index(True)] if any(good) else self.every, passing)
 
     async def _finished(self, piece: Piece, waiting: Sequence[str]) -> Piece:
-        """The piece with all tests that it makes pass. If it breaks others, once more with what these take."""
+        """The piece with all tests that it makes pass, or refused if it breaks others: stable tests that enter a file
+        which the hunks change, the quick ones first."""
         hunks = frozenset(piece.hunks)
-        for is_last in (False, True):
-            # Stable tests that enter a file which the hunks change, the quick ones first, up to a limit.
-            paths = {self.hunks.hunks[number].path for number in hunks}
-            tests_of = self.release.workshop.map.tests_of
-            entering = {test for key, tests in tests_of.items() if key.path in paths for test in tests}
-            seconds = self.release.repository.seconds
-            noticing: list[str] = []
-            spent_s = 0.0
-            for test in sorted(entering & self.stable, key=lambda test: (seconds[test], test)):
-                spent_s += seconds[test]
-                if spent_s > NOTICING_S:
-                    break
+        paths = {self.hunks.hunks[number].path for number in hunks}
+        tests_of = self.release.workshop.map.tests_of
+        entering = {test for key, tests in tests_of.items() if key.path in paths for test in tests}
+        seconds = self.release.repository.seconds
+        noticing: list[str] = []
+        for test in sorted(entering & self.stable, key=lambda test: (seconds[test], test)):
+            if sum(seconds[one] for one in noticing) + seconds[test] <= NOTICING_S:
                 noticing.append(test)
-            (run,) = await self.run([hunks], [*noticing, *waiting])
-            broken = [test for test in noticing if test not in run.passed]
-            if not broken:
-                return Piece(tuple(sorted(hunks)), tuple(test for test in waiting if test in run.passed))
-            if is_last or self.rounds > MAX_ROUNDS:
-                break
-            more = hunks.union(*self._entered(broken))
-            hunks = await self._needed(self._with_names(more), [*piece.tests[:PROBED], *broken[:PROBED]])
-        return Piece(piece.hunks, piece.tests, BREAKS, broken[0])
+        (run,) = await self.run([hunks], [*noticing, *waiting])
+        if broken := [test for test in noticing if test not in run.passed]:
+            return Piece(piece.hunks, piece.tests, BREAKS, broken[0])
+        return Piece(piece.hunks, tuple(test for test in waiting if test in run.passed))
 
     async def run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         """The tests with each set of hunks on the older tree."""
@@ -425,6 +363,21 @@ class Cutter:
         return found
 
 
+def _merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Pieces that share most of their hunks, as one."""
+    merged: list[Piece] = []
+    for piece in sorted(pieces, key=lambda one: -len(one.hunks)):
+        mine = {*piece.hunks}
+        for number, other in enumerate(merged):
+            whole = mine.union(other.hunks)
+            if len(mine.intersection(other.hunks)) >= SHARED * len(whole):
+                merged[number] = Piece(tuple(sorted(whole)), tuple(sorted({*piece.tests, *other.tests})))
+                break
+        else:
+            merged.append(piece)
+    return merged
+
+
 async def minimal(start: frozenset[int], passing: Passing) -> frozenset[int]:
     """No hunk of it can be left out alone. Hunks are left out in ever smaller groups."""
     kept = start
@@ -435,23 +388,14 @@ async def minimal(start: frozenset[int], passing: Passing) -> frozenset[int]:
         good = await passing([kept - group for group in groups])
         spare = [group for group, fine in zip(groups, good, strict=True) if fine]
         together = kept.difference(*spare)
-        one_by_one = len(spare) > 1 and not (await passing([together]))[0]
-        if one_by_one:
-            together = kept - spare[0]
-            for group in spare[1:]:
-                if (await passing([together - group]))[0]:
-                    together -= group
+        if len(spare) > 1 and not (await passing([together]))[0]:
+            kept -= spare[0]  # the others are tried again without it
+            continue
         kept = together
-        if size == 1 and not one_by_one:
+        if size == 1:
             break
         size = max(1, min(size, len(kept)) // 2)
     return kept
-
-
-MAX_LINES = 1200
-MOST_LINES = 16
-MOST_BEHAVIOURS = 10
-FEWEST_LINES = 2  # of a block that was added inside of a function, to be looked for elsewhere
 
 
 async def make_piece(
@@ -465,16 +409,11 @@ async def make_piece(
     taken: Taken | None = None,
 ) -> Outcome:
     """`stable` are the tests that pass on both trees."""
-    lines = sum(hunks.hunks[number].changed_lines for number in piece.hunks)
-    refused = piece.refused
-    evidence = piece.evidence
-    if not refused and lines > MAX_LINES:
-        refused = f"it takes over {MAX_LINES} lines"
-        evidence = f"{lines} lines"
+    lines = sum(hunks.hunks[number].new.count("\n") for number in piece.hunks)
+    refused = piece.refused or (f"it takes over {MAX_LINES} lines" if lines > MAX_LINES else "")
     if refused:
-        return Outcome(
-            identity(release, hunks, piece), release.repository.name, "release", "release", refused, evidence
-        )
+        id = identity(release, hunks, piece)
+        return Outcome(id, release.repository.name, "release", "release", refused, piece.evidence or f"{lines} lines")
     change = await asyncio.to_thread(change_of, release, hunks, piece, stable)
 
     def show(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Shown:
@@ -499,7 +438,7 @@ async def make_piece(
 def identity(release: Release, hunks: Hunks, piece: Piece) -> str:
     """The same for the same hunks of the same two trees, or without any for the same tests."""
     mine = [hunks.hunks[number] for number in piece.hunks]
-    named = next((hunk for hunk in sorted(mine, key=lambda hunk: -hunk.changed_lines) if hunk.name), None)
+    named = max((hunk for hunk in mine if hunk.name), key=lambda hunk: len(hunk.new), default=None)
     stem = PurePosixPath(mine[0].path).stem if mine else words_of("".join(piece.tests[:1]))
     texts = [f"{hunk.path}\0{hunk.new}" for hunk in mine] or piece.tests
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:6]
@@ -508,21 +447,11 @@ def identity(release: Release, hunks: Hunks, piece: Piece) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A piece as a deletion: `old` and `new` are the product without and with it."""
+    """A piece as a deletion."""
 
-    hunks: tuple[Hunk, ...]
     workshop: Workshop  # the tree with its hunks, with the tests that go with it
     deletion: Deletion
-    old: Symbols
-    came: tuple[FunctionKey, ...]  # functions and classes that are new
-    changed: tuple[FunctionKey, ...]  # functions that were there
-
-    @property
-    def new(self) -> Symbols:
-        return self.workshop.symbols
-
-    def public(self, keys: Sequence[FunctionKey]) -> list[FunctionKey]:
-        return [key for key in keys if not re.search(r"(^|[/.])_(?!_)", f"{key.path.removesuffix('.py')}.{key.name}")]
+    old: Symbols  # the product without it
 
 
 def change_of(release: Release, hunks: Hunks, piece: Piece, stable: Collection[str]) -> Change:
@@ -531,34 +460,32 @@ def change_of(release: Release, hunks: Hunks, piece: Piece, stable: Collection[s
     roots = release.repository.import_roots
     old = read_symbols(release.product, roots)
     new = read_symbols({**release.product, **after}, roots)
-    own = {key for key, function in new.functions.items() if key.path in after and not function.nested}
-    sources = {key: new.functions[key].source(after[key.path]) for key in own}
-    known = {key: old.functions[key].source(before[key.path] or "") for key in own & old.functions.keys()}
-    classes = {FunctionKey(path, name) for path in after if path in new.modules for name in new.modules[path].bases}
-    classes -= {FunctionKey(path, name) for path, module in old.modules.items() for name in module.bases}
-    came = tuple(sorted(classes | (own - known.keys())))
-    changed = tuple(sorted(key for key in known if known[key] != sources[key]))
-    functions = tuple(sorted(key for key in (*came, *changed) if key in own))
-    removed = {str(key): sources[key] for key in came if key in own}
-    removed |= {str(key): added_lines(known[key], sources[key], FEWEST_LINES) for key in changed}
-    removed = {what: text for what, text in removed.items() if text.strip()}
-    if not removed:
+    removed: dict[str, str] = {}
+    functions: list[FunctionKey] = []
+    for key, function in sorted(new.functions.items()):
+        if key.path not in after or function.nested:
+            continue
+        source = function.source(after[key.path])
+        known = old.functions[key].source(before[key.path] or "") if key in old.functions else ""
+        if source != known:
+            functions.append(key)
+            removed[str(key)] = added_lines(known, source, FEWEST_LINES) if known else source
+    if not any(removed.values()):
         removed = {f"{path}::": added_lines(before[path] or "", text, 1) for path, text in after.items()}
-        removed = {what: text for what, text in removed.items() if text.strip()}
     there = {path: text for path, text in before.items() if text is not None}
     without = {**release.tests, **release.tests_on(there)}
     feature = Feature(
         identity(release, hunks, piece),
         "release",
-        tuple(key for key in functions if new.functions[key].public) or functions[:1],
-        functions,
+        tuple(key for key in functions if new.functions[key].public) or tuple(functions[:1]),
+        tuple(functions),
         tuple(sorted(piece.tests)),
     )
     deletion = Deletion(
         feature,
         "release",
         dict(before),
-        removed,
+        {what: text for what, text in removed.items() if text.strip()},
         stubbed=tuple(key for key in functions if new.functions[key].statements),
         deleted=(),
         tests={path: text for path, text in without.items() if release.old_files.get(path) != text},
@@ -569,7 +496,7 @@ def change_of(release: Release, hunks: Hunks, piece: Piece, stable: Collection[s
         files={**release.old_files, **release.tests, **release.tests_on(after), **after},
         symbols=new,
     )
-    return Change(tuple(hunks.hunks[number] for number in piece.hunks), workshop, deletion, old, came, changed)
+    return Change(workshop, deletion, old)
 
 
 def added_lines(old: str, new: str, fewest: int) -> str:
@@ -581,73 +508,41 @@ def added_lines(old: str, new: str, fewest: int) -> str:
 
 
 def requests(release: Release, change: Change, tests: Sequence[str]) -> dict[str, str]:
-    """In three lengths; empty where neither an entry nor the docstrings of most public functions say what is asked.
+    """In three lengths; empty where neither an entry nor the docstrings of the public functions say what is asked.
 
     What is new is declared by `Needs.stated`; here stands what else changes.
     """
-    keys = change.public((*change.came, *change.changed))
-    names = {part for key in (*change.came, *change.changed) for part in (key.name, key.simple, *key.name.split("."))}
-    for hunk in change.hunks:
-        names |= set() if hunk.is_file else _parameters(hunk.new) - _parameters(hunk.old)
-    names = {name for name in names if not name.startswith("__")}
-    spoken = [*map(words_of, tests), *(key.name.replace(".", "_") for key in (*change.came, *change.changed))]
+    symbols = change.workshop.symbols
+    keys = change.deletion.feature.functions
+    functions = [symbols.functions[key] for key in keys]
+    names = {part for key in keys for part in (key.name, *key.name.split("."))}
+    for function in functions:
+        known = change.old.functions.get(function.key)
+        names |= {*WORD.findall(function.signature)} - {*WORD.findall(known.signature if known else "")}
+    spoken = [*map(words_of, tests), *(key.name.replace(".", "_") for key in keys)]
     words = {word for name in spoken for word in split_name(name) if len(word) > 3 and word != "test"}
-    entries = entries_for(release.entries, names, words)
+    entries = entries_for(release.entries, {name for name in names if not name.startswith("__")}, words)
     if release.message and not entries:
         entries = release.entries[:1]
-    documented = {key: text for key in keys if (text := _said_now(change, key))}
-    is_copied = any(shared_code(text, change.deletion.removed) for text in documented.values())
-    if not entries and (is_copied or not documented or 2 * len(documented) < len(keys)):
+    public = [function for function in functions if is_public(function.key)]
+    documented = [function for function in public if function.docstring]
+    if not entries and (not documented or 2 * len(documented) < len(public)):
         return {}
-    said = " ".join(entries)
-    functions = [change.new.functions[key] for key in (*change.came, *change.changed) if key in change.new.functions]
-    found = behaviours(tests, functions)
-    lines = [f"- {line}" for key in change.public(change.changed) if (line := _changed(change, key, said))]
-    docstrings = [f"## `{key.name}`\n\n{text}" for key, text in documented.items() if key in change.changed]
-
-    def whole(docstrings: Sequence[str], most: int) -> str:
-        covered = f"It will be checked for: {'; '.join(found[:most])}." if found else ""
-        parts = [said or _summary(change, keys), "\n".join(lines[:MOST_LINES]), *docstrings, covered]
-        return "\n\n".join(filter(None, parts)).strip() + "\n"
-
-    short = next((text for text in (said, *entries[:1]) if 0 < len(text) < TERSE_CHARACTERS), "")
+    names_of = listed([f"`{function.key.name}` in `{function.key.path}`" for function in public[:8]] or ["this"])
+    about = first_sentence(public[0].docstring) if public else ""
+    said = " ".join(entries) or f"Please write or change {names_of}. {about}".strip()
+    lines = [
+        f"- `{function.key.name}` in `{function.key.path}` becomes `{function.signature}`."
+        for function in public
+        if (known := change.old.functions.get(function.key)) and known.signature != function.signature
+    ]
+    texts = [f"## `{function.key.name}`\n\n{plain(function.docstring).strip()}" for function in documented]
+    texts = [text for text in texts if not shared_code(text, change.deletion.removed)]
+    found = behaviours(tests, functions)[:MOST_BEHAVIOURS]
+    covered = f"It will be checked for: {'; '.join(found)}." if found else ""
+    parts = [said, "\n".join(lines), covered]
     return {
-        "terse": short or _summary(change, keys),
-        "normal": whole([] if said or is_copied else docstrings, MOST_BEHAVIOURS),
-        "detailed": whole([] if is_copied else docstrings, 2 * MOST_BEHAVIOURS),
+        "terse": next((text for text in (said, *entries) if len(text) < TERSE_CHARACTERS), said[:TERSE_CHARACTERS]),
+        "normal": "\n\n".join(filter(None, [*parts, *([] if entries else texts)])) + "\n",
+        "detailed": "\n\n".join(filter(None, [*parts, *texts])) + "\n",
     }
-
-
-def _summary(change: Change, keys: Sequence[FunctionKey]) -> str:
-    came = [key for key in keys if key in change.came and not key.is_inside(change.came)]
-    names = listed([f"`{key.name}`" for key in (came or keys)[:8]])
-    paths = listed(sorted({key.path for key in came or keys} or {hunk.path for hunk in change.hunks})[:3])
-    if came:
-        first = change.new.functions.get(came[0])
-        text = f"Please add {names} to {paths}. {first_sentence(first.docstring) if first else ''}"
-    else:
-        text = f"Please change {names} in {paths}." if keys else f"Please change what {paths} does."
-    return text.strip()[: TERSE_CHARACTERS - 1]
-
-
-def _changed(change: Change, key: FunctionKey, said: str) -> str:
-    after = change.new.functions[key].signature
-    if change.old.functions[key].signature != after:
-        return f"`{key.name}` in `{key.path}` becomes `{after}`."
-    return "" if key.simple in said else f"`{key.name}` in `{key.path}` changes."
-
-
-def _said_now(change: Change, key: FunctionKey) -> str:
-    """What a docstring says that it did not say before."""
-    before = change.old.functions.get(key)
-    after = change.new.functions.get(key)
-    known = {line.strip() for line in before.docstring.split("\n") if line.strip()} if before else set[str]()
-    fresh = [line for line in (after.docstring if after else "").split("\n") if line.strip() not in known]
-    tells = any(">>>" not in line and len(line.split()) > 2 for line in fresh)
-    return plain("\n".join(fresh)).strip() if tells else ""
-
-
-def _parameters(text: str) -> set[str]:
-    """Names in the parentheses of definitions."""
-    heads = re.findall(r"^\s*(?:async )?def \w+\((.*?)\)\s*(?:->.*?)?:", text, re.M | re.S)
-    return {name for inside in heads for name in re.findall(r"(?:^|,)\s*\**(\w+)", inside)} - {"self", "cls"}

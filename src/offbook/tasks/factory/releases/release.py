@@ -12,24 +12,21 @@ folder/repository.json, map.json    written last; deps/, python/ and modules/ ar
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import os
 import re
 import shutil
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
-from offbook.core import pycode
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.factory.delete.symbols import absolute, lost_names, module_of
-from offbook.tasks.factory.delete.visible import modules_of, vanished
+from offbook.tasks.factory.delete.symbols import lost_names
+from offbook.tasks.factory.delete.visible import runnable
 from offbook.tasks.factory.prepare.dependencies import find_interpreter
 from offbook.tasks.factory.prepare.prepare import (
     PrepareSettings,
@@ -45,7 +42,6 @@ from offbook.tasks.factory.types import Repository, Unprepared, is_inside, is_te
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, read_texts
 
 MOST_ENTRIES = 3  # that a request names
-COMMON = 4  # entries that share a word from which on it says nothing
 CHANGELOG = re.compile(r"(changes|changelog|history|news|release[-_]?notes|releases|whats[-_ ]?new)", re.I)
 ITEM = re.compile(r"^\s*(?:[*+•-]|\d+[.)]|#\d+:)\s+")
 HEADING = re.compile(r"^\s*(#+ |={3,}|-{3,}|~{3,}|\^{3,}|\.\. |v?\d+\.\d+[\w.]*\b.{0,40}$)")
@@ -56,7 +52,6 @@ IN_BRACKETS = re.compile(
 CREDITS = re.compile(
     r":(?:issue|pr|pull|user|gh|bug):`[^`]*`|https?://\S+|(?:\bgh-|#)\d+|(?<![`\w])@[\w-]+|\b\S+-by:.*", re.I
 )
-STAND_IN = "type({0!r}, (Exception,), {{'__class_getitem__': classmethod(lambda cls, _: cls)}})"
 
 
 def is_release(source: str) -> bool:
@@ -170,58 +165,15 @@ class Release:
         return entries_between(self.old_files, self.new_files, self.repository.version)
 
     def tests_on(self, product: Mapping[str, str]) -> dict[str, str]:
-        """The test files that import names which this product lacks, with something in their place.
-
-        One missing name would keep the whole file from being collected. What stands in can be raised, subclassed,
-        subscripted and listed, and does nothing right.
-        """
-        return runnable(self.tests, {**self.product, **product}, self.newer, self.repository.import_roots)
+        """The test files that import names which this product lacks, as they can be collected all the same."""
+        roots = self.repository.import_roots
+        return runnable(self.tests, lost_names(self.newer, {**self.product, **product}, roots), roots)
 
 
 def open_release(workshop: Workshop) -> Release:
     new = load_repository(workshop.repository.folder / "new")
     message = json.loads((new.folder / "source.json").read_bytes()).get("message", "")
     return Release(workshop, new.version, read_texts(new.tree), message)
-
-
-def runnable(
-    tests: Mapping[str, str], product: Mapping[str, str], newer: Mapping[str, str], roots: tuple[str, ...]
-) -> dict[str, str]:
-    """The test files that change on `product`, because they import what only the `newer` one has."""
-    known = modules_of(newer, roots)
-    lost = vanished(newer, product, roots)
-    gone = {known.modules[path].name for path in known.modules.keys() - product.keys()}
-    changed = {}
-    for path, text in tests.items():
-        module = module_of(path, text, roots) if path.endswith(".py") else None
-        if module is None:
-            continue
-        names = lost_names(module, lost, known)
-        lines = text.split("\n")
-        for node in reversed([*_imports_at_top(pycode.parse(text))]):
-            base = absolute(node.module or "", node.level, module.package) if isinstance(node, ast.ImportFrom) else ""
-            prefix = f"{base}." if base else ""
-            missing = {
-                alias.asname or alias.name.partition(".")[0]: alias
-                for alias in node.names
-                if {base, prefix + alias.name} & gone or (alias.asname or alias.name) in names
-            }
-            if missing:
-                node.names = [alias for alias in node.names if alias not in missing.values()]
-                parts = [ast.unparse(node)] if node.names else []
-                parts += [f"{name} = {STAND_IN.format(name)}" for name in missing]
-                lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + "; ".join(parts)]
-        if lines != text.split("\n"):
-            changed[path] = "\n".join(lines)
-    return changed
-
-
-def _imports_at_top(tree: ast.AST) -> Iterable[ast.Import | ast.ImportFrom]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
-            yield from _imports_at_top(node)
 
 
 def entries_between(old: Mapping[str, str], new: Mapping[str, str], version: str = "") -> list[str]:
@@ -267,20 +219,17 @@ def _plain(item: str) -> str:
     return text if not text or text.endswith((".", "!", "?", ")")) else f"{text}."
 
 
-def entries_for(entries: Sequence[str], names: Collection[str], words: Collection[str]) -> list[str]:
+def entries_for(entries: Sequence[str], names: Set[str], words: Collection[str]) -> list[str]:
     """The entries that belong to a change: those that name what it touches; else the one with most of its words.
 
     `names` are functions, classes and parameters that it adds or changes; `words` those of its tests.
     """
-    parts = [frozenset(re.findall(r"[A-Za-z_]\w+", entry)) for entry in entries]
-    common = Counter(word.lower() for part in parts for word in part)
-    telling = {name for name in names if len(name) > 2 and common[name.lower()] < max(COMMON, len(entries) // 4)}
-    said = {word.lower().removesuffix("s") for word in (*words, *telling)}
     scored = []
-    for number, (entry, part) in enumerate(zip(entries, parts, strict=True)):
-        marked = {*re.findall(r"[`.](\w+)(?:\(\))?`?", entry)}
-        named = [name for name in telling & part if name in marked or not name.isalpha() or not name.islower()]
-        shared = {word.lower().removesuffix("s") for word in part if common[word.lower()] < COMMON} & said
+    for number, entry in enumerate(entries):
+        found = {*re.findall(r"\w+", entry)}
+        marked = {*re.findall(r"[`.](\w+)", entry)}
+        named = [name for name in names & found if name in marked or not (name.isalpha() and name.islower())]
+        shared = {word.lower() for word in found} & {*words}
         if named or len(shared) >= 2:
             scored.append((-4 * len(named) - len(shared), number))
     best = sorted(scored)[:MOST_ENTRIES]
