@@ -37,6 +37,7 @@ __all__ = ["deps", "environment", "task"]
 
 CODE = """
 import collections, random
+TWO = 2
 def twice(n): return n + n
 def words(s): return s.split()
 def facts(n): return {"n": n, "half": n / 2}
@@ -59,6 +60,7 @@ TESTS = {
     "test_two_results": "assert twice(2) == twice(2)",
     "test_input_too": "expected = 6\n    assert twice(expected // 2) == expected",
     "test_object": "assert thing(1) != 3",
+    "test_of_the_code": "assert twice(1) == TWO",
     "test_drawn": "assert drawn() > 0 and drawn() == drawn() or str(drawn()) > ''",
 }
 CLASSES = """
@@ -80,7 +82,7 @@ class TestCase(unittest.TestCase):
         self.assertCountEqual(words("p q"), ["q", "p"])
         with self.assertRaises(TypeError): twice(None)
 """
-FILE = "import unittest\nimport pytest\nfrom pkg import *\n"
+FILE = "import unittest\nimport pytest\nfrom pkg import *\nfrom pkg import TWO\n"
 FILE += "".join(f"def {name}():\n    {body}\n" for name, body in TESTS.items()) + CLASSES
 NODES = [f"test_pkg.py::{name}" for name in TESTS]
 NODES += [f"test_pkg.py::test_cases[{case}]" for case in ("1-2", "six")]
@@ -117,6 +119,7 @@ def test_what_is_written_down_is_hidden(blanks: Blanks) -> None:
         "test_two_results": OPEN,
         "test_input_too": VISIBLE,
         "test_object": "objects",
+        "test_of_the_code": OPEN,
         "test_drawn": named["test_drawn"],
     }
     assert named["test_drawn"] in {OPEN, UNSTABLE, CHANGED}

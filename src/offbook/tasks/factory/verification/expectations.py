@@ -35,7 +35,7 @@ COMPARED = {**dict.fromkeys(KNOWN["equal"], "Eq"), **KNOWN["compared"]}
 STANDARD = sys.stdlib_module_names | {"pytest"}
 LITERAL = (
     *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.UnaryOp, ast.BinOp),
-    *(ast.JoinedStr, ast.FormattedValue, ast.Subscript, ast.Slice),
+    *(ast.JoinedStr, ast.FormattedValue, ast.Subscript, ast.Slice, ast.Call, ast.Name),
 )
 DEPTH = 4  # of expressions that a table is put together from
 OPEN = "an expected value that is not written down"
@@ -210,11 +210,8 @@ class TestFile:
                 found.names.append(Edit(self.path, start, start + len(node.name.encode()), prefix))
         name = self.path.rpartition("/")[2]
         word = re.compile(rf"\b{name.removesuffix('.py')}\b".encode())
-        if (
-            own
-            and name.startswith("test_") | name.endswith("_test.py")
-            and not any(map(word.search, found.files.values()))
-        ):
+        is_found = name.startswith("test_") or name.endswith("_test.py")
+        if own and is_found and not any(map(word.search, found.files.values())):
             found.renamed.append(self.path)
 
 
@@ -261,10 +258,9 @@ class Test:
                     self._columns(re.findall(r"\w+", ast.unparse(words)), rows, Counter())
         for node in ast.walk(self.function):
             match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored[name] == 1 and self.is_written(
-                    value
-                ):
-                    self._sources[name] = [(value, "")]
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    if stored[name] == 1 and self.is_written(value):
+                        self._sources[name] = [(value, "")]
                 case ast.For(target=target, iter=over) if self.is_written(over):
                     elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
                     self._columns([one.id if isinstance(one, ast.Name) else "" for one in elements], over, stored)
@@ -284,24 +280,28 @@ class Test:
     def is_written(self, tree: ast.expr) -> bool:
         """Whether the tests alone decide about this value."""
         known = self.file.imported
-        called_ones = [node.func for node in nodes(tree, ast.Call)]
+        passed_by: list[ast.AST] = []  # functions and modules, which are no values
+        for call in nodes(tree, ast.Call):
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            is_known = called(call) in WRITTEN
+            if isinstance(owner, ast.Name) and owner.id in known:
+                is_known = is_known and known[owner.id]
+                passed_by.append(owner)
+            elif owner is not None:  # a method of something that is written down itself
+                is_known = True
+            elif is_known:
+                is_known = known.get(called(call), True)
+            if not is_known:
+                return False
+            passed_by.append(call.func)
         for node in ast.walk(tree):
-            match node:
-                case ast.Name(id=name):
-                    table = self.file.tables.get(name)
-                    is_own = name in self._sources or name in known or (table is not None and self.is_written(table))
-                    if not is_own and not hasattr(builtins, name):
-                        return False
-                case ast.Call(func=ast.Name(id=name)):
-                    if name not in WRITTEN or not known.get(name, True):
-                        return False
-                case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if owner in known:
-                    if name not in WRITTEN or not known[owner]:
-                        return False
-                case ast.Call(func=ast.Attribute()):  # a method of something that is written down itself
-                    pass
-                case ast.expr() if not isinstance(node, LITERAL) and node not in called_ones:
+            if isinstance(node, ast.Name) and node not in passed_by:
+                table = self.file.tables.get(node.id)
+                is_builtin = hasattr(builtins, node.id) and node.id not in known
+                if node.id not in self._sources and not is_builtin and (table is None or not self.is_written(table)):
                     return False
+            elif isinstance(node, ast.expr) and not isinstance(node, LITERAL) and node not in passed_by:
+                return False
         return True
 
     # --- checks
@@ -410,9 +410,8 @@ class Test:
     def _recorder(self, places: list[int], asks: str, expected: str, *values: ast.expr) -> str:
         place = self.found.place(asks, expected)
         places.append(place)
-        self._has_value |= not (
-            asks == "truth" and isinstance(values[0], ast.Call) and called(values[0]) in KNOWN["weak"]
-        )
+        is_weak = asks == "truth" and isinstance(values[0], ast.Call) and called(values[0]) in KNOWN["weak"]
+        self._has_value |= not is_weak
         return f"__blank__({place}, {', '.join(f'({ast.unparse(one)})' for one in values)})"
 
     def _equal(self, left: ast.expr, right: ast.expr, asks: str, places: list[int]) -> str:
