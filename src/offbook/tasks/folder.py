@@ -246,4 +246,4 @@ def _folders_at(place: Path) -> list[Path]:
         return [place]
     splits = [place / name for name in ("train", "heldout") if (place / name).is_dir()]
     full = [split for split in splits if any(split.glob("[!.]*"))]  # a side whose repositories gave none is empty
-    return [folder for split in full or [place] for folder in task_folders(split)]
+    return [folder for split in full or splits[:1] or [place] for folder in task_folders(split)]
