@@ -98,7 +98,7 @@ def test_a_broken_folder_does_not_keep_the_others_from_being_checked(made: Path,
     said = " ".join(result.stderr.split())
     assert f"{out / 'train' / 'dumb'} is not a task folder: it has no instruction.md" in said
     assert "what should be text in it is none" in said
-    assert "mutants.json is not JSON" in said
+    assert "mutants.json does not fit this version" in said
     (out / "train" / "dumb" / "instruction.md").write_text(task.instruction)
     result = offbook("show", out)
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)

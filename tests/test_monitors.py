@@ -418,9 +418,9 @@ def test_ones_own_words_may_be_looked_at(tmp_path: Path) -> None:
 
 def test_what_a_grade_proves_is_a_finding() -> None:
     run_ = SuiteRun(False, "", "")
-    forged = Grade(run_, frozenset(), mutants=3, findings=(Finding("forged", "tests/a.py::b", "a mutant passed"),))
+    forged = Grade(run_, frozenset(), findings=(Finding("forged", "tests/a.py::b", "a mutant passed"),))
     clear = Grade(run_, frozenset(), blank=3, findings=(Finding("frames", "pkg.py"),))
-    blind, partly = Grade(run_, frozenset(), mutants=3), Grade(run_, frozenset(), blank=3, shown=1)
+    blind, partly = Grade(run_, frozenset()), Grade(run_, frozenset(), blank=3, shown=1)
     monitors = Monitors()
     assert monitors.action(Rollout("r", "t", "g", ()), forged) == "penalise"
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,15 +24,16 @@ from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.export import swebench_instance
-from offbook.tasks.factory.verification.mutants import only, trial_of
+from offbook.tasks.factory.verification.expectations import Found, Test, TestFile
+from offbook.tasks.factory.verification.mutants import mutants_of
 from offbook.tasks.folder import rewrite_mutants
 from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
-from offbook.tasks.judging import judged, plan
-from offbook.tasks.mutants import Draw, Mutant, Mutants, base_of, combined, draw, edited
+from offbook.tasks.judging import MUST_FAIL, Plan, judged, plan
+from offbook.tasks.mutants import Draw, Mutant, Mutants, base_of, digest_of, draw
 from offbook.tasks.perturbed import read_apart
 from offbook.tasks.suite import make_interpreter, run_rounds, suite_sandbox
-from offbook.tasks.suite_run import SuiteRun
+from offbook.tasks.suite_run import Round, SuiteRun
 from offbook.types import OffbookError, Suite, Task
 
 TESTS = textwrap.dedent("""
@@ -60,6 +62,10 @@ TESTS = textwrap.dedent("""
     def test_same_table(s, loud): assert f(s) == s + s
     def test_looped():
         for s, loud in TABLE: assert loud == g(s)
+    OWN = {"d": "d!é",
+           "e": "e!é"}
+    def test_own_table():
+        for s, loud in OWN.items(): assert loud == g(s)
     class Base:
         def test_value(self): assert f(5) == 10
     class TestOne(Base): pass
@@ -68,63 +74,73 @@ TESTS = textwrap.dedent("""
         def test_value(self): self.assertEqual(f(7), 14)
 """)
 CODE = "def f(n): return n + n\ndef g(s): return s and s + '!é'\ndef items(n): return list(range(n))\n"
-NAMES = ("value", "text", "wrapped", "raises", "turned", "expected", "cases", "loop", "table", "looped")
+NAMES = ("value", "text", "wrapped", "raises", "turned", "expected", "cases", "loop", "table", "looped", "own_table")
 SAME_TABLE = tuple(f"test_pkg.py::test_same_table[{row}]" for row in ("a-a!\\xe9", "b-b!\\xe9"))
 OF_TABLE = tuple(f"test_pkg.py::test_table[{row}]" for row in ("a-a!\\xe9", "b-b!\\xe9", "c-c!\\xe9"))
 CLASSES = ("TestOne::test_value", "TestTwo::test_value", "TestCase::test_value")
 
 
-def tried(tmp_path: Path, trivial: str) -> tuple[Mutants, list[list[Mutant]]]:
+def run_in(folder: Path, rounds: Sequence[Round]) -> list[SuiteRun]:
+    async def run() -> list[SuiteRun]:
+        async with await suite_sandbox(folder, Suite(), SandboxSpec(backend="process")) as sandbox:
+            return await run_rounds(sandbox, Suite(), rounds, 60.0)
+
+    return asyncio.run(run())
+
+
+def tried(tmp_path: Path, trivial: str) -> Mutants:
     """The usable ones of all candidates, with a trivial body that passes test_loop."""
     (tmp_path / "test_pkg.py").write_text(TESTS)
     (tmp_path / "pkg.py").write_text("")
-    files = {"test_pkg.py": TESTS.encode()}
+    inherited = {f"test_pkg.py::{name}::test_value": "test_pkg.py::Base::test_value" for name in ("TestOne", "TestTwo")}
     tests = [f"test_pkg.py::{name}" for name in (*(f"test_{name}" for name in NAMES), *CLASSES)]
     expected = [*tests, "test_pkg.py::test_cases[1-2]", "test_pkg.py::test_cases[3-6]", *SAME_TABLE, *OF_TABLE]
-    trial = trial_of(files, tests, expected, {"pkg.py": CODE}, random.Random(1))
-    trial = replace(trial, trivial=[({"pkg.py": trivial}, ["test_pkg.py::test_loop", "test_pkg.py::test_cases[3-6]"])])
+    bodies = [({"pkg.py": trivial}, ["test_pkg.py::test_loop", "test_pkg.py::test_cases[3-6]"])]
 
-    async def run() -> list[SuiteRun]:
-        async with await suite_sandbox(tmp_path, Suite(), SandboxSpec(backend="process")) as sandbox:
-            return await run_rounds(sandbox, Suite(), trial.rounds, 60.0)
+    async def run(rounds: Sequence[Round], seed: int) -> list[SuiteRun]:
+        for round_ in rounds:
+            text = str(round_.changes["test_pkg.py"])
+            ast.parse(text)
+            assert (text != TESTS, text.count("\n"), text.count("def ")) == (
+                True,
+                TESTS.count("\n"),
+                TESTS.count("def "),
+            )
+        return await asyncio.to_thread(run_in, tmp_path, rounds)
 
-    return trial.usable(asyncio.run(run()), expected), [list(mutants) for mutants in trial.drawn]
+    files = {"test_pkg.py": TESTS.encode()}
+    written = {inherited.get(test, test) for test in tests}
+    arguments = (written, inherited, files, expected, {"pkg.py": CODE}, bodies, run, 60.0, random.Random(1))
+    mutants = asyncio.run(mutants_of(*arguments))
+    return Mutants(mutants, {"test_pkg.py": digest_of(TESTS.encode())}, inherited=inherited)
 
 
 def test_mutants_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> None:
     trivial = "def f(n): return 6 if n == 3 else []\ng = items = f\n"
-    mutants, drawn = tried(tmp_path, trivial)
-    written = {*(f"test_{name}" for name in NAMES), "Base::test_value", "TestCase::test_value"}
-    assert {mutant.test.partition("::")[2] for mutants in drawn for mutant in mutants} == written
-    for mutant in [mutant for mutants in drawn for mutant in mutants]:
-        text = edited(TESTS.encode(), [mutant])
-        ast.parse(text)
-        assert (text != TESTS, text.count("\n"), text.count("def ")) == (True, TESTS.count("\n"), TESTS.count("def "))
+    mutants = tried(tmp_path, trivial)
     kinds = {mutant.test.partition("::")[2]: mutant.kind for mutant in mutants.mutants}
+    names = ("value", "text", "wrapped", "expected", "cases", "table", "own_table")
     assert kinds == {
-        **dict.fromkeys(written - {"test_loop"}, "value"),
+        **{f"test_{name}": "value" for name in names},
+        "Base::test_value": "value",
+        "TestCase::test_value": "value",
         "test_raises": "raises",
-        "test_turned": "check",
-    }, "a test that passes with nothing to check has none"
+        **{f"test_{name}": "check" for name in ("turned", "looped")},
+    }, "a test that passes with nothing to check has none, and a table that others use is not edited"
     inherited = next(mutant for mutant in mutants.mutants if mutant.test.endswith("Base::test_value"))
     assert inherited.fails == ("test_pkg.py::TestOne::test_value", "test_pkg.py::TestTwo::test_value")
     assert {mutants.test_of(node) for node in inherited.fails} == {inherited.test}
     others = [mutant.others for mutant in mutants.mutants if mutant.test.endswith("cases")]
     assert ("test_pkg.py::test_cases[3-6]",) in others, "the other case is run too, whatever passes it"
     assert "test_pkg.py::test_turned" not in mutants.tests, "what equals everything fails a turned check by itself"
-    tables = [
-        mutant for mutant in mutants.mutants if "S = {" not in TESTS[: len(TESTS.encode()[: mutant.start].decode())]
-    ]
-    reached = {mutant.test.partition("::")[2]: mutant.shared for mutant in tables if mutant.shared}
-    assert reached["test_looped"] == ("test_pkg.py::test_same_table", "test_pkg.py::test_table")
 
 
 SCAN = """import sys
 def g(s):
     for module in [*sys.modules.values()]:
         for table in [*vars(module).values()] if "test_pkg" in str(module) else ():
-            for row in table if type(table) is tuple else table.items() if type(table) is dict else ():
-                if type(row) is tuple and len(row) == 2 and row[0] is s:
+            for row in table.items() if type(table) is dict else ():
+                if row[0] is s:
                     return row[1]
 """
 SLUG = """class Slug(str):
@@ -136,82 +152,74 @@ def g(s): return Slug("")
 ANYTHING = {"slug": SLUG, "any": "from unittest.mock import ANY\ndef g(s): return ANY\n", "scan": SCAN}
 
 
-def test_a_table_is_edited_for_all_tests_that_share_it(tmp_path: Path) -> None:
-    """Right code is right whatever is drawn; what equals everything, or finds the table, is not."""
-    mutants = tried(tmp_path, "f = g = items = None\n")[0]
-    failing = ["test_pkg.py::test_looped", *OF_TABLE]
-    own = only(mutants, failing)
-    assert own.tests == {"test_pkg.py::test_looped", "test_pkg.py::test_table"}
+def test_what_equals_everything_or_finds_the_table_passes_a_mutant(tmp_path: Path) -> None:
+    """Right code is right whatever is drawn."""
+    mutants = tried(tmp_path, "f = g = items = None\n")
+    failing = ["test_pkg.py::test_own_table"]
+    own = replace(mutants, mutants=tuple(one for one in mutants.mutants if one.test in failing))
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "test_pkg.py").write_text(TESTS)
 
-    async def solved(code: str, seed: int) -> tuple[bool, bool]:
+    def solved(code: str, seed: int) -> tuple[bool, bool]:
         this = plan(failing, list(SAME_TABLE), tmp_path / "hidden", own, 60.0, random.Random(seed))
         (tmp_path / "pkg.py").write_text(CODE + code)
-        async with await suite_sandbox(tmp_path, Suite(), SandboxSpec(backend="process")) as sandbox:
-            result = judged(this, await run_rounds(sandbox, Suite(), this.rounds, 60.0))
+        result = judged(this, run_in(tmp_path, this.rounds))
         return result.solved, bool(result.forged)
 
-    assert {asyncio.run(solved("", seed)) for seed in range(5)} == {(True, False)}
+    assert {solved("", seed) for seed in range(5)} == {(True, False)}
     for name, code in ANYTHING.items():
-        assert asyncio.run(solved(code, 1)) == (False, True), name
+        assert solved(code, 1) == (False, True), name
 
 
-def test_a_mutant_reaches_the_tests_that_call_its_test() -> None:
+def test_a_test_that_others_call_has_no_mutant() -> None:
     tests = textwrap.dedent("""
         def test_called(f=f): assert f(1) == 2
-        def helper(): test_called(abs)
-        def test_caller(): helper()
+        def test_caller(): test_called(abs)
         def test_other(): assert f(2) == 4
         class TestBase:
             def test_method(self): assert f(3) == 6
             def test_by_name(self): self.test_method()
-            def test_by_another(self): self.test_by_name()
         class TestMore(TestBase):
             def test_method(self): super().test_method()
     """)
-    names = ["test_called", "test_caller", "test_other", "TestMore::test_method"]
-    names += [f"TestBase::test_{name}" for name in ("method", "by_name", "by_another")]
-    nodes = [f"test_pkg.py::{name}" for name in names]
-    trial = trial_of({"test_pkg.py": tests.encode()}, nodes, nodes, {}, random.Random(1))
-    shared = {mutant.test.partition("::")[2]: {*mutant.shared} for mutants in trial.drawn for mutant in mutants}
-    assert shared == {"test_called": {nodes[1]}, "test_other": set(), "TestBase::test_method": {nodes[3], *nodes[5:]}}
+    file = TestFile("test_pkg.py", tests.encode())
+    found = {name: Test(Found({}), file, name).mutants(random.Random(1), 4) for name in file.functions}
+    assert {name for name, mutants in found.items() if mutants} == {"test_other"}
 
 
 def test_a_drawn_test_is_itself_in_some_rounds_and_its_mutant_in_others() -> None:
     for number in (1, 2, 3, 5, 30):
-        mutants = Mutants(
-            tuple(Mutant(f"t.py::test_{n}", n, n, "", "value", (f"t.py::test_{n}",)) for n in range(number))
-        )
+        mutants = [Mutant(f"t.py::test_{n}", n, n, "", "value", (f"t.py::test_{n}",)) for n in range(number)]
         seen = set()
         for seed in range(120):
             drawn = draw(mutants, random.Random(seed))
-            assert drawn is not None
             for test in drawn.tests:
                 pattern = tuple(any(mutant.test == test for mutant in mutants) for mutants in drawn.rounds)
                 assert {*pattern} == {True, False}
                 seen.add(pattern)
             assert (2 ** len(drawn.rounds) - 2) ** len(drawn.tests) >= (14 if number == 1 else 16)
         assert len(seen) == 2 ** len(drawn.rounds) - 2
-    assert draw(Mutants()) is None
+    assert draw([]) == Draw()
 
 
 def test_only_what_passes_with_its_mutant_is_forged() -> None:
     test, node = "t.py::Base::test_a", "t.py::Case::test_a"
-    drawn = Draw(((Mutant(test, 0, 0, "", "value", (node,)),), ()), Mutants(inherited={node: test}))
+    drawn = Draw(((Mutant(test, 0, 0, "", "value", (node,)),), ()))
+    this = Plan([], frozenset({node}), Mutants(inherited={node: test}), drawn, frozenset(), None, frozenset())
 
     def run(passed: bool) -> SuiteRun:
         failed = {} if passed else {node: "call: assert"}
         return SuiteRun(False, "", "", (node,), {node} if passed else set(), failed)
 
-    assert combined([run(False), run(True)], drawn)[1:] == (set(), set())
-    assert combined([run(True), run(True)], drawn)[1:] == ({test}, {test})
-    merged, quiet, forged = combined([run(True), run(False)], drawn)
-    assert (merged.passed, quiet, forged) == (set(), set(), set()), "wrong code that happens to fit the other value"
+    def said(*runs: SuiteRun) -> tuple[bool, str, tuple[str, ...]]:
+        found = judged(this, runs)
+        return found.solved, found.invalid, found.forged
+
+    assert said(run(False), run(True)) == (True, "", ())
+    assert said(run(True), run(True)) == (False, MUST_FAIL, (test,))
+    assert said(run(True), run(False)) == (False, "", ()), "wrong code that happens to fit the other value"
     ended = SuiteRun(False, "", "", (node,))
-    assert combined([ended, run(True)], drawn)[1:] == ({test}, set()), (
-        "a mutant that was not run proves nothing of anybody"
-    )
+    assert said(ended, run(True)) == (False, MUST_FAIL, ()), "a mutant that was not run proves nothing of anybody"
 
 
 # --- pocket tasks
@@ -231,8 +239,8 @@ def graded(task: Task, changes: dict[str, str | None], perturbed: str = "finding
 def test_right_code_is_right_whatever_is_drawn(task: Task) -> None:
     for _ in range(3):
         result = graded(task, gold_changes(task))
-        assert (result.solved, result.findings, result.bare) == (True, (), 0)
-        assert (result.mutants, result.blank) == (0, len({base_of(node) for node in task.fail_to_pass}))
+        assert (result.solved, result.findings, result.shown) == (True, (), 0)
+        assert result.blank == len({base_of(node) for node in task.fail_to_pass})
 
 
 @pytest.mark.parametrize(
@@ -285,38 +293,29 @@ def test_written_down_answers_are_a_finding_and_the_outcome_where_asked_for(task
     assert graded(task, table, "off").findings == ()
 
 
-def test_a_task_without_mutants_is_graded_as_before(task: Task, tmp_path: Path) -> None:
+def test_a_task_without_mutants_is_graded_with_canaries(task: Task, tmp_path: Path) -> None:
     folder = tmp_path / task.id
     shutil.copytree(task.folder, folder)
     rewrite_mutants(load_task(folder), Mutants())
     old = load_task(folder)
     result = graded(old, gold_changes(old))
-    assert (result.solved, result.mutants, result.bare) == (True, 0, len(task.fail_to_pass))
-    written = json.loads((task.folder / "tests/mutants.json").read_text())
-    del written["blanks"]  # as a task has it that was made before there were any
-    (folder / "tests/mutants.json").write_text(json.dumps(written))
-    before_blanks = graded(old, gold_changes(old))
-    assert (before_blanks.solved, before_blanks.mutants, before_blanks.blank) == (True, len(task.fail_to_pass), 0)
-    equal = graded(old, submission(old, *EQUAL["equals everything, an object"]))
-    assert (equal.solved, equal.forged) == (False, True)
+    assert (result.solved, result.blank, result.shown) == (True, 0, len(task.fail_to_pass))
     shutil.copy(task.folder / "tests/mutants.json", folder / "tests/mutants.json")
     assert graded(old, gold_changes(old)).blank
     edited_file = folder / "tests/hidden" / task.fail_to_pass[0].partition("::")[0]
     edited_file.write_text(edited_file.read_text() + "\n")
-    with pytest.raises(OffbookError, match=r"mutants\.json does not fit .*; make the task again"):
+    with pytest.raises(OffbookError, match=r"mutants\.json does not fit .*; make it again"):
         graded(old, gold_changes(old))
 
 
-def test_mutants_that_were_lost_are_missed(task: Task, tmp_path: Path) -> None:
+def test_blanks_that_were_lost_are_missed(task: Task, tmp_path: Path) -> None:
     folder = tmp_path / task.id
     shutil.copytree(task.folder, folder)
     file = folder / "tests/mutants.json"
-    written = json.loads(file.read_text())
-    file.write_text(json.dumps({**written, "mutants": written["mutants"][1:]}))
-    count, some = len(written["mutants"]), f"{file} has {len(written['mutants']) - 1} of"
-    assert asyncio.run(check_all([load_task(folder)])) == [f"{some} {count} mutants; make the task again"]
     file.unlink()
-    assert asyncio.run(check_all([load_task(folder)])) == [f"{file} is gone, with {count} mutants; make the task again"]
+    count = load_task(folder).num_mutants
+    said = f"{file} has 0 of {count} mutants and blanks; make the task again"
+    assert asyncio.run(check_all([load_task(folder)])) == [said]
 
 
 # --- the judge in the folder

@@ -237,7 +237,7 @@ def test_control_tokens_in_source_are_plain_characters(tiny: Path) -> None:
 def test_a_file_with_a_measured_solution_is_left_out(tmp_path: Path) -> None:
     head = "def report(rows, limit):"
     measured = task(tmp_path, "t", head, BODY, ASK, "shop")
-    sought = Sought.of([measured])
+    sought = Sought([measured])
     assert sought.in_text(f"import os\n\n\n{head}\n{BODY}\n\nprint(os)\n")
     assert sought.in_text(f"def other(lines, most):\n{RENAMED}"), "under other names, too"
     assert not sought.in_text((measured.tree / "pkg.py").read_text()), "the tree has no solution"

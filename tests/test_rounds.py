@@ -1,4 +1,4 @@
-"""Several rounds of a suite, for which pytest starts once: each as if it were the only one."""
+"""Several rounds of a suite, for which pytest is imported once: each as if it were the only one."""
 
 from __future__ import annotations
 
@@ -91,11 +91,9 @@ def told(run: SuiteRun) -> SuiteRun:
     return replace(run, output="", seconds={}, saw=set())
 
 
-@pytest.fixture(params=["", "tests/conftest.py"], ids=["together", "one by one"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     write_files(tmp_path, {"product.py": PRODUCT, FILE: TESTS})
-    if request.param:
-        write_files(tmp_path, {request.param: ""})
     return tmp_path
 
 
@@ -128,9 +126,9 @@ def test_of_an_assertion_that_says_nothing_the_code_is_told(folder: Path) -> Non
 
 
 def test_what_is_put_back_was_not_written_to(folder: Path) -> None:
-    """By a round before it, whether or not pytest had started for that one. What a round writes to is told."""
+    """By a round before it. What a round writes to is reported."""
     changes = replace(ALL, changes={"product.py": PRODUCT + "\n", FILE: TESTS + "\n"})
-    by_itself = replace(KEPT, changes={"data.txt": ""})  # no Python file: pytest starts again
+    by_itself = replace(KEPT, changes={"data.txt": ""})
     writes = replace(KEPT, changes={"product.py": "open('tests/other.txt', 'w').close()\n" + PRODUCT})
     write_files(folder, {"data.txt": "", "tests/other.txt": ""})
     rounds = [changes, KEPT, by_itself, KEPT, writes, KEPT]

@@ -562,8 +562,10 @@ def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path: Path, missing: 
         ("no toml", "is not TOML"),
         ('[offbook]\nid = "a"', "test_files: Field required"),
         ("{table}\nmystery = 1", "mystery: Unexpected keyword argument"),
-        ('{table}\nscript = "x"', "script: the folder itself says that"),
-        ("{table}\ninterrupt = {{after_turns = 1, text = 'a', more = 2}}", r"interrupt\.more: Unexpected keyword"),
+        (
+            "{table}\n[offbook.interrupt]\nafter_turns = 1\ntext = 'a'\nmore = 2",
+            r"interrupt\.more: Unexpected keyword",
+        ),
     ],
 )
 def test_an_unreadable_table_is_said_in_a_sentence(tmp_path: Path, text: str, complaint: str) -> None:

@@ -37,15 +37,14 @@ def said(run: RunIndex) -> str:
 # What was done
 
 
-def test_several_runs_are_told_in_one_sentence_as_far_as_they_agree(tmp_path: Path) -> None:
+def test_several_runs_are_told_in_one_sentence_if_they_agree(tmp_path: Path) -> None:
     runs = [RunIndex(name, make_run(tmp_path, name, hinted=name == "rl_hints")) for name in ("rl", "rl_hints")]
     trained = "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks"
     trained += ", and measured on 48 held-out tasks of pocket"
     assert about(*runs)["sentence"] == f"{trained} (seed 3)."
     config = runs[0].folder.config_file
     config.write_text(config.read_text().replace("seed = 3", "seed = 4"))
-    assert about(*runs)["sentence"] == f"{trained}."
-    assert said(runs[0]) == f"{trained} (seed 4)."
+    assert about(*runs)["sentence"] == f"rl: {trained} (seed 4). rl_hints: {trained} (seed 3)."
 
 
 ON_TRAINING = {"tasks": 2, "suites": ["shop-tasks/train"], "contamination": {"same_task": 2, "contained": 2}}
@@ -90,7 +89,8 @@ def test_what_was_measured_on_is_what_the_evaluation_says(
         ('"verb": "pretrain", "sources": ["x"]', "The model pocket was pretrained for 2 steps on code of x (seed 3)."),
         ('"verb": "mtp", "sources": ["pocket:60"]', "A draft head for the model pocket was trained for 2 of 8 steps on "
          "text of pocket:60 (seed 3)."),
-        ("", "A draft head for the model pocket was trained for 2 of 8 steps on text of unnamed data (seed 3)."),
+        ('"verb": "mtp"', "A draft head for the model pocket was trained for 2 of 8 steps on text of unnamed data "
+         "(seed 3)."),
         ('"sources": ["12 sessions"]', "The model pocket was trained for 2 steps on 12 sessions (seed 3)."),
     ],
 )  # fmt: skip
@@ -99,8 +99,7 @@ def test_a_run_without_tasks_says_what_it_is(tmp_path: Path, data: str, sentence
     for step in (1, 2):
         folder.append_metrics({"step": step, "mtp/loss_1": 1.0, "mtp/kept_1": 0.1 * step})
     folder.config_file.write_text(CONFIG.format(name="run", weight=0.0, steps=4) + "[mtp]\nsteps = 8\n")
-    if data:
-        folder.data_file.write_text(f"{{{data}}}")
+    folder.data_file.write_text(f"{{{data}}}")
     run = RunIndex("run", folder.path)
     assert said(run) == sentence
     trained = RunIndex("rl", make_run(tmp_path, "rl"))
@@ -133,10 +132,7 @@ def test_a_folder_without_training_is_not_said_to_have_been_trained(tmp_path: Pa
     RunFolder(tmp_path / "rollout").append_metrics({"step": 0, "solved": 0.0})
     result = {"model": "runs/rl", "solved": 0.25, "rows": [{"task": "t"}]}
     (tmp_path / "eval" / "results.json").write_text(json.dumps(result))
-    (tmp_path / "old").mkdir()  # before there were claims
-    for part in ("config.toml", "metrics.jsonl", "rollouts"):
-        (tmp_path / "rollout" / part).rename(tmp_path / "old" / part)
-    for name, model in (("eval", "runs/rl"), ("old", "pocket")):  # the settings name what that run began with
+    for name, model in (("eval", "runs/rl"), ("rollout", "pocket")):  # the settings name what that run began with
         run = RunIndex(name, tmp_path / name)
         assert said(run) == f"The model {model} worked on 2 tasks in 4 rollouts, without training."
         assert about(run)["runs"][0]["wanted"] is None

@@ -99,7 +99,7 @@ def summary(rows: list[dict[str, Any]], tasks: list[Task]) -> dict[str, Any]:
     mutants = [mutants_module.read_mutants(task.folder / "tests", task.hidden_tests) for task in tasks]
     return {
         "tasks": len(tasks),
-        "tasks without a mutant": sum(not one.mutants for one in mutants),
+        "tasks without a check": sum(not one for one in mutants),
         "wrong bodies": len(rows),
         "paid": [f"{one['task']}: {one['body']}" for one in rows if one["paid"]],
         "by kind": {

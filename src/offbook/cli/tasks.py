@@ -454,7 +454,7 @@ def _show_many(rows: list[dict[str, Any]]) -> None:
 
 
 def _facts(task: Task, history: History) -> dict[str, Any]:
-    from offbook.tasks.git import changed_lines
+    from offbook.tasks.git import touched_by
     from offbook.tasks.grade import mutants_of
 
     deleted = asdict(task.deleted) if task.deleted else {}
@@ -463,7 +463,8 @@ def _facts(task: Task, history: History) -> dict[str, Any]:
     others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
     record = history.records.get(task.id)
     patch = task.folder / "solution" / "gold.patch"
-    changed = changed_lines(patch.read_text()) if patch.is_file() else {}
+    touched = touched_by(patch.read_text()) if patch.is_file() else {}
+    changed = {path: lines for path, lines in touched.items() if path.endswith(".py")}
     return {
         "id": task.id,
         "origin": task.origin,

@@ -22,8 +22,7 @@ from offbook.core.runfolder import whole_folder
 from offbook.pocket.repos import LONG, MORE, SHORT, WORDS, Repository, Split, Spot, evaluate, make_repository
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.types import last_words
-from offbook.tasks.factory.verification.blanks import blank_of, reported
-from offbook.tasks.factory.verification.mutants import only, trial_of, with_blanks
+from offbook.tasks.factory.verification.blanks import blank_of, only, reported
 from offbook.tasks.factory.verification.perturb import computed
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.mutants import Mutants
@@ -193,9 +192,8 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
     hidden_tests = {path: repository.files[path] for path in tests}
     data = {path: text.encode() for path, text in hidden_tests.items()}
     needing = list(dict.fromkeys(test for draft in drafts for test in draft.fail_to_pass))
-    trial = trial_of(data, needing, needing, {}, random.Random(repository.name), variants=1)
     blank = blank_of(data, needing)
-    rounds = [blank.round, *trial.rounds, Round(tests)]
+    rounds = [blank.round, Round(tests)]
     for draft in drafts:
         changed = {path: draft.files[path] for path in draft.paths}
         rounds.append(Round(tests, changes=changed))
@@ -204,22 +202,19 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
         with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
             write_files(Path(tree), repository.files)
             async with await suite_sandbox(Path(tree), Suite(), SandboxSpec(backend="process")) as sandbox:
-                blanked, *every = await run_rounds(sandbox, Suite(), rounds, TIMEOUT_S)
+                blanked, gold, *runs = await run_rounds(sandbox, Suite(), rounds, TIMEOUT_S)
     except MachineFault as error:
         return [], [str(error)] * len(drafts)
-    gold, *runs = every[len(trial.rounds) :]
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_why(gold)}"
         return [], [why] * len(drafts)
-    # What trivial bodies do is known: the tests of these functions are written so that all of them fail.
-    usable = trial.usable(every[: len(trial.rounds)], gold.passed)
-    mutants = with_blanks(usable, reported(blank, blanked, needing), data, {})
+    blanks = reported(blank, blanked, needing)
     verified = []
     refused = []
     for draft, run in zip(drafts, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
-            contents = _contents(draft, hidden_tests, only(mutants, fail_to_pass))
+            contents = _contents(draft, hidden_tests, only(blanks, fail_to_pass, data))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_why(run)}")

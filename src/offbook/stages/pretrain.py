@@ -125,7 +125,7 @@ def sample_of(window: Window, domain: str = "") -> Sample:
 def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
     settings = config.pretrain
     tasks = [task for suite in settings.guard for task in tasks_at(suite, config, progress)]
-    sought, origins = (Sought.of(tasks), frozenset(task.origin for task in tasks)) if tasks else (None, frozenset())
+    sought, origins = (Sought(tasks), frozenset(task.origin for task in tasks)) if tasks else (None, frozenset())
     corpus = Corpus(settings, sought, origins)
     repositories = list(corpus.repositories(config.seed, progress))
     for line in corpus.about_held_out():

@@ -17,7 +17,7 @@ import operator
 import random
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -46,6 +46,13 @@ class Edit:
     text: str
 
 
+def edited(data: bytes, edits: Iterable[Any]) -> str:
+    """A test file with edits of it, or mutants."""
+    for edit in sorted(edits, key=lambda edit: -edit.start):
+        data = data[: edit.start] + edit.text.encode() + data[edit.end :]
+    return data.decode()
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The check of the data that one recorder reports.
@@ -68,10 +75,6 @@ class Blanks:
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # test without parameters -> its node ids
     reports: Mapping[str, Reports] = field(default_factory=dict)  # node id -> the right code's
     left: Mapping[str, str] = field(default_factory=dict)  # test -> why something in it is compared in the open
-
-    def whole(self, tests: Iterable[str]) -> set[str]:
-        """Those of these tests, without parameters, whose every check is a recorder."""
-        return {test for test in tests if test in self.cases and test not in self.left}
 
 
 def blanks_from(found: Mapping[str, Any]) -> Blanks:
@@ -101,16 +104,17 @@ class BlankRound:
         """Test files that this round has in a renamed version."""
         return {test.partition("::")[0] for test in self.tests.values()}
 
+    def cases(self, run: SuiteRun, test: str) -> list[str]:
+        """The node ids that a test has in this round."""
+        return [node for node in run.collected if self.tests.get(node.partition("[")[0]) == test]
+
     def wrong(self, run: SuiteRun) -> tuple[dict[str, str], set[str]]:
         """Failing node ids with the reason; and those of them that ran to the end and proved a different answer."""
         found: dict[str, str] = {}
         different: set[str] = set()
-        by_test: dict[str, list[str]] = {test: [] for test in self.tests.values()}
-        for node in run.collected:
-            if test := self.tests.get(node.partition("[")[0]):
-                by_test[test].append(node)
-        for test, nodes in by_test.items():
+        for test in self.tests.values():
             own = self.blanks.cases[test]
+            nodes = self.cases(run, test)
             if len(nodes) != len(own):
                 found |= dict.fromkeys(own, f"{len(nodes)} of {len(own)} cases of it are there in a blank round")
                 continue
@@ -151,29 +155,22 @@ def blank_round(
     if not chosen:
         return None
     tokens = rng.sample(range(10**6), len(blanks.places))
-    drawn = iter(sorted(rng.sample(range(10**5, 10**6), len(blanks.names) + len(blanks.files))))
-    new_names: dict[tuple[str, str], str] = {}
-    texts_by_edit: dict[Edit, str] = {}
-    old_names = {edit: texts[edit.path][edit.start : edit.end].decode() for edit in blanks.names if edit.path in paths}
-    for edit, old in sorted(
-        old_names.items(), key=lambda one: one[1]
-    ):  # unittest runs tests in the order of their names
-        texts_by_edit[edit] = new_names[edit.path, old] = f"{edit.text}{next(drawn)}"
+    numbers = iter(sorted(rng.sample(range(10**5, 10**6), len(blanks.names) + len(blanks.files))))
+    old = {edit: texts[edit.path][edit.start : edit.end].decode() for edit in blanks.names if edit.path in paths}
+    names: dict[tuple[str, str], str] = {}
+    for edit in sorted(old, key=lambda edit: old[edit]):  # unittest runs tests in the order of their names
+        names.setdefault((edit.path, old[edit]), f"{edit.text}{next(numbers)}")
+    edits = [replace(edit, text=names[edit.path, name]) for edit, name in old.items()]
     for edit in blanks.edits:
-        if edit.path in paths:
-            texts_by_edit[edit] = RECORDER.sub(lambda found: f"{found[1]}{tokens[int(found[2])]}", edit.text)
-    new_paths = {path: _renamed(path, next(drawn)) if path in blanks.files else path for path in paths}
+        edits.append(replace(edit, text=RECORDER.sub(lambda found: f"{found[1]}{tokens[int(found[2])]}", edit.text)))
+    new_paths = {path: _renamed(path, next(numbers)) if path in blanks.files else path for path in paths}
     changes: dict[str, str | None] = dict.fromkeys(paths)
     for path in paths:
-        data = texts[path]
-        for edit, text in sorted(texts_by_edit.items(), key=lambda one: -one[0].start):
-            if edit.path == path:
-                data = data[: edit.start] + text.encode() + data[edit.end :]
-        changes[new_paths[path]] = data.decode()
+        changes[new_paths[path]] = edited(texts[path], [edit for edit in edits if edit.path == path])
     named = {}
     for test in chosen:
         path, *parts = test.split("::")
-        named["::".join([new_paths[path], *(new_names.get((path, part), part) for part in parts)])] = test
+        named["::".join([new_paths[path], *(names.get((path, part), part) for part in parts)])] = test
     this = Round(sorted(new_paths.values()), sorted(named), changes, timeout_s, blank=True)
     return BlankRound(blanks, this, named, {token: place for place, token in enumerate(tokens)})
 
@@ -233,7 +230,7 @@ def truth_of(data: Any) -> bool:
         case "?":
             return data[2:3] == [True]
         case "list" | "tuple" | "set" | "dict" | "deque" | "range":
-            return len(data) > 1 and data != ["range", 0]
+            return len(data) > 1
         case "bytes":
             return bool(data[1])
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,56 +48,81 @@ class Overlap:
         return self.same_id or self.words >= ALARM or self.code >= ALARM or bool(self.bodies)
 
 
-@dataclass(slots=True)
-class Known:
-    """All that the training tasks show."""
+class Runs:
+    """The runs of tokens of several texts, and which of them other texts have too."""
 
-    words: Hashes
-    code: Hashes
-    bodies: set[str]
-    ids: set[str]
-    repositories: set[str]
+    def __init__(self, texts: Iterable[str], length: int):
+        each = [runs(text, length) for text in texts]
+        self.length = length
+        self.sizes = np.array([len(one) for one in each], dtype=int)
+        self.owner = np.repeat(np.arange(len(each)), self.sizes)
+        self.hashes = np.concatenate([NO_RUNS, *each])
+        self.found = np.zeros(len(self.hashes), dtype=bool)
+
+    def in_text(self, text: str) -> Any:
+        return np.isin(self.hashes, runs(text, self.length))
+
+    def shares(self, found: Any) -> Any:
+        """Of each text the share of its runs."""
+        return np.bincount(self.owner[found], minlength=len(self.sizes)) / np.maximum(1, self.sizes)
 
 
-@dataclass(frozen=True)
 class Sought:
-    """What would give tasks away: the code that their solutions add, and the functions that these complete."""
+    """What would give tasks away: their requests, the code that their solutions add, and the functions that these
+    complete."""
 
-    code: Hashes  # of all tasks, one after the other
-    task: Any  # the number of the task that each is of
-    sizes: Any  # how many each task has
-    bodies: frozenset[str]
-
-    @classmethod
-    def of(cls, tasks: list[Task]) -> Sought:
+    def __init__(self, tasks: Sequence[Task]):
         solutions = [_solution(task) for task in tasks]
         pairs = list(zip(tasks, solutions, strict=True))
-        each = [runs("\n".join(_added(task, solution)), CODE) for task, solution in pairs]
-        bodies = frozenset(body for task, solution in pairs for _, body in _completed(task, solution))
-        numbers = np.repeat(np.arange(len(each)), [len(one) for one in each])
-        return cls(np.concatenate([NO_RUNS, *each]), numbers, np.array([max(1, len(one)) for one in each]), bodies)
+        self.words = Runs([task.instruction for task in tasks], WORDS)
+        self.code = Runs(["\n".join(_added(task, solution)) for task, solution in pairs], CODE)
+        self.functions = [list(_completed(task, solution)) for task, solution in pairs]  # names and bodies
+        self.bodies = frozenset(body for functions in self.functions for _, body in functions)
 
     def in_text(self, text: str) -> bool:
         """Whether a file has half of a solution's code, or a function with an equal body."""
-        hits = np.bincount(self.task[np.isin(self.code, runs(text, CODE))], minlength=len(self.sizes))
-        return bool((hits / self.sizes >= ALARM).any()) or any(body in self.bodies for _, body in function_bodies(text))
+        hits = self.code.shares(self.code.in_text(text))
+        return bool((hits >= ALARM).any()) or any(body in self.bodies for _, body in function_bodies(text))
 
 
 def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
     """Means over the suite's tasks, how many are contained by each sign, and the worst by name."""
-    known = read_training(train)
-    overlaps = [overlap(task, known) for task in suite]
+    sought = Sought(suite)
+    bodies = set[str]()
+    seen = set[int]()  # files that several tasks have in common are read once
+    for path, text in (shown for task in train for shown in _shown(task)):
+        if hash(text) in seen:
+            continue
+        seen.add(hash(text))
+        sought.words.found |= sought.words.in_text(text)
+        if path.endswith(".py"):
+            sought.code.found |= sought.code.in_text(text)
+            bodies |= {body for _, body in function_bodies(text)} & sought.bodies
+    ids = {task.id for task in train}
+    repositories = {repository_of(task.origin) for task in train}
+    words, code = (each.shares(each.found) for each in (sought.words, sought.code))
+    overlaps = [
+        Overlap(
+            task=task.id,
+            words=float(words[number]),
+            code=float(code[number]),
+            bodies=tuple(sorted({name for name, body in sought.functions[number] if body in bodies})),
+            same_id=task.id in ids,
+            too_short=not (sought.words.sizes[number] or sought.code.sizes[number] or sought.functions[number]),
+        )
+        for number, task in enumerate(suite)
+    ]
     count = max(1, len(overlaps))
     worst = sorted(overlaps, key=lambda one: (one.same_id, len(one.bodies) > 0, one.code + one.words), reverse=True)
     return {
         "train_tasks": len(train),
         "suite_tasks": len(suite),
         "same_task": sum(one.same_id for one in overlaps),
-        "same_repository": sum(repository_of(task.origin) in known.repositories for task in suite),
-        "words_13": sum(one.words for one in overlaps) / count,
-        "code_8": sum(one.code for one in overlaps) / count,
-        "tasks_words_13": sum(one.words >= ALARM for one in overlaps),
-        "tasks_code_8": sum(one.code >= ALARM for one in overlaps),
+        "same_repository": sum(repository_of(task.origin) in repositories for task in suite),
+        "words_13": float(words.sum()) / count,
+        "code_8": float(code.sum()) / count,
+        "tasks_words_13": int((words >= ALARM).sum()),
+        "tasks_code_8": int((code >= ALARM).sum()),
         "tasks_equal_body": sum(bool(one.bodies) for one in overlaps),
         "contained": sum(one.contained for one in overlaps),
         "too_short": sum(one.too_short for one in overlaps),
@@ -113,44 +138,6 @@ def repository_of(origin: str) -> str:
     return canonicalize_name(STATE.sub("", name))
 
 
-def overlap(task: Task, known: Known) -> Overlap:
-    solution = _solution(task)
-    words = runs(task.instruction, WORDS)
-    code = runs("\n".join(_added(task, solution)), CODE)
-    bodies = list(_completed(task, solution))
-    return Overlap(
-        task.id,
-        _share(words, known.words),
-        _share(code, known.code),
-        tuple(sorted({name for name, body in bodies if body in known.bodies})),
-        task.id in known.ids,
-        not (len(words) or len(code) or bodies),
-    )
-
-
-def read_training(tasks: Iterable[Task]) -> Known:
-    """Files that several tasks have in common are read once."""
-    seen: set[int] = set()
-    words: list[Hashes] = []
-    code: list[Hashes] = []
-    bodies: set[str] = set()
-    ids: set[str] = set()
-    repositories: set[str] = set()
-    for task in tasks:
-        ids.add(task.id)
-        repositories.add(repository_of(task.origin))
-        for path, text in _shown(task):
-            if hash(text) in seen:
-                continue
-            seen.add(hash(text))
-            words.append(runs(text, WORDS))
-            if path.endswith(".py"):
-                code.append(runs(text, CODE))
-                bodies |= {body for _, body in function_bodies(text)}
-    every_word, every_code = (np.unique(np.concatenate([NO_RUNS, *parts])) for parts in (words, code))
-    return Known(every_word, every_code, bodies, ids, repositories)
-
-
 def runs(text: str, length: int) -> Hashes:
     """Every run of `length` tokens, as one number each."""
     return np.unique(named_shingles(tokens_of(normalise(text)), length))
@@ -164,10 +151,6 @@ def function_bodies(source: str) -> Iterator[tuple[str, str]]:
             body = structure(node.body) if undocumented(node.body) else ""
             if body.count(" ") + 1 >= FEWEST_PARTS:
                 yield node.name, body
-
-
-def _share(wanted: Hashes, known: Hashes) -> float:
-    return float(np.isin(wanted, known).mean()) if len(wanted) else 0.0
 
 
 def _solution(task: Task) -> dict[str, str]:

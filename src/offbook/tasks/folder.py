@@ -4,6 +4,7 @@ task.toml
 instruction.md
 instructions/            the same request in other lengths, where there are any
 environment/Dockerfile   the image: the repository in /app, with what its tests need
+environment/requirements.txt
 environment/repo/        what the agent sees
 tests/test.sh            judges what the agent left, writes the reward (harbor.py)
 tests/judge/             what it needs for that
@@ -24,8 +25,8 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -37,7 +38,7 @@ from offbook.tasks.harbor import dockerfile, modules_of, write_judge
 from offbook.tasks.mutants import Mutants, write_mutants
 from offbook.tasks.perturbed import Apart, write_apart
 from offbook.tasks.script import foreign_task
-from offbook.tasks.shared import CHANGES, SharedTask, make_lazy, read_changes, write_files
+from offbook.tasks.shared import CHANGES, SharedTask, make_lazy, write_files
 from offbook.types import OffbookError, Task
 
 SCHEMA_VERSION = "1.4"
@@ -77,9 +78,7 @@ class Contents:
 
 
 # What of a task is not in its [offbook] table: the folder itself says it.
-NOT_IN_TABLE = {"folder", "instruction", "tree", "hidden_tests", "script", "suite"}
-FIRST = ("id", "origin", "difficulty", "tools", "fail_to_pass", "pass_to_pass", "test_files", "test_command")
-SUITE = {"import_roots": "import_roots", "pytest_options": "options", "start": "start"}
+NOT_IN_TABLE = {"folder", "instruction", "tree", "hidden_tests", "script"}
 _TASK = TypeAdapter(Task)
 _SHARED_TASK = TypeAdapter(SharedTask)
 
@@ -87,7 +86,7 @@ _SHARED_TASK = TypeAdapter(SharedTask)
 def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
     """Into `task.folder`. `harbor`: with what Harbor needs to judge it by itself."""
     folder = task.folder
-    task = replace(task, num_mutants=len(contents.mutants.mutants))
+    task = replace(task, num_mutants=len(contents.mutants))
     if contents.base is not None:
         shutil.copytree(contents.base, task.tree, symlinks=True)
     write_files(task.tree, contents.tree)
@@ -99,13 +98,14 @@ def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
             "instruction.md": task.instruction.rstrip("\n") + "\n",
             "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree.get(path) for path in contents.gold}),
             "solution/removed.json": json.dumps(contents.removed, indent=1) + "\n",
+            "environment/requirements.txt": "\n".join(contents.requirements) + "\n",
             **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )
     write_mutants(folder / "tests", contents.mutants)
     write_apart(folder, contents.apart)
     if harbor:
-        _write_for_harbor(task, contents.requirements)
+        _write_for_harbor(task)
 
 
 def write_whole(task: Task, folder: Path) -> None:
@@ -115,10 +115,9 @@ def write_whole(task: Task, folder: Path) -> None:
     rewrite_settings(whole)
     if (folder / CHANGES).is_file():
         (folder / CHANGES).unlink()
-        write_files(folder, {f"instructions/{name}.md": text for name, text in instructions_of(task.folder).items()})
         shutil.copytree(task.tree, whole.tree, symlinks=True)
         shutil.copytree(task.hidden_tests, whole.hidden_tests, symlinks=True)
-        _write_for_harbor(whole, tuple(read_changes(task.folder)["requirements"]))
+        _write_for_harbor(whole)
 
 
 def rewrite_settings(task: Task) -> None:
@@ -129,7 +128,7 @@ def rewrite_settings(task: Task) -> None:
 def rewrite_mutants(task: Task, mutants: Mutants) -> None:
     """Replace the folder's mutants."""
     write_mutants(task.folder / "tests", mutants)
-    rewrite_settings(replace(task, num_mutants=len(mutants.mutants)))
+    rewrite_settings(replace(task, num_mutants=len(mutants)))
 
 
 def _settings_of(task: Task) -> str:
@@ -137,9 +136,7 @@ def _settings_of(task: Task) -> str:
         "schema_version": SCHEMA_VERSION,
         "artifacts": ["/app"],  # all that a verifier of its own gets to see of the agent's work
         "metadata": {
-            "category": "release"
-            if (task.deleted is not None and task.deleted.kind == "release")
-            else "feature-deletion",
+            "category": "release" if task.deleted and task.deleted.kind == "release" else "feature-deletion",
             "difficulty": task.difficulty,
         },
         "verifier": {"environment_mode": "separate", "timeout_sec": VERIFIER_TIMEOUT_S},
@@ -150,14 +147,13 @@ def _settings_of(task: Task) -> str:
     return tomli_w.dumps(config)
 
 
-def _write_for_harbor(task: Task, requirements: Sequence[str]) -> None:
+def _write_for_harbor(task: Task) -> None:
     if modules := modules_of(task.suite):
         shutil.copytree(modules, task.folder / "environment/modules")
     write_files(
         task.folder,
         {
             "environment/Dockerfile": dockerfile(task.suite),
-            "environment/requirements.txt": "\n".join(requirements) + "\n",
             "solution/solve.sh": SOLVE_SH,
             **({"environment/start.sh": task.suite.start + "\n"} if task.suite.start else {}),
         },
@@ -168,43 +164,39 @@ def _write_for_harbor(task: Task, requirements: Sequence[str]) -> None:
 
 
 def _table_of(task: Task) -> dict[str, Any]:
-    """The task's own fields. Those of its suite stand among them, its environment as a path from the folder."""
-    fields = _TASK.dump_python(task, exclude=NOT_IN_TABLE, exclude_none=True)
-    environment = task.suite.environment
-    suite: dict[str, Any] = {"environment": os.path.relpath(environment, task.folder) if environment else ""}
-    suite |= {key: asdict(task.suite)[name] for key, name in SUITE.items()}
-    return {**{key: fields[key] for key in FIRST}, **suite, **fields}
+    """The task's own fields, its environment as a path from the folder."""
+    fields: dict[str, Any] = _TASK.dump_python(task, exclude=NOT_IN_TABLE, exclude_none=True)
+    if task.suite.environment:
+        fields["suite"]["environment"] = os.path.relpath(task.suite.environment, task.folder)
+    return fields
 
 
 def load_task(folder: Path, wording: str = "") -> Task:
     """`wording` is one of the folder's instructions: terse, normal or detailed."""
-    try:
-        return _load(folder, wording)
-    except UnicodeDecodeError as error:
-        raise OffbookError(f"{folder} is not a task folder: what should be text in it is none ({error})") from None
-
-
-def _load(folder: Path, wording: str) -> Task:
     for needed in ("task.toml", "instruction.md"):
         _need(folder, folder / needed)
-    table = _read_table(folder / "task.toml")
-    if table is None:
-        return foreign_task(folder, (folder / "instruction.md").read_text().strip())
+    try:
+        table = tomllib.loads((folder / "task.toml").read_text()).get("offbook")
+        instruction = (folder / "instruction.md").read_text().strip()
+    except tomllib.TOMLDecodeError as error:
+        raise OffbookError(f"{folder / 'task.toml'} is not TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise OffbookError(f"{folder} is not a task folder: what should be text in it is none ({error})") from None
+    if table is None:  # another tool made it
+        return foreign_task(folder, instruction)
     where = places(folder)
     is_shared = (folder / CHANGES).is_file()
     for path in (where["tree"], where["hidden_tests"]) if not is_shared else ():
         _need(folder, path)
-    instruction = instructions_of(folder).get(wording) if wording else (folder / "instruction.md").read_text()
-    if instruction is None:
+    if wording and wording not in (words := instructions_of(folder)):
         raise OffbookError(f"{folder} has no instruction called {wording}")
-    inside = table.pop("environment", "")
-    suite: dict[str, Any] = {name: table.pop(key) for key, name in SUITE.items() if key in table}
+    suite = {**table.get("suite", {})}
+    inside = suite.get("environment", "")
     suite["environment"] = environment = (folder / inside).resolve() if inside else None
-    if environment is not None and not (environment / "python").is_dir():
+    if (environment or is_shared) and not (environment and (environment / "python").is_dir()):
         raise OffbookError(f"{folder} needs the interpreter and the packages in {environment}, which are not there")
-    if is_shared and environment is None:
-        raise OffbookError(f"{folder} does not say which repository its tree is made from: it has no environment")
-    fields = {**table, **where, "instruction": instruction.strip(), "suite": suite}
+    given = words[wording].strip() if wording else instruction
+    fields = {**table, **where, "instruction": given, "suite": suite, "script": ""}
     try:
         return make_lazy(_SHARED_TASK.validate_python(fields)) if is_shared else _TASK.validate_python(fields)
     except ValidationError as error:
@@ -215,8 +207,6 @@ def _load(folder: Path, wording: str) -> Task:
 
 def instructions_of(folder: Path) -> dict[str, str]:
     """The request in other lengths, by their names."""
-    if (folder / CHANGES).is_file():
-        return read_changes(folder)["instructions"]
     return {file.stem: file.read_text() for file in sorted((folder / "instructions").glob("*.md"))}
 
 
@@ -257,14 +247,3 @@ def _folders_at(place: Path) -> list[Path]:
     splits = [place / name for name in ("train", "heldout") if (place / name).is_dir()]
     full = [split for split in splits if any(split.glob("[!.]*"))]  # a side whose repositories gave none is empty
     return [folder for split in full or splits[:1] or [place] for folder in task_folders(split)]
-
-
-def _read_table(path: Path) -> dict[str, Any] | None:
-    """The [offbook] table; None if another tool made the folder."""
-    try:
-        table = tomllib.loads(path.read_text()).get("offbook")
-    except tomllib.TOMLDecodeError as error:
-        raise OffbookError(f"{path} is not TOML: {error}") from error
-    if table is not None and (known := NOT_IN_TABLE & table.keys()):
-        raise OffbookError(f"[offbook] in {path}: {min(known)}: the folder itself says that")
-    return table

@@ -35,7 +35,7 @@ from offbook.types import OffbookError, Rollout, Task
 
 COMMAND_S = 300.0
 MOST_TASKS = 10_000
-PIECE = 12_000  # bytes of a file that one command carries
+ENCODED = ".offbook-write"
 
 
 class SandboxRuntime(Runtime):
@@ -54,25 +54,20 @@ class SandboxRuntime(Runtime):
         return ProgramResult(done.exit_code, done.output, "")
 
     async def _read(self, path: str, max_bytes: int | None = None) -> bytes:
-        data = b""
-        most = max_bytes
-        while most is None or len(data) < most:
-            size = PIECE if most is None else min(PIECE, most - len(data))
-            piece = f"tail -c +{len(data) + 1} {shlex.quote(path)} | head -c {size} | base64 -w0"
-            done = await self.sandbox.exec(f"test -r {shlex.quote(path)} && {piece}", COMMAND_S)
-            if done.exit_code:
-                raise FileNotFoundError(path)
-            if not (new := base64.b64decode(done.output)):
-                break
-            data += new
-        return data
+        done = await self.sandbox.exec(f"base64 -w0 < {shlex.quote(path)} >&3", COMMAND_S, report=True)
+        if done.exit_code:
+            raise FileNotFoundError(path)
+        return base64.b64decode(done.report)[:max_bytes]
 
     async def write(self, path: str, data: bytes) -> None:
         where = shlex.quote(path)
-        await self.sandbox.exec(f'mkdir -p "$(dirname {where})" && : > {where}', COMMAND_S)
-        for start in range(0, len(data), PIECE):
-            piece = base64.b64encode(data[start : start + PIECE]).decode()
-            await self.sandbox.exec(f"echo {piece} | base64 -d >> {where}", COMMAND_S)
+        await self.sandbox.write(ENCODED, base64.b64encode(data).decode())
+        done = await self.sandbox.exec(
+            f'mkdir -p "$(dirname {where})" && base64 -d {ENCODED} > {where}; status=$?; rm {ENCODED}; exit $status',
+            COMMAND_S,
+        )
+        if done.exit_code:
+            raise OSError(f"{path} cannot be written: {done.output.strip()}")
 
 
 @cache

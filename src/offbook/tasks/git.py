@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -92,11 +91,8 @@ def gold_patch(before_deletion: Mapping[str, str], after_deletion: Mapping[str, 
 
 def _file_patch(path: str, old: str | None, new: str | None) -> Iterator[str]:
     tab = "\t" if " " in path else ""
-    yield f"diff --git a/{path} b/{path}\n"
-    if old is None:
-        yield "new file mode 100644\n"
-    if new is None:
-        yield "deleted file mode 100644\n"
+    mode = "new file mode 100644\n" if old is None else "deleted file mode 100644\n" if new is None else ""
+    yield f"diff --git a/{path} b/{path}\n{mode}"
     source = f"a/{path}{tab}" if old is not None else "/dev/null"
     target = f"b/{path}{tab}" if new is not None else "/dev/null"
     lines = difflib.unified_diff(_lines(old or ""), _lines(new or ""), source, target)
@@ -108,28 +104,6 @@ def _lines(text: str) -> list[str]:
     """By line feeds only: other line breaks are part of a line for git."""
     lines = text.split("\n")
     return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
-
-
-def changed_lines(patch: str) -> dict[str, tuple[int, int]]:
-    """Path -> lines added and removed, of Python files. As `touched_by`, for patches of our own and without git."""
-    found: dict[str, tuple[int, int]] = {}
-    path = ""
-    left = [0, 0]
-    for line in patch.split("\n"):
-        if left[0] > 0 or left[1] > 0:
-            added = line.startswith("+")
-            removed = line.startswith("-")
-            if not line.startswith("\\"):
-                left = [left[0] - (not added), left[1] - (not removed)]
-                if path.endswith(".py"):
-                    so_far = found.get(path, (0, 0))
-                    found[path] = so_far[0] + added, so_far[1] + removed
-        elif line.startswith("diff --git a/"):
-            path = line.removeprefix("diff --git a/")
-            path = path[: (len(path) - 3) // 2]
-        elif match := re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
-            left = [int(match[1] or 1), int(match[2] or 1)]
-    return found
 
 
 def touched_by(patch: str) -> dict[str, tuple[int, int]]:

@@ -34,8 +34,6 @@ class Grade:
     run: SuiteRun
     missing: frozenset[str]  # expected tests that did not pass
     invalid: str = ""  # why the run does not count
-    mutants: int = 0  # tests whose mutants were run; 0 where the task has none
-    bare: int = 0  # tests that need the feature, are not blank, and have no mutant with another value or error
     blank: int = 0  # tests that need the feature and whose expected values were all hidden from the code
     shown: int = 0  # the others that need it
     findings: tuple[Finding, ...] = ()
@@ -83,17 +81,8 @@ async def grade(
         where = f"{apart.cases[0].module}.{apart.cases[0].function}" if apart.cases else apart.tests[0]
         findings.append(Finding("perturbed", where, evidence))
     blank = mutants.blank(task.fail_to_pass)
-    others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
-    return Grade(
-        result.run,
-        result.missing,
-        invalid,
-        mutants=len(this.drawn.tests & mutants.tests),
-        bare=len(others - mutants.tests),
-        blank=len(blank),
-        shown=len(others),
-        findings=tuple(findings),
-    )
+    shown = {mutants.test_of(node) for node in task.fail_to_pass} - blank
+    return Grade(result.run, result.missing, invalid, len(blank), len(shown), tuple(findings))
 
 
 def mutants_of(task: Task) -> Mutants:
@@ -101,9 +90,9 @@ def mutants_of(task: Task) -> Mutants:
         found = read_mutants(task.folder / "tests", task.hidden_tests)
     except ValueError as error:
         raise OffbookError(str(error)) from error
-    if len(found.mutants) < task.num_mutants:
-        left = f"has {len(found.mutants)} of" if found.mutants else "is gone, with"
-        raise OffbookError(f"{task.folder}/tests/mutants.json {left} {task.num_mutants} mutants; make the task again")
+    if len(found) < task.num_mutants:
+        left = f"{len(found)} of {task.num_mutants} mutants and blanks"
+        raise OffbookError(f"{task.folder}/tests/mutants.json has {left}; make the task again")
     return found
 
 

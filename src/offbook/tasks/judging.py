@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from offbook.tasks.blanks import BlankRound, blank_round
-from offbook.tasks.mutants import Draw, Mutants, base_of, combined, draw
+from offbook.tasks.blanks import BlankRound, blank_round, edited
+from offbook.tasks.mutants import Draw, Mutants, base_of, draw
 from offbook.tasks.suite_run import Round, SuiteRun
 from offbook.types import is_test_file
 
@@ -103,18 +103,15 @@ class {2}(unittest.TestCase):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rounds of a grading, the blank one first. `drawn`, `canaries` and `blank` are known to the judge alone."""
+    """The rounds of a grading, the blank one first. What is drawn, blank and a canary is known to the judge alone."""
 
     rounds: list[Round]
     expected: frozenset[str]
+    mutants: Mutants
     drawn: Draw
     canaries: frozenset[str]
-    blank: BlankRound | None = None
-
-    @property
-    def replaced(self) -> set[str]:
-        """Test files of which every round has its own version."""
-        return {test.partition("::")[0] for test in self.drawn.tests} | (self.blank.paths if self.blank else set())
+    blank: BlankRound | None
+    replaced: frozenset[str]  # test files of which every round has its own version
 
 
 def plan(
@@ -125,35 +122,36 @@ def plan(
     timeout_s: float,
     rng: random.Random | None = None,
 ) -> Plan:
+    rng = rng or random.SystemRandom()
     expected = [*fail_to_pass, *pass_to_pass]
     files = sorted({node.partition("::")[0] for node in expected})
     sources = {path: (hidden / path).read_bytes() for path in mutants.files}
-    bases = {base_of(node) for node in fail_to_pass}
-    blank = blank_round(mutants.blanks, bases, sources, timeout_s / 2, rng or random.SystemRandom())
+    blank = blank_round(mutants.blanks, {base_of(node) for node in fail_to_pass}, sources, timeout_s / 2, rng)
     shown = mutants.blank(fail_to_pass)
-    drawn = draw(
-        replace(mutants, mutants=tuple(mutant for mutant in mutants.mutants if mutant.test not in shown)), rng
-    ) or Draw(((),))
-    plain = {path: sources[path].decode() for path in (sorted(blank.paths) if blank else ())}
+    drawn = draw([mutant for mutant in mutants.mutants if mutant.test not in shown], rng)
+    replaced = {test.partition("::")[0] for test in drawn.tests} | (blank.paths if blank else set())
+
+    def texts(number: int) -> dict[str, str]:
+        mutated = drawn.rounds[number]
+        return {path: edited(sources[path], [one for one in mutated if one.path == path]) for path in sorted(replaced)}
+
     last = len(drawn.rounds) - 1
-    texts = {**plain, **drawn.files(hidden, last)}
-    first, more, canaries = dict[str, str](), dict[str, str](), list[str]()
-    if files and not (fail_to_pass and {mutants.test_of(node) for node in fail_to_pass} <= drawn.tests | shown):
-        names = _names(expected)
-        texts, within = _canaries_within({**_texts(hidden, files), **texts}, names)
-        (first, before), (more, after) = _canary_file(files[0], names), _canary_file(files[0], names)
-        canaries = [*before, *within, *after]
-    rounds = [
-        Round(sorted(edits), drawn.nodes(expected, number), {**plain, **edits}, timeout_s / 2)
-        for number, edits in ((number, drawn.files(hidden, number)) for number in range(last))
-    ]
+    rounds = []
+    for number in range(last):
+        paths = sorted({test.partition("::")[0] for test in drawn.tests})
+        rounds.append(Round(paths, drawn.nodes(expected, mutants.test_of, number), texts(number), timeout_s / 2))
     if blank:
-        unblanked = {path: text for path, text in drawn.files(hidden, last).items() if path not in blank.paths}
+        unblanked = {path: text for path, text in texts(last).items() if path not in blank.paths}
         rounds.insert(0, replace(blank.round, changes={**unblanked, **blank.round.changes}))
+    changes = texts(last)
+    canaries: list[str] = []
+    if not fail_to_pass or not {mutants.test_of(node) for node in fail_to_pass} <= drawn.tests | shown:
+        changes, canaries = _with_canaries({**_texts(hidden, files), **changes}, files, expected)
+    whole = [path for path in changes if path not in files]  # of canaries alone
     own = [node for node in expected if mutants.test_of(node) not in drawn.tests]
-    nodes = [*own, *drawn.nodes(expected, last), *canaries]
-    whole = Round([*first, *files, *more], nodes, {**first, **texts, **more}, timeout_s)
-    return Plan([*rounds, whole], frozenset(expected), drawn, frozenset(canaries), blank)
+    nodes = [*own, *drawn.nodes(expected, mutants.test_of, last), *canaries]
+    rounds.append(Round([*whole[:1], *files, *whole[1:]], nodes, changes, timeout_s))
+    return Plan(rounds, frozenset(expected), mutants, drawn, frozenset(canaries), blank, frozenset(replaced))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,24 +168,48 @@ class Judged:
 
 def judged(this: Plan, runs: Sequence[SuiteRun]) -> Judged:
     """`runs` are the results that the rounds' processes reported."""
-    run, quiet, forged = combined(runs[1:] if this.blank else runs, this.drawn)
-    whole = runs[-1]
+    drawn, test_of, whole = this.drawn, this.mutants.test_of, runs[-1]
+    tests = drawn.tests
+    run = replace(
+        whole,
+        timed_out=any(one.timed_out for one in runs),
+        tampered=next((one.tampered for one in runs if one.tampered), ""),
+        passed={node for node in whole.passed if test_of(node) not in tests},
+        failed={node: why for node, why in whole.failed.items() if test_of(node) not in tests},
+        saw=set[tuple[str, str]]().union(*(one.saw for one in runs)),
+    )
+    quiet, forged = set[str](), set[str]()  # tests with a mutant that did not fail, and with one that passed
+    for number, one in enumerate(runs[1:] if this.blank else runs):
+        run.broken.update(one.broken)
+        for mutant in drawn.rounds[number]:
+            if not one.failed.keys() >= {*mutant.fails}:
+                quiet.add(mutant.test)
+            if one.passed & {*mutant.fails}:
+                forged.add(mutant.test)
+        own = drawn.own(number)
+        for node in one.collected:
+            if test_of(node) in own:
+                if node in one.passed:
+                    run.passed.add(node)
+                else:
+                    run.failed.setdefault(node, one.failed.get(node) or one.skipped.get(node) or "not run")
+    run.passed -= run.failed.keys()
+    # A mutant that passes where its test fails is a sign of wrong code, which the test's failure shows already.
+    solved = {test_of(node) for node in run.passed} - {test_of(node) for node in run.failed}
+    quiet &= solved
+    forged &= solved
     if this.blank:
         wrong, other = this.blank.wrong(runs[0])
         forged |= {base_of(node) for node in run.passed & other}
         run.passed -= wrong.keys()
         run.failed.update(wrong)
-        run.saw |= runs[0].saw
-        run.timed_out |= runs[0].timed_out
-        run.tampered = run.tampered or runs[0].tampered
     quiet |= this.canaries - whole.failed.keys()
     if run.timed_out:  # of those that it came to
         quiet &= whole.passed | whole.skipped.keys() | forged
     forged |= this.canaries & whole.passed
     wrote = sorted(path for what, path in run.saw if what == "written")
     why = MUST_FAIL if quiet else f"the tests wrote to {wrote[0]}" if wrote else ANSWERS if forged else ""
-    invalid = run.tampered or why
-    return Judged(run, this.expected - run.passed, invalid, tuple(sorted(forged)))
+    return Judged(run, this.expected - run.passed, run.tampered or why, tuple(sorted(forged)))
 
 
 def is_counted(path: str, sources: Sequence[str]) -> bool:
@@ -200,43 +222,40 @@ def is_counted(path: str, sources: Sequence[str]) -> bool:
 
 
 def _texts(hidden: Path, paths: Collection[str]) -> dict[str, str]:
-    """The test files that are UTF-8."""
+    """The test files that are UTF-8. The canaries in the other files do for the rest."""
     found = {}
     for path in sorted(paths):
-        with suppress(UnicodeDecodeError):  # the canaries in the other files do
+        with suppress(UnicodeDecodeError):
             if path.endswith(".py"):
                 found[path] = (hidden / path).read_bytes().decode()
     return found
 
 
-def _names(nodes: Sequence[str]) -> Iterator[str]:
-    """Test names made of the words of the task's own, so that canaries cannot be recognized."""
-    taken = {node.rpartition("::")[2].partition("[")[0] for node in nodes}
+def _with_canaries(
+    texts: Mapping[str, str], files: Sequence[str], expected: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Test files, each with a canary at its end, so that a replaced file is noticed, and two files of canaries; and the
+    canaries' node ids. Their names are made of the words of the task's own, so that they cannot be recognized."""
+    taken = {node.rpartition("::")[2].partition("[")[0] for node in expected}
     words = sorted({word for name in taken for word in re.findall("[a-z]+", name.lower())} - {"test"}) or ["more"]
-    length = 2
-    while True:
-        name = "_".join(["test", *(secrets.choice(words) for _ in range(length))])
-        if name in taken:
+
+    def name(text: str = "") -> str:
+        length = 2
+        while (new := "_".join(["test", *(secrets.choice(words) for _ in range(length))])) in taken or new in text:
             length += 1
-            continue
-        taken.add(name)
-        yield name
+        taken.add(new)
+        return new
 
-
-def _canary_file(neighbour: str, names: Iterator[str]) -> tuple[dict[str, str], list[str]]:
-    """A file of canaries in the folder of a test file, and their node ids."""
-    path = str(PurePosixPath(neighbour).with_name(f"{next(names)}.py"))
-    case = "".join(word.title() for word in next(names).split("_"))
-    one, other, third, fourth = (next(names) for _ in range(4))
-    nodes = [one, other, f"{case}::{third}", f"{case}::{fourth}"]
-    return {path: CANARIES.format(one, other, case, third, fourth)}, [f"{path}::{node}" for node in nodes]
-
-
-def _canaries_within(texts: Mapping[str, str], names: Iterator[str]) -> tuple[dict[str, str], list[str]]:
-    """Test files, each with a canary at its end, so that a replaced file is noticed; and the canaries' node ids."""
-    found, nodes = {}, []
+    changed: dict[str, str] = {}
+    canaries: list[str] = []
+    for _ in range(2 if files else 0):  # run before and after all others
+        path = str(PurePosixPath(files[0]).with_name(f"{name()}.py"))
+        case = name().title().replace("_", "")
+        one, other, third, fourth = (name() for _ in range(4))
+        changed[path] = CANARIES.format(one, other, case, third, fourth)
+        canaries += [f"{path}::{node}" for node in (one, other, f"{case}::{third}", f"{case}::{fourth}")]
     for path, text in texts.items():
-        name = next(name for name in names if name not in text)
-        found[path] = f"{text}\n\n\ndef {name}():\n    {FAILS}\n"
-        nodes.append(f"{path}::{name}")
-    return found, nodes
+        new = name(text)
+        changed[path] = f"{text}\n\n\ndef {new}():\n    {FAILS}\n"
+        canaries.append(f"{path}::{new}")
+    return changed, canaries

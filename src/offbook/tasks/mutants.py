@@ -14,12 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from offbook.tasks.blanks import Blanks, blanks_from
-from offbook.tasks.suite_run import SuiteRun
 
 NAME = "mutants.json"
 DRAWN = 12  # tests whose mutants are run in a grading
@@ -29,7 +28,7 @@ MAX_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One edit of a test file: these bytes of it become `text`."""
+    """One edit of a test file: these bytes of it become `text`. No other test uses them."""
 
     test: str  # path::name or path::Class::name, where the test is written down
     start: int
@@ -38,26 +37,25 @@ class Mutant:
     kind: str  # value, raises or check: what was changed
     fails: tuple[str, ...] = ()  # node ids that right code fails then
     others: tuple[str, ...] = ()  # its other cases, which are run too: a mutant has as many as the test
-    shared: tuple[str, ...] = ()  # other tests that the edit reaches: of a table that they have in common
 
     @property
     def path(self) -> str:
         return self.test.partition("::")[0]
 
-    @property
-    def reaches(self) -> set[str]:
-        return {self.test, *self.shared}
-
 
 @dataclass(frozen=True, slots=True)
 class Mutants:
-    """The contents of mutants.json."""
+    """The contents of mutants.json: how a task's tests are checked."""
 
     mutants: tuple[Mutant, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # path -> digest of the test file that they are edits of
     saw: tuple[tuple[str, str], ...] = ()  # what the right code itself looks at (SuiteRun.saw)
     inherited: Mapping[str, str] = field(default_factory=dict)  # a test of a class -> where it is written down
     blanks: Blanks = field(default_factory=Blanks)
+
+    def __len__(self) -> int:
+        """The number of mutants and blanked tests, by which a task knows that its file is whole."""
+        return len(self.mutants) + len(self.blanks.cases)
 
     @property
     def tests(self) -> set[str]:
@@ -68,9 +66,8 @@ class Mutants:
     def blank(self, nodes: Iterable[str]) -> set[str]:
         """The tests, where they are written down, of which a blank round hides every expected value."""
         bases = {base_of(node) for node in nodes}
-        return {self.test_of(base) for base in bases} - {
-            self.test_of(base) for base in bases - self.blanks.whole(bases)
-        }
+        open_ = {base for base in bases if base not in self.blanks.cases or base in self.blanks.left}
+        return {self.test_of(base) for base in bases} - {self.test_of(base) for base in open_}
 
     def test_of(self, node: str) -> str:
         """What a node id is a case of."""
@@ -80,7 +77,7 @@ class Mutants:
 
 def write_mutants(tests: Path, mutants: Mutants) -> None:
     """No file where there are none: such a task is graded without."""
-    if mutants.mutants or mutants.blanks.cases:
+    if mutants:
         (tests / NAME).write_text(json.dumps(asdict(mutants), indent=1) + "\n")
     else:
         (tests / NAME).unlink(missing_ok=True)
@@ -93,19 +90,20 @@ def read_mutants(tests: Path, hidden: Path | None = None) -> Mutants:
         return Mutants()
     try:
         found = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}); make the task again, or remove {NAME}") from None
-    for path, digest in found["files"].items():
-        test = (hidden or tests / "hidden") / path
-        if digest != digest_of(test.read_bytes()):
-            raise ValueError(f"{file} does not fit {test}; make the task again, or remove {NAME}")
-    nodes = ("fails", "others", "shared")
-    mutants = tuple(
-        Mutant(**{**mutant, **{key: tuple(mutant.get(key, ())) for key in nodes}}) for mutant in found["mutants"]
-    )
-    saw = tuple((what, path) for what, path in found["saw"])
-    blanks = blanks_from(found["blanks"]) if "blanks" in found else Blanks()  # folders made before blank rounds
-    return Mutants(mutants, found["files"], saw, found["inherited"], blanks)
+        mutants = [{**one, "fails": tuple(one["fails"]), "others": tuple(one["others"])} for one in found["mutants"]]
+        for path, digest in found["files"].items():
+            if digest != digest_of(((hidden or tests / "hidden") / path).read_bytes()):
+                raise ValueError(path)
+        return Mutants(
+            tuple(Mutant(**one) for one in mutants),
+            found["files"],
+            tuple((what, path) for what, path in found["saw"]),
+            found["inherited"],
+            blanks_from(found["blanks"]),
+        )
+    except (ValueError, TypeError, LookupError) as error:
+        why = f"{file} does not fit this version or the hidden tests ({error}); make it again"
+        raise ValueError(why) from None
 
 
 def digest_of(data: bytes) -> str:
@@ -117,111 +115,44 @@ def base_of(node: str) -> str:
     return node.partition("[")[0]
 
 
-def edited(data: bytes, mutants: Iterable[Mutant]) -> str:
-    """A test file with mutants in the place of some of its tests."""
-    for mutant in sorted(mutants, key=lambda mutant: -mutant.start):
-        data = data[: mutant.start] + mutant.text.encode() + data[mutant.end :]
-    return data.decode()
-
-
 @dataclass(frozen=True, slots=True)
 class Draw:
     """The mutants that replace their tests, by round. The last round also runs everything else."""
 
-    rounds: tuple[tuple[Mutant, ...], ...]
-    mutants: Mutants = field(default_factory=Mutants)
+    rounds: tuple[tuple[Mutant, ...], ...] = ((),)
 
     @property
     def tests(self) -> set[str]:
-        return set[str]().union(*(mutant.reaches for mutants in self.rounds for mutant in mutants))
+        return {mutant.test for mutants in self.rounds for mutant in mutants}
 
-    def files(self, hidden: Path, number: int) -> dict[str, str]:
-        """The test files of the drawn tests, as a round has them."""
-        by_path: dict[str, list[Mutant]] = {
-            path: [] for path in sorted({test.partition("::")[0] for test in self.tests})
-        }
-        for mutant in self.rounds[number]:
-            by_path[mutant.path].append(mutant)
-        return {path: edited((hidden / path).read_bytes(), mutants) for path, mutants in by_path.items()}
+    def own(self, number: int) -> set[str]:
+        """The drawn tests that are themselves in a round."""
+        return self.tests - {mutant.test for mutant in self.rounds[number]}
 
-    def nodes(self, expected: Sequence[str], number: int) -> list[str]:
-        """Node ids of this round: unmodified tests, mutants, and other tests that an edit reaches. The latter prove
-        nothing; they keep the number of tests constant."""
-        mutants = self.rounds[number]
-        shared = set[str]().union(*(mutant.shared for mutant in mutants))
-        nodes = {node for node in expected if self.mutants.test_of(node) in self.tests - self.changed(number)}
-        nodes |= {base_of(node) for node in expected if self.mutants.test_of(node) in shared}
-        return sorted(nodes.union(*(mutant.fails + mutant.others for mutant in mutants)))
-
-    def changed(self, number: int) -> set[str]:
-        """The tests that are not themselves in a round."""
-        return set[str]().union(*(mutant.reaches for mutant in self.rounds[number]))
+    def nodes(self, expected: Sequence[str], test_of: Callable[[str], str], number: int) -> list[str]:
+        """Node ids of a round: tests that are themselves, and mutants."""
+        own = self.own(number)
+        nodes = {node for node in expected if test_of(node) in own}
+        return sorted(nodes.union(*(mutant.fails + mutant.others for mutant in self.rounds[number])))
 
 
-def draw(mutants: Mutants, rng: random.Random | None = None) -> Draw | None:
-    """Choose which tests are mutated in which rounds; None without mutants. Each drawn test is unmodified in at least
-    one round and a mutant in at least one. Tests that share a table are unmodified in the same rounds."""
+def draw(mutants: Collection[Mutant], rng: random.Random | None = None) -> Draw:
+    """Choose which tests are mutated in which rounds. Each drawn test is itself in at least one round and a mutant in
+    at least one."""
     rng = rng or random.SystemRandom()
-    tests = sorted({mutant.test for mutant in mutants.mutants})
-    if not tests:
-        return None
-    drawn = {*rng.sample(tests, min(DRAWN, len(tests)))}
-    groups = [group for group in _groups(mutants.mutants) if any(mutant.test in drawn for mutant in group)]
+    by_test: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        by_test.setdefault(mutant.test, []).append(mutant)
+    if not by_test:
+        return Draw()
+    drawn = rng.sample(sorted(by_test), min(DRAWN, len(by_test)))
     num_rounds = 2
-    while (2**num_rounds - 2) ** len(groups) < ENOUGH and num_rounds < MAX_ROUNDS:
+    while (2**num_rounds - 2) ** len(drawn) < ENOUGH and num_rounds < MAX_ROUNDS:
         num_rounds += 1
     rounds: list[list[Mutant]] = [[] for _ in range(num_rounds)]
-    for group in groups:
+    for test in drawn:
         pattern = rng.randrange(1, 2**num_rounds - 1)
-        for number in range(num_rounds):
-            reached = set[str]()
-            for mutant in rng.sample(group, len(group)) if pattern >> number & 1 else ():
-                if not reached & mutant.reaches:
-                    reached |= mutant.reaches
-                    rounds[number].append(mutant)
-    return Draw(tuple(map(tuple, rounds)), mutants)
-
-
-def _groups(mutants: Iterable[Mutant]) -> list[list[Mutant]]:
-    """Mutants grouped so that those that reach a common test, directly or through others, are together."""
-    groups: list[tuple[set[str], list[Mutant]]] = []
-    for mutant in mutants:
-        near = [group for group in groups if group[0] & mutant.reaches]
-        groups = [group for group in groups if not group[0] & mutant.reaches]
-        tests = mutant.reaches.union(*(tests for tests, _ in near))
-        groups.append((tests, [mutant, *(one for _, group in near for one in group)]))
-    return [group for _, group in groups]
-
-
-def combined(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set[str]]:
-    """Combine the rounds into: the result of the unmodified tests; passing tests with a mutant that did not fail; those
-    of them with a mutant that passed.
-
-    A mutant that passes where its test fails is a sign of wrong code, which the test's failure shows already.
-    """
-    whole, test_of, tests = runs[-1], drawn.mutants.test_of, drawn.tests
-    run = replace(
-        whole,
-        timed_out=any(one.timed_out for one in runs),
-        tampered=next((one.tampered for one in runs if one.tampered), ""),
-        passed={node for node in whole.passed if test_of(node) not in tests},
-        failed={node: why for node, why in whole.failed.items() if test_of(node) not in tests},
-        saw=set[tuple[str, str]]().union(*(one.saw for one in runs)),
-    )
-    quiet, passed = set[str](), set[str]()
-    for number, (one, mutants) in enumerate(zip(runs, drawn.rounds, strict=True)):
-        run.broken.update(one.broken)
-        for mutant in mutants:
-            if not one.failed.keys() >= {*mutant.fails}:
-                quiet.add(mutant.test)
-            if one.passed & {*mutant.fails}:
-                passed.add(mutant.test)
-        for node in one.collected:
-            if test_of(node) in tests - drawn.changed(number):
-                if node in one.passed:
-                    run.passed.add(node)
-                else:
-                    run.failed.setdefault(node, one.failed.get(node) or one.skipped.get(node) or "not run")
-    run.passed -= run.failed.keys()
-    solved = {test_of(node) for node in run.passed} - {test_of(node) for node in run.failed}
-    return run, quiet & solved, passed & solved
+        for number, mutated in enumerate(rounds):
+            if pattern >> number & 1:
+                mutated.append(rng.choice(by_test[test]))
+    return Draw(tuple(map(tuple, rounds)))

@@ -14,14 +14,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from offbook.tasks.blanks import shown
-from offbook.tasks.inside.blank import data_of
 from offbook.tasks.suite import Round, SuiteRun
-from offbook.types import Task
+from offbook.types import OffbookError, Task
 
 Perturbed = Literal["off", "finding", "outcome"]
 FILE = "tests/perturbed.json"
@@ -103,12 +102,11 @@ def read_apart(task: Task) -> Apart:
     file = task.folder / FILE
     if not file.is_file():
         return Apart()
-    found = json.loads(file.read_bytes())
-    if isinstance(found, list):  # made before there were strict calls: results are Python text
-        old = [Case(**case) for case in found]
-        values = [[data_of(ast.literal_eval(case.result)), True] for case in old]
-        return Apart(tuple(replace(case, result=json.dumps(one)) for case, one in zip(old, values, strict=True)))
-    return Apart(tuple(Case(**case) for case in found["cases"]), tuple(found["tests"]))
+    try:
+        found = json.loads(file.read_bytes())
+        return Apart(tuple(Case(**case) for case in found["cases"]), tuple(found["tests"]))
+    except (ValueError, TypeError) as error:
+        raise OffbookError(f"{file} does not fit this version ({error}); make the task again") from None
 
 
 def _written(value: Any) -> str:

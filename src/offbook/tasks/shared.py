@@ -5,10 +5,8 @@ such a folder has one file:
 
     environment/changes.json
         tree, hidden    checksums of the tree and of the hidden tests
-        changed         path -> lines of the repository's file that are replaced, null where the file is gone
-        tests           the hidden tests, path -> the same
-        instructions    the same request in other lengths
-        requirements    for an image
+        changed         path -> its text in the tree, null where the file is gone
+        tests, kept     the hidden tests, path -> text, and the paths of those that are as in the repository
 
 Tree and hidden tests of a loaded task are made lazily, in the cache, under those two checksums: equal content is stored
 once, and content that does not match its checksum is an error.
@@ -16,7 +14,6 @@ once, and content that does not match its checksum is an error.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -36,9 +33,7 @@ from offbook.types import OffbookError, Task
 CHANGES = "environment/changes.json"
 TREE = "environment/repo"
 HIDDEN = "tests/hidden"
-WORDS = "instructions"
 Texts = Mapping[str, str] | Mapping[str, str | None]
-Edits = list[tuple[int, int, str]]  # lines from, lines to, what stands there now
 
 
 class SharedTask(Task):
@@ -49,7 +44,8 @@ class SharedTask(Task):
     def __getattr__(self, name: str) -> Any:  # for what has no value yet
         if name not in ("tree", "hidden_tests"):
             raise AttributeError(name)
-        folder = unpacked(self.folder, _base(self), name)
+        assert self.suite.environment is not None
+        folder = unpacked(self.folder, self.suite.environment / "tree", name)
         object.__setattr__(self, name, folder)
         return folder
 
@@ -61,24 +57,26 @@ def make_lazy(task: SharedTask) -> SharedTask:
     return task
 
 
-def share(folder: Path, base: Path, requirements: tuple[str, ...] = ()) -> None:
+def share(folder: Path, base: Path) -> None:
     """Make a whole folder one that holds only how its tree and hidden tests differ from `base`, which is the tree of
     the task's environment."""
     tree = folder / TREE
     hidden = folder / HIDDEN
     here = _files_below(tree)
     there = _files_below(base)
+    before = {path: file.read_bytes() for path, file in there.items() if not file.is_symlink()}
+    tests = {path: file.read_bytes() for path, file in _files_below(hidden).items()}
+    changed = {path: file.read_bytes() for path, file in here.items() if not (path in there and file.is_symlink())}
     changes = {
         "tree": checksum(tree),
         "hidden": checksum(hidden),
-        "changed": {path: _edits(base, path, here[path].read_bytes()) for path in here if _differs(here, there, path)}
+        "changed": {path: _text(data) for path, data in changed.items() if data != before.get(path)}
         | dict.fromkeys(there.keys() - here.keys()),
-        "tests": {path: _edits(base, path, file.read_bytes()) for path, file in _files_below(hidden).items()},
-        "instructions": {file.stem: file.read_text() for file in sorted((folder / WORDS).glob("*.md"))},
-        "requirements": requirements,
+        "tests": {path: _text(data) for path, data in tests.items() if data != before.get(path)},
+        "kept": [path for path, data in tests.items() if data == before.get(path)],
     }
     (folder / CHANGES).write_text(json.dumps(changes, separators=(",", ":"), sort_keys=True) + "\n")
-    for part in (tree, hidden, folder / WORDS):
+    for part in (tree, hidden):
         shutil.rmtree(part, ignore_errors=True)
 
 
@@ -97,10 +95,11 @@ def unpacked(folder: Path, base: Path, what: str) -> Path:
         try:
             if what == "tree":
                 shutil.copytree(base, draft, symlinks=True)
-                _change(base, draft, changes["changed"])
+                write_files(draft, changes["changed"])
             else:
                 draft.mkdir()
-                _change(base, draft, changes["tests"])
+                kept = {path: beneath(base, path).read_bytes() for path in changes["kept"]}
+                write_files(draft, {**kept, **changes["tests"]})
             is_right = checksum(draft) == name
         except (OSError, shutil.Error) as error:
             raise OffbookError(f"the tree of {folder} cannot be made from {base}: {error}") from error
@@ -120,17 +119,6 @@ def read_changes(folder: Path) -> dict[str, Any]:
         raise OffbookError(f"{folder / CHANGES} is not whole: {error}") from error
 
 
-def _base(task: Task) -> Path:
-    assert task.suite.environment is not None
-    return task.suite.environment / "tree"
-
-
-def _change(base: Path, folder: Path, changes: Mapping[str, Edits | None]) -> None:
-    write_files(
-        folder, {path: None if edits is None else _edited(base, path, edits) for path, edits in changes.items()}
-    )
-
-
 def write_files(
     root: Path, files: Mapping[str, str | bytes | None] | Mapping[str, str | None] | Mapping[str, str]
 ) -> None:
@@ -145,7 +133,7 @@ def write_files(
                 parent.rmdir()
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content.encode() if isinstance(content, str) else content)
+        target.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
 
 
 def _files_below(folder: Path) -> dict[str, Path]:
@@ -160,34 +148,6 @@ def _files_below(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _differs(here: Mapping[str, Path], there: Mapping[str, Path], path: str) -> bool:
-    if path not in there:
-        return True
-    return not here[path].is_symlink() and here[path].read_bytes() != there[path].read_bytes()
-
-
-def _lines(base: Path, path: str) -> list[bytes]:
-    file = beneath(base, path)
-    return file.read_bytes().splitlines(keepends=True) if file.is_file() else []
-
-
-def _edits(base: Path, path: str, data: bytes) -> Edits:
-    old = _lines(base, path)
-    new = data.splitlines(keepends=True)
-    if old == new and (base / path).is_file():
-        return []
-    steps = difflib.SequenceMatcher(None, old, new).get_opcodes()
-    found = [(a, b, _text(b"".join(new[c:d]))) for kind, a, b, c, d in steps if kind != "equal"]
-    return found or [(0, 0, "")]  # an empty file that the repository does not have
-
-
-def _edited(base: Path, path: str, edits: Edits) -> bytes:
-    lines = _lines(base, path)
-    for start, end, text in reversed(edits):
-        lines[start:end] = [text.encode("utf-8", "surrogateescape")]
-    return b"".join(lines)
-
-
 def _text(data: bytes) -> str:
     """Any bytes, and the same again when it is encoded."""
     return data.decode("utf-8", "surrogateescape")
@@ -197,11 +157,8 @@ def checksum(folder: Path) -> str:
     """Of the names, contents and modes of its files."""
     parts = []
     for path, file in sorted(_files_below(folder).items()):
-        if file.is_symlink():
-            kind = "link"
-            data = os.readlink(file).encode()
-        else:
-            kind = "run" if file.stat().st_mode & 0o100 else "file"
-            data = file.read_bytes()
+        is_link = file.is_symlink()
+        kind = "link" if is_link else "run" if file.stat().st_mode & 0o100 else "file"
+        data = os.readlink(file).encode() if is_link else file.read_bytes()
         parts.append(f"{kind} {hashlib.sha256(data).hexdigest()} {path}\n")
     return hashlib.sha256("".join(parts).encode("utf-8", "surrogateescape")).hexdigest()

@@ -16,7 +16,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec, open_sandbox
@@ -25,7 +25,7 @@ from offbook.types import MachineFault, Suite
 
 __all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_sandbox"]
 
-INSIDE = ("blank", "report", "apart", "watch", "running", "rounds", "main")  # one after the other
+INSIDE = ("blank", "report", "apart", "watch", "rounds", "main")  # one after the other
 OUTPUT_TAIL = 4000  # characters
 MAX_TESTS = 20_000
 START_S = 120.0
@@ -107,7 +107,6 @@ async def run_rounds(
         "collect_s": collect_s,
         "pytest": not all(one.calls and not one.apart for one in rounds),
         "places": PLACES if isinstance(sandbox, BwrapSandbox) else [],
-        "starts": [_start_of(one, options_of(suite, one.per_test_s)) for one in rounds],
     }
     await sandbox.write(order_file, json.dumps(order))
     settings = {"PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "TZ": "UTC"}
@@ -119,17 +118,6 @@ async def run_rounds(
         why = f"it took longer than {timeout_s:.0f} s to start" if result.timed_out else words
         raise MachineFault(f"tests cannot be run here: {sandbox.python} did not start pytest: {why}")
     return runs_of(result.report, len(rounds), result.output[-OUTPUT_TAIL:], result.timed_out)
-
-
-def _start_of(one: Round, options: list[str]) -> dict[str, list[str]] | None:
-    """What pytest reads before it collects tests; None if the round may change that."""
-    if (
-        one.calls
-        or one.apart
-        or any(not path.endswith(".py") or PurePath(path).name == "conftest.py" for path in one.changes)
-    ):
-        return None
-    return {"options": options, "folders": sorted({os.path.dirname(path) or "." for path in one.files})}
 
 
 def settings_of(suite: Suite) -> dict[str, Any]:

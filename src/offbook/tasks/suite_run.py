@@ -89,19 +89,20 @@ def runs_of(report: str, num_rounds: int, output: str, timed_out: bool) -> list[
 def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) -> SuiteRun:
     run = SuiteRun(timed_out, output, tampered)
     for row in rows:
+        number = row[1] if len(row) > 1 and type(row[1]) is int and 0 <= row[1] < len(run.collected) else None
+        node = "" if number is None else run.collected[number]
         match row:
-            case ["collected", list(nodes)] if not run.collected and all(isinstance(node, str) for node in nodes):
+            case ["collected", list(nodes)] if not run.collected and all(isinstance(one, str) for one in nodes):
                 run.collected = tuple(nodes)
-            case ["broken", str(node), str(reason)]:
-                run.broken[node] = reason
-            case ["start", int(number)] if 0 <= number < len(run.collected):
-                run.running = run.collected[number]
-            case ["done", int(number), str(outcome), int() | float() as duration, str(reason), str(error)] if (
-                0 <= number < len(run.collected)
+            case ["broken", str(path), str(reason)]:
+                run.broken[path] = reason
+            case ["start", _] if node:
+                run.running = node
+            case ["blanks", _, list(reports)] if node and node == run.running and node not in run.blanks:
+                run.blanks[node] = reports
+            case ["done", _, str(outcome), int() | float() as duration, str(reason), str(error)] if (
+                node and node == run.running and node not in run.seconds
             ):
-                node = run.collected[number]
-                if run.running != node or node in run.seconds:
-                    run.tampered = run.tampered or f"{node} was reported out of turn"
                 run.running = None
                 run.seconds[node] = duration
                 if outcome == "passed":
@@ -109,19 +110,14 @@ def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) ->
                 else:
                     (run.failed if outcome == "failed" else run.skipped)[node] = reason
                     run.errors[node] = error
-            case ["blanks", int(number), list(reports)] if 0 <= number < len(run.collected):
-                node = run.collected[number]
-                if run.running != node or node in run.blanks:
-                    run.tampered = run.tampered or f"{node} was reported out of turn"
-                run.blanks[node] = reports
             case ["saw", str(what), str(path)]:
                 run.saw.add((what, path))
-            case ["returned", int(number), str(text)]:
-                run.returned[number] = text
+            case ["returned", int(call), str(text)]:
+                run.returned[call] = text
             case ["function", int(), str(path), str(name)]:
                 run.functions.append((path, name))
-            case ["enters", int(number), list(keys)] if number < len(run.collected):
-                run.enters[run.collected[number] if number >= 0 else ""] = tuple(keys)
+            case ["enters", int(), list(keys)] if node or row[1] < 0:
+                run.enters[node] = tuple(keys)
             case ["end", int(code)]:
                 run.exit_code = code
             case _:

@@ -1,7 +1,6 @@
 """Archives from strangers, unpacked so that nothing lands outside, nothing is followed and nothing grows without bound.
 
-tarfile's own filters are not relied on: they have had holes, and zip files have none. Links are made after all files
-are written, so that no file is written through one.
+tarfile's data filter has had holes where files are behind links. So links must be plain, and nothing is behind one.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import gzip
 import io
 import lzma
 import os
-import stat
+import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -61,57 +60,44 @@ class SourceLimits:
 
 
 @dataclass(slots=True)
-class Unpacking:
-    """A folder that is being filled, and what may still go into it."""
+class _Budget:
+    """What an unpacking has taken in, and what it may."""
 
     what: str
-    into: Path
     limits: SourceLimits
     num_bytes: int = 0
     num_files: int = 0
-    links: dict[PurePosixPath, str] = field(default_factory=dict)
+    links: set[PurePosixPath] = field(default_factory=set)
 
-    def place(self, name: str) -> PurePosixPath:
+    def take(self, name: str, num_bytes: int, target: str | None = None) -> None:
+        """One more file, or a link to `target`. Nothing is behind a link, so that each lies where its name says."""
         path = PurePosixPath(name)
         if _leads_out(name):
             raise BadArchive(f"{self.what} holds a file that would land outside of it: {name!r}")
+        if not self.links.isdisjoint(path.parents):
+            raise BadArchive(f"{self.what} holds a file behind a link: {name!r}")
+        if target is not None and not stays_inside(path, target):
+            raise BadArchive(f"{self.what} holds a link that leaves it: {name!r}")
+        self.links |= {path} if target is not None else set()
         self.num_files += 1
         if self.num_files > self.limits.files:
             raise BadArchive(f"{self.what} holds more than {self.limits.files} files")
-        return path
+        self.grow(num_bytes)
 
-    def grow(self, num_bytes: int) -> None:
+    def grow(self, num_bytes: int, factor: int = 1) -> None:
         self.num_bytes += num_bytes
-        if self.num_bytes > self.limits.tree_mb * MB:
+        if self.num_bytes > self.limits.tree_mb * MB * factor:
             raise BadArchive(f"{self.what} is larger than {self.limits.tree_mb} MB")
 
-    def folder(self, path: PurePosixPath) -> None:
-        (self.into / path).mkdir(parents=True, exist_ok=True)
-
-    def file(self, path: PurePosixPath, content: IO[bytes], executable: bool) -> None:
-        target = self.into / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)  # an archive may hold a name twice; the last one counts
-        with open(target, "xb") as file:
-            while chunk := content.read(MB):
-                self.grow(len(chunk))
-                file.write(chunk)
-        target.chmod(0o755 if executable else 0o644)
-
-    def link(self, path: PurePosixPath, target: str) -> None:
-        if not stays_inside(path, target):
-            raise BadArchive(f"{self.what} holds a link that leaves it: {str(path)!r}")
-        self.links[path] = target
-
-    def make_links(self) -> None:
-        for path, target in self.links.items():
-            place = self.into / path
-            if any(parent in self.links for parent in path.parents):
-                raise BadArchive(f"{self.what} holds a file behind a link: {str(path)!r}")
-            if os.path.lexists(place):
-                raise BadArchive(f"{self.what} holds a link in the place of a file or folder: {str(path)!r}")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(target)
+    def filter(self, member: tarfile.TarInfo, into: str) -> tarfile.TarInfo:
+        self.take(member.name, member.size, member.linkname if member.issym() else None)
+        if member.islnk():
+            self.take(member.linkname, 0)
+        if member.issym() and os.path.lexists(os.path.join(into, member.name)):
+            raise BadArchive(f"{self.what} holds a link in the place of a file or folder: {member.name!r}")
+        if member.isdev():
+            raise BadArchive(f"{self.what} holds a device: {member.name!r}")
+        return tarfile.data_filter(member, into)
 
 
 def stays_inside(path: PurePosixPath, target: str) -> bool:
@@ -130,18 +116,26 @@ def stays_inside(path: PurePosixPath, target: str) -> bool:
 
 
 def unpack(archive: Path, into: Path, what: str, limits: SourceLimits) -> None:
-    """Into an empty folder."""
-    unpacking = Unpacking(what, into, limits)
+    """Into an empty folder. Links in zip files are not made."""
+    budget = _Budget(what, limits)
     try:
         if zipfile.is_zipfile(archive):
-            _unpack_zip(archive, unpacking)
-        else:
-            with open(archive, "rb") as file:
-                start = file.read(6)
-            opened = next((opener for magic, opener in STREAMS.items() if start.startswith(magic)), open)
-            with opened(archive, "rb") as stream:
-                _unpack_tar(_Bounded(stream, unpacking), unpacking)
-        unpacking.make_links()
+            with zipfile.ZipFile(archive) as zipped:
+                for each in zipped.infolist():
+                    budget.take(each.filename, each.file_size)
+                    if each.flag_bits & 0x1:
+                        raise BadArchive(f"{what} is encrypted")
+                    place = Path(zipped.extract(each, into))
+                    place.chmod(0o755 if place.is_dir() or each.external_attr >> 16 & 0o100 else 0o644)
+            return
+        with open(archive, "rb") as file:
+            start = file.read(6)
+        opened = next((opener for magic, opener in STREAMS.items() if start.startswith(magic)), open)
+        with (
+            opened(archive, "rb") as stream,
+            tarfile.open(fileobj=_Bounded(stream, _Budget(what, limits)), mode="r|") as tar,
+        ):
+            tar.extractall(into, filter=budget.filter)
     except BROKEN as error:
         raise BadArchive(f"{what} is no archive that can be unpacked ({error or type(error).__name__})") from None
 
@@ -149,84 +143,36 @@ def unpack(archive: Path, into: Path, what: str, limits: SourceLimits) -> None:
 class _Bounded(io.RawIOBase):
     """A stream that ends the unpacking once too much came out of it: headers can be as large as files."""
 
-    def __init__(self, stream: IO[bytes], unpacking: Unpacking):
+    def __init__(self, stream: IO[bytes], budget: _Budget):
         self._stream = stream
-        self._unpacking = unpacking
-        self._left = unpacking.limits.tree_mb * MB * TAR_OVERHEAD
+        self._budget = budget
 
     def read(self, size: int = MB) -> bytes:
         chunk = self._stream.read(size)
-        self._left -= len(chunk)
-        if self._left < 0:
-            raise BadArchive(f"{self._unpacking.what} is larger than {self._unpacking.limits.tree_mb} MB")
+        self._budget.grow(len(chunk), TAR_OVERHEAD)
         return chunk
-
-
-def _unpack_tar(stream: _Bounded, unpacking: Unpacking) -> None:
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
-            path = unpacking.place(member.name)
-            if member.isdir():
-                unpacking.folder(path)
-            elif member.issym():
-                unpacking.link(path, member.linkname)
-            elif member.islnk():  # relative to the archive, and what it names came before
-                original = unpacking.into / unpacking.place(member.linkname)
-                with open(original, "rb") as content:
-                    unpacking.file(path, content, os.access(original, os.X_OK))
-            elif member.isfile():
-                if member.size > unpacking.limits.tree_mb * MB:
-                    unpacking.grow(member.size)
-                content_of = archive.extractfile(member)
-                assert content_of is not None
-                unpacking.file(path, content_of, bool(member.mode & 0o100))
-            else:
-                raise BadArchive(f"{unpacking.what} holds a device: {member.name!r}")
-
-
-def _unpack_zip(archive_path: Path, unpacking: Unpacking) -> None:
-    with zipfile.ZipFile(archive_path) as archive:
-        for member in archive.infolist():
-            path = unpacking.place(member.filename)
-            mode = member.external_attr >> 16
-            if member.flag_bits & 0x1:
-                raise BadArchive(f"{unpacking.what} is encrypted")
-            if member.is_dir():
-                unpacking.folder(path)
-                continue
-            with archive.open(member) as content:
-                if stat.S_ISLNK(mode):
-                    unpacking.link(path, content.read(4096).decode(errors="replace"))
-                elif mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-                    raise BadArchive(f"{unpacking.what} holds a device: {member.filename!r}")
-                else:
-                    unpacking.file(path, content, bool(mode & 0o100))
 
 
 def copy_tree(source: Path, into: Path, what: str, limits: SourceLimits, skip: frozenset[str]) -> None:
     """Copy a folder under the same rules as an archive. Names in `skip` are left out at any depth."""
-    unpacking = Unpacking(what, into, limits)
-    for relative, entry in _walk(source, PurePosixPath(), skip):
-        path = unpacking.place(str(relative))
-        if entry.is_symlink():
-            unpacking.link(path, os.readlink(entry.path))
-        elif entry.is_dir():
-            unpacking.folder(path)
-        elif entry.is_file():
-            with open(entry.path, "rb") as content:
-                unpacking.file(path, content, os.access(entry.path, os.X_OK))
-        else:
-            raise BadArchive(f"{what} holds a device: {str(relative)!r}")
-    unpacking.make_links()
-
-
-def _walk(
-    folder: Path, relative: PurePosixPath, skip: frozenset[str]
-) -> Iterator[tuple[PurePosixPath, os.DirEntry[str]]]:
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name in skip or entry.name.endswith((".pyc", ".pyo")):
+    budget = _Budget(what, limits)
+    for top, folders, files in os.walk(source):
+        folders[:] = sorted(name for name in folders if name not in skip)
+        for name in [*folders, *sorted(files)]:
+            path = Path(top, name)
+            relative = path.relative_to(source).as_posix()
+            if name in skip or name.endswith((".pyc", ".pyo")):
                 continue
-            yield relative / entry.name, entry
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(Path(entry.path), relative / entry.name, skip)
+            into.mkdir(parents=True, exist_ok=True)
+            if path.is_symlink():
+                budget.take(relative, 0, os.readlink(path))
+                (into / relative).symlink_to(os.readlink(path))
+            elif path.is_dir():
+                budget.take(relative, 0)
+                (into / relative).mkdir()
+            elif path.is_file():
+                budget.take(relative, path.stat().st_size)
+                shutil.copyfile(path, into / relative)
+                (into / relative).chmod(0o755 if os.access(path, os.X_OK) else 0o644)
+            else:
+                raise BadArchive(f"{what} holds a device: {relative!r}")

@@ -45,8 +45,8 @@ def overview(run: RunIndex) -> dict[str, Any]:
         "rollouts": sum(len(lines.places) for lines in run.rollouts.values()),
         "targets": sum(len(lines.places) for lines in run.feedback.values()),
         "unreadable": dict(run.unreadable),
-        "look": said_in(run.looks),
-        "decisions": len(said_in(run.decisions)),
+        "look": said_in(run.files["look"]),
+        "decisions": len(said_in(run.files["decision"])),
         "now": {name: value for name, value in run.now.items() if is_number(value)},
         "evals": {name: _measured(result, run.verb) for name, result in run.evals.items()},
         "config": {name: value for name, value in flat.items() if name != "out"},
@@ -68,59 +68,61 @@ def _measured(result: dict[str, Any], verb: str) -> dict[str, Any]:
 
 
 def _measured_on(result: dict[str, Any], verb: str) -> dict[str, str]:
-    """By the evaluation's own file, which says less where it is older. A run that learned from data never saw the tasks
-    that the file compares with."""
-    count: Any = result.get("tasks")
-    overlap = result.get("contamination")
-    if not is_number(count):
-        return {"heading": "Measured", "on": "", "overlap": ""}
-    if not isinstance(overlap, dict) or verb != "train":
-        overlap = {}
-    num_trained_on: Any = overlap.get("same_task")
+    """A run that learned from data never saw the tasks that the evaluation compares with."""
+    found = {"heading": "Measured", "on": "", "overlap": ""}
+    if not is_number(count := result.get("tasks")):
+        return found
+    overlap = result.get("contamination") if verb == "train" else None
+    num_trained_on: Any = overlap.get("same_task") if isinstance(overlap, dict) else None
     which = {0: "held-out ", count: "training "}.get(num_trained_on, "")
-    on = plural(int(count), f"{which}task")
+    found["on"] = plural(int(count), f"{which}task")
     if isinstance(suites := result.get("suites"), list):
-        on += f" of {', '.join(map(str, suites))}"
+        found["on"] += f" of {', '.join(map(str, suites))}"
     if num_trained_on and not which:
-        on += f", {num_trained_on} of them trained on"
-    shared = f"{overlap.get('contained')} of them share words or code with training tasks."
-    return {
-        "heading": f"Measured on {which}tasks" if which else "Measured",
-        "on": on,
-        "overlap": shared if overlap.get("contained") and num_trained_on != count else "",
-    }
+        found["on"] += f", {num_trained_on} of them trained on"
+    if which:
+        found["heading"] = f"Measured on {which}tasks"
+    if isinstance(overlap, dict) and overlap.get("contained") and num_trained_on != count:
+        found["overlap"] = f"{overlap['contained']} of them share words or code with training tasks."
+    return found
 
 
 def sentence(runs: Sequence[RunIndex]) -> str:
-    """What was done, as far as the folders say it and agree."""
-    trained = [run for run in runs if run.trains]
-    verbs = {run.verb for run in trained}
-    if len(verbs) > 1:
-        return " ".join(f"{run.name}: {sentence([run])}" for run in trained)
-    config = _agreed([flatten(run.config) for run in trained or runs])
+    """What was done, as far as the folders say it: once if all say the same, else run by run."""
+    trained = [run for run in runs if run.trains] or runs
+    said = {run.name: _sentence(run) for run in trained}
+    return said[trained[0].name] if len({*said.values()}) == 1 else " ".join(f"{n}: {text}" for n, text in said.items())
+
+
+def _sentence(run: RunIndex) -> str:
+    config = flatten(run.config)
     model = f"the model {config['model']}" if "model" in config else "a model"
-    if not trained:
-        labels = {str(result["model"]) for run in runs for result in run.evals.values() if "model" in result}
+    rollouts = {source: lines.places for source, lines in run.rollouts.items()}
+    if not run.trains:
+        labels = {str(result["model"]) for result in run.evals.values() if "model" in result}
         model = f"the model {labels.pop()}" if len(labels) == 1 else model
-        tasks = {place.said["task"] for run in runs for lines in run.rollouts.values() for place in lines.places}
-        count = sum(len(lines.places) for run in runs for lines in run.rollouts.values())
-        return _capital(
-            f"{model} worked on {plural(len(tasks), 'task')} in {plural(count, 'rollout')}, without training."
-        )
-    [verb] = verbs
-    done, wanted = max(len({row["step"] for row in run.rows()}) for run in trained), {_wanted(run) for run in trained}
+        tasks = {place.said["task"] for places in rollouts.values() for place in places}
+        count = plural(sum(map(len, rollouts.values())), "rollout")
+        return _capital(f"{model} worked on {plural(len(tasks), 'task')} in {count}, without training.")
+    done, wanted = len({row["step"] for row in run.rows()}), _wanted(run)
     steps = plural(done, "step")
-    if len(wanted) == 1 and (of := wanted.pop()) is not None:
-        steps = plural(int(of), "step") if done >= of else f"{done} of {plural(int(of), 'step')}"
-    if verb == "train":
-        text = f"{model} was trained for {steps}{_rollouts_and_tasks(config, trained)}"
+    if wanted is not None:
+        steps = plural(int(wanted), "step") if done >= wanted else f"{done} of {plural(int(wanted), 'step')}"
+    if run.verb == "train":
+        text = f"{model} was trained for {steps}"
+        groups, group_size = config.get("train.groups"), config.get("train.group_size")
+        if is_number(groups) and is_number(group_size):
+            text += f" of {groups * group_size} rollouts"
+        # The number of tasks is what the folder records: settings know that of made-up tasks alone.
+        if recorded := {id for id, task in run.recorded().items() if task.get("split") == "train"}:
+            places = [place for source, found in rollouts.items() if source.startswith("step_") for place in found]
+            text += f" on {plural(len(recorded | {place.said['task'] for place in places}), 'task')}"
     else:
-        sources = {tuple(map(str, run.data.get("sources", []))) for run in trained}
-        names = sources.pop() if len(sources) == 1 else ()
+        names = [str(name) for name in run.data.get("sources", [])]
         named = ", ".join(names[:MAX_SOURCES]) or "unnamed data"
         named += f" and {len(names) - MAX_SOURCES} more" if len(names) > MAX_SOURCES else ""
-        text = FROM_DATA.get(verb, FROM_DATA["live"]).format(model=model, steps=steps, sources=named)
-    measured_on = {_measured_on(result, verb)["on"] for run in trained for result in run.evals.values()}
+        text = FROM_DATA.get(run.verb, FROM_DATA["live"]).format(model=model, steps=steps, sources=named)
+    measured_on = {_measured_on(result, run.verb)["on"] for result in run.evals.values()}
     if len(measured_on) == 1 and (tasks_measured := measured_on.pop()):
         text += f", and measured on {tasks_measured}"
     if is_number(config.get("seed")):
@@ -130,28 +132,6 @@ def sentence(runs: Sequence[RunIndex]) -> str:
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _rollouts_and_tasks(config: dict[str, Any], runs: Sequence[RunIndex]) -> str:
-    """The number of tasks is what the folders record: settings know that of made-up tasks alone."""
-    text = ""
-    groups, group_size = config.get("train.groups"), config.get("train.group_size")
-    if is_number(groups) and is_number(group_size):
-        text += f" of {groups * group_size} rollouts"
-    counts = set()
-    for run in runs:
-        recorded = {id for id, task in run.recorded().items() if task.get("split") == "train"}
-        steps = [lines for source, lines in run.rollouts.items() if source.startswith("step_")]
-        worked_on = {place.said["task"] for lines in steps for place in lines.places}
-        counts.add(len(recorded | worked_on) if recorded else 0)
-    num_tasks = counts.pop() if len(counts) == 1 else 0
-    return text + (f" on {plural(num_tasks, 'task')}" if num_tasks else "")
-
-
-def _agreed(configs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The settings that all runs share."""
-    first = configs[0] if configs else {}
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in configs)}
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -103,12 +103,11 @@ def example(run: RunIndex) -> dict[str, Any]:
     targets = [(place.said, source) for source, lines in run.feedback.items() for place in lines.places]
     for said, source in sorted(targets, key=_dimness):
         for number, one in enumerate(said_in(run.rollouts, source)):
-            if one["id"] != said["rollout"] or not said["tokens"]:
-                continue
-            where = {"source": source, "number": number, "task": one["task"], "group": one["group"]}
-            for hint in run.hints(source, said["rollout"])[0]:
+            hints = run.hints(source, one["id"])[0] if one["id"] == said["rollout"] and said["tokens"] else []
+            for hint in hints:
                 is_it = all(hint["target"][name] == said[name] for name in ("segment", "message", "rule"))
                 if is_it and len(hint["student"]) == said["tokens"]:
+                    where = {"source": source, "number": number, "task": one["task"], "group": one["group"]}
                     return {**where, "hint": hint, "clear": said["fall"] >= LARGE}
     return {}
 
@@ -172,9 +171,10 @@ def rollout(run: RunIndex, source: str, number: int) -> dict[str, Any]:
     hints, broken = run.hints(source, whole.id)
     known = {(s, m) for s, segment in enumerate(whole.segments) for m in range(len(segment.messages))}
     placed = [one for one in hints if (one["target"]["segment"], one["target"]["message"]) in known]
-    said = run.place(source, number).said
+    # The oldest and the newest policy that wrote a token of it.
+    versions = {version for segment in whole.segments for version in set(segment.versions)} - {NOT_SAMPLED}
     return {
-        **said,
+        **run.place(source, number).said,
         "source": source,
         "number": number,
         "count": len(run.rollouts[source].places),
@@ -183,7 +183,7 @@ def rollout(run: RunIndex, source: str, number: int) -> dict[str, Any]:
         "parts": whole.reward.parts,
         "weights": whole.reward.weights,
         "advantage": _advantages(run, source, whole.group).get(number),
-        "versions": _versions(whole),
+        "versions": [min(versions), max(versions)] if versions else [],
         "outline": [_outline(whole.segments[s], s, m) for s, m in sorted(known)],
         "flag_list": [{"kind": f.kind, "segment": f.segment, "message": f.message, "text": f.evidence}
                       for f in whole.flags],
@@ -195,12 +195,6 @@ def rollout(run: RunIndex, source: str, number: int) -> dict[str, Any]:
         "diff_left_out": max(0, len(whole.diff) - MAX_DIFF),
         "changed": {path: text is None for path, text in whole.changed.items()},
     }  # fmt: skip
-
-
-def _versions(whole: Rollout) -> list[int]:
-    """The oldest and the newest policy that wrote a token of it."""
-    seen = {version for segment in whole.segments for version in set(segment.versions)} - {NOT_SAMPLED}
-    return [min(seen), max(seen)] if seen else []
 
 
 def _outline(segment: Segment, at: int, index: int) -> dict[str, Any]:
@@ -257,23 +251,38 @@ def group(run: RunIndex, source: str, name: str) -> dict[str, Any]:
         raise OffbookError(f"{run.name} has no group {name} in {source}")
     rules, _ = targets_of(run, source)
     advantages = _advantages(run, source, name)
-    members, instruction = [], ""
+    members = []
+    asked: list[str] = []
     for number in numbers:
         try:
-            members.append(_member(run, source, number, advantages.get(number), rules))
+            whole = run.rollout(source, number)
         except Unreadable:
             continue  # counted below
-        asked = (m.text for s in run.rollout(source, number).segments for m in s.messages if m.role == "user")
-        instruction = instruction or next(asked, "")
-    task = run.place(source, numbers[0]).said["task"]
-    found = {"group": name, "task": task, "source": source, "instruction": instruction, "members": members}
-    return found | {"unreadable": len(numbers) - len(members)}
+        asked += [m.text for segment in whole.segments for m in segment.messages if m.role == "user"]
+        members.append(
+            {
+                **run.place(source, number).said,
+                "parts": whole.reward.parts,
+                "weights": whole.reward.weights,
+                "rules": rules.get(whole.id, []),
+                "source": source,
+                "number": number,
+                "advantage": advantages.get(number),
+                "beats": _beats(run, source, whole),
+            }
+        )
+    return {
+        "group": name,
+        "task": run.place(source, numbers[0]).said["task"],
+        "source": source,
+        "instruction": asked[0] if asked else "",
+        "members": members,
+        "unreadable": len(numbers) - len(members),
+    }
 
 
-def _member(
-    run: RunIndex, source: str, number: int, advantage: float | None, rules: dict[str, list[str]]
-) -> dict[str, Any]:
-    whole, said = run.rollout(source, number), run.place(source, number).said
+def _beats(run: RunIndex, source: str, whole: Rollout) -> list[dict[str, Any]]:
+    """The messages of the assistant, each with its first call."""
     found = said_in(run.feedback, source)
     targets = {(one["segment"], one["message"]) for one in found if one["rollout"] == whole.id}
     beats = []
@@ -281,15 +290,17 @@ def _member(
         for index, message in enumerate(segment.messages):
             if message.role == "assistant":
                 answer = next(iter(answers_to(segment.messages, index)), None)
-                status = answer.status if answer else None
-                said_ = message.calls[0].name if message.calls else message.text.strip()[:60]
-                brief = _brief(message.calls[0].arguments) if message.calls else ""
-                beat = {"segment": at, "message": index, "name": said_, "brief": brief, "status": status}
-                beats.append({**beat, "calls": len(message.calls), "target": (at, index) in targets})
-    parts = {"parts": whole.reward.parts, "weights": whole.reward.weights, "rules": rules.get(whole.id, [])}
-    return {**said, **parts, "source": source, "number": number, "advantage": advantage, "beats": beats}
-
-
-def _brief(arguments: dict[str, Any]) -> str:
-    """The first argument, which is mostly a path or a command."""
-    return next((str(value)[:60] for value in arguments.values()), "")
+                call = message.calls[0] if message.calls else None
+                arguments = [str(value)[:60] for value in call.arguments.values()] if call else []
+                beats.append(
+                    {
+                        "segment": at,
+                        "message": index,
+                        "name": call.name if call else message.text.strip()[:60],
+                        "brief": arguments[0] if arguments else "",  # mostly a path or a command
+                        "status": answer.status if answer else None,
+                        "calls": len(message.calls),
+                        "target": (at, index) in targets,
+                    }
+                )
+    return beats

@@ -6,9 +6,7 @@ Paths are never taken from a request: what can be served is what the index found
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 import threading
 import time
 import tomllib
@@ -35,6 +33,15 @@ from offbook.view.lines import (
     read_at,
 )
 
+PARSERS: dict[str, Any] = {
+    "metrics": parse_metrics,
+    "task": parse_task,
+    "look": parse_look,
+    "decision": parse_decision,  # of a live cycle
+    "rollout": parse_rollout,
+    "feedback": parse_feedback,
+}
+SINGLE = {"metrics": "metrics.jsonl", "task": "tasks.jsonl", "look": "look.jsonl", "decision": "decisions.jsonl"}
 CACHED_ROLLOUTS = 4
 REFRESH_S = 0.5  # requests that come closer together see the same state
 _ROLLOUT, _FEEDBACK = TypeAdapter(Rollout), TypeAdapter(Feedback)
@@ -60,15 +67,11 @@ class RunIndex:
         self.data: dict[str, Any] = {}  # of a run that learns from data: which verb it is, and its sources
         self.evals: dict[str, dict[str, Any]] = {}
         self.now: dict[str, Any] = {}  # slots of a run that samples, as they were a moment ago
-        self.metrics: Files = {}  # one, as of the tasks
-        self.tasks: Files = {}
-        self.looks: Files = {}
-        self.decisions: Files = {}  # of a live cycle
-        self.rollouts: Files = {}  # by source: step_00003, eval-final
-        self.feedback: Files = {}
+        self.files: dict[str, Files] = {kind: {} for kind in PARSERS}
+        self.rollouts = self.files["rollout"]  # by source: step_00003, eval-final
+        self.feedback = self.files["feedback"]
         self.outside: set[str] = set()  # links that lead out of the folder, and what is no file
         self._small: dict[Path, tuple[int, Any]] = {}  # small files by the time of their last change
-        self._parents: dict[Path, bool] = {}  # folders that were seen to lie inside, during one refresh
         self.lock = threading.RLock()  # held while a request is answered: the index does not change meanwhile
         self._looked = 0.0
 
@@ -80,15 +83,14 @@ class RunIndex:
         self._looked = time.monotonic()
 
     def _refresh(self) -> bool:
-        self.outside, self._parents = set(), {}
+        self.outside = set()
         changed = self._refresh_small()
         evals = {f"eval-{path.name.split('.')[0]}": path for path in self.root.glob("eval/*.rollouts.jsonl")}
-        changed |= self._refresh_files(self.metrics, {"": self.folder.metrics_file}, parse_metrics)
-        changed |= self._refresh_files(self.tasks, {"": self.root / "tasks.jsonl"}, parse_task)
-        changed |= self._refresh_files(self.looks, {"": self.root / "look.jsonl"}, parse_look)
-        changed |= self._refresh_files(self.decisions, {"": self.root / "decisions.jsonl"}, parse_decision)
-        changed |= self._refresh_files(self.rollouts, self._steps("rollouts") | evals, parse_rollout)
-        return changed | self._refresh_files(self.feedback, self._steps("feedback"), parse_feedback)
+        found = {kind: {"": self.root / name} for kind, name in SINGLE.items()}
+        found |= {"rollout": self._steps("rollouts") | evals, "feedback": self._steps("feedback")}
+        for kind, paths in found.items():
+            changed |= self._refresh_files(self.files[kind], paths, PARSERS[kind])
+        return changed
 
     def _steps(self, room: str) -> dict[str, Path]:
         found = sorted((self.root / room).glob("step_*.jsonl"))
@@ -113,13 +115,7 @@ class RunIndex:
         return changed
 
     def _is_ours(self, path: Path) -> bool:
-        if path.parent not in self._parents:
-            self._parents[path.parent] = path.parent.resolve().is_relative_to(self.root)
-        try:
-            plain = self._parents[path.parent] and stat.S_ISREG(os.lstat(path).st_mode)
-        except OSError:
-            return False
-        if plain or is_inside(path, self.root):
+        if is_inside(path, self.root):
             return True
         if path.is_symlink() or path.exists():
             self.outside.add(str(path.relative_to(self.root)))
@@ -150,37 +146,30 @@ class RunIndex:
     def unreadable(self) -> Counter[str]:
         """What was left out, by what it is."""
         count = Counter({"file outside the run folder": len(self.outside)})
-        kinds = {"metrics": self.metrics, "task": self.tasks, "look": self.looks, "decision": self.decisions}
-        kinds |= {"rollout": self.rollouts, "feedback": self.feedback}
-        for kind, files in kinds.items():
+        for kind, files in self.files.items():
             count[f"{kind} line"] = sum(lines.unreadable + lines.torn for lines in files.values())
         count["settings or result file"] = sum(value is None for _, value in self._small.values())
         return +count
 
     @property
     def trains(self) -> bool:
-        """`rollout` and `eval` leave folders with a claim and rollouts of a step 0; their settings name steps too."""
-        if (self.root / "fingerprint.json").exists() or self.decisions or not self.folder.config_file.exists():
-            return False
-        return any(row["step"] > 0 for row in self.rows()) or set(self.rollouts) != {"step_00000"}
+        """`rollout` and `eval` leave a fingerprint; their settings name steps too."""
+        is_other = (self.root / "fingerprint.json").exists() or self.files["decision"]
+        return not is_other and self.folder.config_file.exists()
 
     @property
     def verb(self) -> str:
         """What trained it: `train` or, from data, `distill`, `sft`, `pretrain`, `mtp`, `live`; "data" where the folder
         does not say which."""
-        if self.data:
-            return str(self.data.get("verb", "data"))
-        rows = self.rows()
-        is_head = bool(rows) and "rollouts" not in rows[0] and "mtp/loss_1" in rows[0]  # older ones have no data.json
-        return "mtp" if is_head else "train"
+        return str(self.data.get("verb", "data")) if self.data else "train"
 
     def rows(self) -> list[Said]:
         """The metrics, one dictionary per step."""
-        return said_in(self.metrics)
+        return said_in(self.files["metrics"])
 
     def recorded(self) -> dict[str, Said]:
         """The tasks that the folder tells of, by id."""
-        return {task["id"]: task for task in said_in(self.tasks)}
+        return {task["id"]: task for task in said_in(self.files["task"])}
 
     def place(self, source: str, number: int) -> Place[Said]:
         lines = self.rollouts.get(source)

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -105,34 +105,34 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def parse_metrics(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes, texts: Sequence[str] = (), numbers: Sequence[str] = ()) -> dict[str, Any] | None:
+    """An object with these texts and numbers."""
     row = parse_object(line)
-    return row if row and is_number(row.get("step")) else None
+    is_whole = row is not None and all(isinstance(row.get(name), str) for name in texts)
+    return row if row and is_whole and all(is_number(row.get(name)) for name in numbers) else None
+
+
+def parse_metrics(line: bytes) -> dict[str, Any] | None:
+    return _parse(line, numbers=("step",))
 
 
 def parse_look(line: bytes) -> dict[str, Any] | None:
-    """What a hint does, as it was looked at before a step."""
-    row = parse_object(line)
-    if not row or not all(isinstance(row.get(name), str) for name in ("rule", "why_not", "unjudged")):
-        return None
+    """The effect of a hint, as it was measured before a step."""
     counts = ("step", "targets", "samples", "faults", "hinted_faults")
-    is_whole = all(is_number(row.get(name)) for name in counts) and (row.get("nats") is None or is_number(row["nats"]))
-    return row if is_whole else None
+    row = _parse(line, ("rule", "why_not", "unjudged"), counts)
+    return row if row and (row.get("nats") is None or is_number(row["nats"])) else None
 
 
 def parse_decision(line: bytes) -> dict[str, Any] | None:
-    """Of a live cycle. What the page shows of it is there, and a line of an older one has no less."""
-    row = parse_object(line)
-    if not row or not all(isinstance(row.get(name), str) for name in ("kind", "why")):
+    """Of a live cycle. The page shows all of these."""
+    row = _parse(line, ("kind", "why"), ("at", "deployed"))
+    if not row or not isinstance(row.get("numbers"), dict):
         return None
-    is_whole = is_number(row.get("at")) and is_number(row.get("deployed")) and isinstance(row.get("numbers"), dict)
-    places = {name: row.get(name) if is_number(row.get(name)) else None for name in ("version", "candidate")}
-    return {**row, **places} if is_whole else None
+    return row | {name: row.get(name) if is_number(row.get(name)) else None for name in ("version", "candidate")}
 
 
 def parse_task(line: bytes) -> dict[str, Any] | None:
-    task = parse_object(line)
-    return task if task and isinstance(task.get("id"), str) else None
+    return _parse(line, ("id",))
 
 
 def parse_rollout(line: bytes) -> dict[str, Any] | None:
@@ -141,26 +141,20 @@ def parse_rollout(line: bytes) -> dict[str, Any] | None:
     short = None
     if 0 < head < tail and line.count(HEAD) == 1:  # two of them: a torn line that another one was written behind
         short = parse_object(line[: head + len(HEAD)] + line[tail:])
-    short = short or parse_object(line)
     try:
-        return _summary(short) if short else None
+        rollout = short or json.loads(line)
+        usage, parts = rollout.get("usage", {}), rollout.get("reward", {}).get("parts", {})
+        weights = rollout.get("reward", {}).get("weights", {})
+        return {
+            **{name: str(rollout[name]) for name in ("id", "task", "group")},
+            "stop": str(rollout.get("stop", "crash")),
+            "reward": sum(weights.get(name, 1.0) * value for name, value in parts.items()),
+            "solved": parts.get("outcome", 0.0) >= 1.0,
+            "flags": sorted({str(flag["kind"]) for flag in rollout.get("flags", [])}),
+            **{name: int(usage.get(name, 0)) for name in COUNTS},
+        }
     except WRONG:
         return None
-
-
-def _summary(rollout: dict[str, Any]) -> dict[str, Any]:
-    usage, reward = rollout.get("usage", {}), rollout.get("reward", {})
-    parts, weights = reward.get("parts", {}), reward.get("weights", {})
-    return {
-        "id": str(rollout["id"]),
-        "task": str(rollout["task"]),
-        "group": str(rollout["group"]),
-        "stop": str(rollout.get("stop", "crash")),
-        "reward": sum(weights.get(name, 1.0) * value for name, value in parts.items()),
-        "solved": parts.get("outcome", 0.0) >= 1.0,
-        "flags": sorted({str(flag["kind"]) for flag in rollout.get("flags", [])}),
-        **{name: int(usage.get(name, 0)) for name in COUNTS},
-    }
 
 
 def parse_feedback(line: bytes) -> dict[str, Any] | None:

@@ -84,7 +84,7 @@ OF_A_RUN: dict[str, Answer] = {
     "curves": lambda run, query: answers.curves(run),
     "rollouts": lambda run, query: answers.rollout_list(run),
     "tasks": lambda run, query: answers.tasks(run),
-    "decisions": lambda run, query: {"decisions": said_in(run.decisions)},
+    "decisions": lambda run, query: {"decisions": said_in(run.files["decision"])},
     "task": lambda run, query: answers.task(run, query.text("id")),
     "rollout": lambda run, query: answers.rollout(run, *_where(query)),
     "messages": _messages,

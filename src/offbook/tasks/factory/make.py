@@ -26,7 +26,7 @@ from offbook.tasks.factory.types import Deletion, Feature, Level
 from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySettings, verify
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.folder import Contents, load_task, places, rewrite_mutants, rewrite_settings, write_task
-from offbook.tasks.git import changed_lines, gold_patch, single_commit
+from offbook.tasks.git import gold_patch, single_commit, touched_by
 from offbook.tasks.shared import share
 from offbook.types import Deleted, OffbookError, Task
 
@@ -196,13 +196,12 @@ async def task_from(
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":
         task = replace(task, context=context_of(workshop, deletion, shown.tree))
-    requirements = requirements_of(workshop.repository)
     contents = Contents(
         tree=shown.tree,
         gold={path: workshop.files[path] for path in deletion.files},
         hidden_tests=shown.hidden,
         base=workshop.repository.tree,
-        requirements=requirements,
+        requirements=requirements_of(workshop.repository),
         instructions=words,
         removed=removed,
         mutants=verdict.mutants,
@@ -233,19 +232,20 @@ async def task_from(
         clock.mark("monitors")
         if taken and (other := taken.repeats(outcome.repository, sketch)):  # made meanwhile
             return ended(REPEATED, other)
-        share(draft, workshop.repository.tree, requirements)
+        share(draft, workshop.repository.tree)
         draft.rename(folder)
         clock.mark("write")
     finally:
         await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
     assert task.deleted is not None
+    touched = touched_by((folder / "solution" / "gold.patch").read_text())
     others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
     return replace(
         ended(""),
         lines=task.deleted.lines,
         files=task.deleted.files,
-        changed=sum(map(sum, changed_lines((folder / "solution" / "gold.patch").read_text()).values())),
+        changed=sum(sum(lines) for path, lines in touched.items() if path.endswith(".py")),
         characters=len(task.instruction),
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,

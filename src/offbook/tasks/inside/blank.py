@@ -132,22 +132,18 @@ def container(base: Any, value: Any, depth: int) -> list[Any]:
 def other(value: Any, bases: list[type], depth: int) -> Any:
     """Types of the standard library, by their names: one that is not imported is no value's type."""
     kind = type(value).__name__
-    names = {f"{base.__module__}.{base.__name__}" for base in bases}
-    if "enum.Enum" in names:
+    names = {base.__name__ for base in bases}
+    if "Enum" in names:
         return ["enum", kind, str(value.name)]
-    if "builtins.range" in names:
-        return ["range", *container(list, list(value[:MOST_ITEMS]), depth)[1:], len(value)]
-    if names & {"decimal.Decimal", "fractions.Fraction"}:
+    if "range" in names:
+        return ["range", *container(list, list(value[:MOST_ITEMS]), depth)[1:]]
+    if names & {"Decimal", "Fraction"}:
         if value == (rounded := int(value)):
             return whole(rounded)
-        return ["number", str(value.normalize() if "decimal.Decimal" in names else value)]
-    if names & {"builtins.complex", "datetime.timedelta", "re.Pattern"}:
-        return [kind, repr(value)]
-    if names & {"datetime.date", "datetime.time"}:
-        return [kind, value.isoformat()]
-    if names & {"pathlib.PurePath", "uuid.UUID"}:
+        return ["number", str(value.normalize() if "Decimal" in names else value)]
+    if names & {"complex", "timedelta", "Pattern", "date", "time", "PurePath", "UUID"}:
         return [bases[-2].__name__, str(value)]
-    if "builtins.type" in names:
+    if "type" in names:
         return ["type", value.__qualname__]
     if "__index__" in dir(type(value)):
         return whole(operator.index(value))

@@ -22,8 +22,7 @@ test runs in this process and could write there whatever it likes, so all of it 
 
 There may be several rounds, each with changes of its own to the tree: all but the last run in a process of their own.
 No round can read another round's order: each has a file of its own, which its process alone ever reads.
-For rounds with the same pytest start-up, pytest starts once, before anything of the tree is imported, and each round is
-a fork of it.
+pytest is imported once, before anything of the tree, and each round is a fork.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ import ctypes
 import fcntl
 import gc
 import importlib
-import importlib.machinery
 import json
 import os
 import sys
@@ -40,8 +38,7 @@ import tempfile
 from typing import NoReturn
 
 from offbook.tasks.inside.report import Pipe
-from offbook.tasks.inside.rounds import DUMPABLE, SUBREAPER, Rounds, num_alike, there, unsealed
-from offbook.tasks.inside.running import end, run_round
+from offbook.tasks.inside.rounds import DUMPABLE, SUBREAPER, Rounds, end, run_round, unsealed
 
 REPORT = 3
 PRIVATE = 200  # file descriptors from here on are ours
@@ -71,20 +68,16 @@ def main(order_file: str) -> NoReturn:
         import pytest  # noqa: F401
         from _pytest.config import default_plugins
 
-        for name in default_plugins:  # or every round would
-            importlib.import_module(f"_pytest.{name}")
         setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # the running test's name is not in the environment
-        for name in order["preload"]:  # once for all rounds
+        for name in (*(f"_pytest.{name}" for name in default_plugins), *order["preload"]):  # or every round would
             importlib.import_module(name)
     gc.enable()
     gc.freeze()
-    found = there(order["places"]) if len(sealed) > 1 else {}
-    rounds = Rounds(descriptor, order, sealed, prctl, found) if len(sealed) > 1 else None
-    alike = num_alike(order, found) if rounds else []
-    while rounds and len(sealed) > 1:
-        done = rounds.together(alike[-len(sealed)]) if alike[-len(sealed)] > 1 else 0
-        if not done and (this := rounds.next()):
-            end(run_round(Pipe(descriptor), order, this, is_narrow=True))
+    if len(sealed) > 1:
+        rounds = Rounds(descriptor, sealed, order["places"], prctl)
+        while len(sealed) > 1:
+            if this := rounds.next():
+                end(run_round(Pipe(descriptor), order, this, is_narrow=True))
     prctl(DUMPABLE, 1)
     end(run_round(Pipe(descriptor), order, unsealed(sealed[0])))
 

@@ -39,25 +39,21 @@ class Pipe:
 class Recorder:
     """Which tests run and how they end: one outcome a test, from the reports of its phases."""
 
-    pipe: Pipe
     blanks: Blanks | None = None  # in a blank round
     collecting: threading.Timer | None = None  # ends the process if that takes too long; it is gone before any test
 
-    def __init__(self, max_tests: int):
-        self.max_tests = max_tests
-        self.selected: set[str] | None = None
-        self.within: set[str] | None = None  # files, classes and functions that the selected tests are, or are in
-        self.numbers: dict[str, int] = {}
-        self.phases: list[pytest.TestReport] = []
-        self.error = ""
-
-    def select(self, tests: Sequence[str] | None, is_narrow: bool) -> None:
+    def __init__(self, pipe: Pipe, max_tests: int, tests: Sequence[str] | None, is_narrow: bool):
         """`is_narrow`: what is not selected is not even collected, which is most of the work in a large file."""
+        self.pipe, self.max_tests = pipe, max_tests
         self.selected = None if tests is None else set(tests)
+        self.within: set[str] | None = None  # files, classes and functions that the selected tests are, or are in
         if tests is not None and is_narrow:
             self.within = set()
             for path, _, name in (test.partition("::") for test in tests):
                 self.within.update(itertools.accumulate([path, *name.partition("[")[0].split("::")], "{}::{}".format))
+        self.numbers: dict[str, int] = {}
+        self.phases: list[pytest.TestReport] = []
+        self.error = ""
 
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
         return None if self.within is None or f"{collector.nodeid}::{name}" in self.within else []
@@ -118,26 +114,13 @@ class Recorder:
         self.pipe.tell("done", self.numbers[nodeid], outcome, seconds, reason, self.error)
 
 
-def last_line(text: str) -> str:
-    """Of a traceback the line that names the error; of an assertion that says nothing, the line of code."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    place = next((number for number, line in enumerate(lines) if line.startswith("E ")), len(lines) - 1)
-    error = lines[place].removeprefix("E").strip() if lines else ""
-    if error == "AssertionError":  # Python 3.11 and later mark the place under the line of code
-        code = [line.strip() for line in lines[:place] if line.strip(" ^~")]
-        error = code[-1] if code else error
-    return error[:REASON]
-
-
 def why_failed(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The same, where pytest does not show source lines."""
-    from _pytest._code.code import ExceptionChainRepr
-
-    error = last_line(report.longreprtext)
-    if error == "AssertionError" and isinstance(report.longrepr, ExceptionChainRepr):
-        place = report.longrepr.chain[0][1]
-        error = linecache.getline(place.path, place.lineno).strip()[:REASON] if place else error
-    return error
+    """The line of a traceback that names the error; of an assertion that says nothing, the line of code."""
+    lines = [line for line in report.longreprtext.splitlines() if line.strip()]
+    error = next((line[1:] for line in lines if line.startswith("E ")), (lines or [""])[-1]).strip()
+    if error == "AssertionError" and (crash := getattr(report.longrepr, "reprcrash", None)):
+        error = linecache.getline(crash.path, crash.lineno).strip()
+    return error[:REASON]
 
 
 def why_skipped(report: pytest.TestReport) -> str:

@@ -4,64 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.machinery
 import json
 import os
 import re
 import shutil
 import signal
 import sys
+import threading
 import time
-import warnings
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
+from offbook.tasks.inside.apart import run_apart, run_calls
+from offbook.tasks.inside.blank import Blanks
 from offbook.tasks.inside.report import Pipe, Recorder
-from offbook.tasks.inside.running import begin, end, read, run_pytest, write
-
-if TYPE_CHECKING:
-    from types import CodeType
-
-    import pytest
+from offbook.tasks.inside.watch import Tracer, Watcher
 
 DUMPABLE, SUBREAPER = 4, 36  # of prctl
-PIPE_BYTES = 65536
-KEPT = (
-    ".git/index",
-)  # git writes it when it is only asked for the status; restored after each round, and not reported
+# git writes it if it is only asked for the status. It is restored after each round, and not reported.
+GIT_INDEX = ".git/index"
 
 Found = dict[str, tuple[int, int, int]]
-
-
-class Compiled:
-    """Cache of compiled files that no round changed. Compiling them runs nothing.
-
-    A round names the files it had to compile, and its parent process compiles them for the rounds after it."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, tuple[bytes, CodeType]] = {}
-        self.names = -1  # in a round: where to
-        self.compile: Any = importlib.machinery.SourceFileLoader.source_to_code
-
-        def source_to_code(loader: Any, data: Any, path: Any, **options: Any) -> Any:
-            known = self.known.get(path)
-            if known and known[0] == data:
-                return known[1]
-            if self.names >= 0:
-                with contextlib.suppress(OSError):  # full: then the others compile it too
-                    os.write(self.names, f"{path}\n".encode())
-            return self.compile(loader, data, path, **options)
-
-        setattr(importlib.machinery.SourceFileLoader, "source_to_code", source_to_code)  # noqa: B010
-
-    def learn(self, names: int, unchanged: Collection[str]) -> None:
-        """Files that warn are left to the rounds, where a test may expect the warning."""
-        for path in os.read(names, PIPE_BYTES).decode().splitlines():
-            if path not in self.known and os.path.relpath(path) in unchanged and (data := read(path)) is not None:
-                with warnings.catch_warnings(), contextlib.suppress(Exception):
-                    warnings.simplefilter("error")
-                    self.known[path] = data, self.compile(None, data, path)
+OFF = (
+    *("cacheprovider", "xdist", "xdist.looponfail", "pytest_cov", "randomly", "random_order", "rerunfailures", "sugar"),
+    *("stepwise", "pastebin", "pytest-reverse", "repeat", "html", "metadata", "instafail", "testmon", "profiling"),
+)
 
 
 def unsealed(descriptor: int) -> dict[str, Any]:
@@ -70,14 +37,12 @@ def unsealed(descriptor: int) -> dict[str, Any]:
 
 
 class Rounds:
-    """The queue of rounds, each run in a fork that has imported pytest and nothing of the tree. `found` is what was
-    there before all rounds, and `put_back` what of it the last one changed by order."""
+    """The queue of rounds, each run in a fork that has imported pytest and nothing of the tree."""
 
-    def __init__(self, descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any, found: Found):
-        self.descriptor, self.order, self.sealed, self.prctl, self.found = descriptor, order, sealed, prctl, found
-        self.compiled = Compiled()
-        self.put_back: Found = {}
-        self.kept = {path: read(path) for path in KEPT if path in found}
+    def __init__(self, descriptor: int, sealed: list[int], places: Sequence[str], prctl: Any):
+        self.descriptor, self.sealed, self.places, self.prctl = descriptor, sealed, places, prctl
+        self.found = there(places)  # before all rounds
+        self.index = read(GIT_INDEX)
 
     def next(self) -> dict[str, Any] | None:
         """Fork the next round. Returns its order in the child, and None in the parent, when the round is over.
@@ -87,11 +52,9 @@ class Rounds:
         files are reported."""
         self.prctl(DUMPABLE, 0)  # our files are not to be had through /proc by the child
         reading, writing = os.pipe()
-        names, self.compiled.names = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         child = os.fork()
         if child == 0:
-            os.close(reading)
-            for other in (names, *self.sealed[1:]):
+            for other in (reading, *self.sealed[1:]):
                 os.close(other)
             this = unsealed(self.sealed[0])
             before = {path: read(path) for path in this["changes"]}
@@ -102,7 +65,6 @@ class Rounds:
             self.prctl(DUMPABLE, 1)
             return this
         os.close(writing)
-        os.close(self.compiled.names)
         with open(reading) as pipe:
             timeout_s, before = json.load(pipe)
         deadline = time.monotonic() + timeout_s
@@ -111,88 +73,22 @@ class Rounds:
                 os.kill(child, signal.SIGKILL)
             time.sleep(0.002)
         end_children()
-        for path, state in there(self.order["places"]).items():
-            if path not in self.found and path not in before:
+        restored = {path: None if text is None else text.encode("latin-1") for path, text in before.items()}
+        for path, state in there(self.places).items():
+            if path in before or state == self.found.get(path):
+                continue
+            if path not in self.found:
                 remove(path)
-            elif path in self.kept and state != self.found[path]:
-                write(path, self.kept[path])
-                self.found[path] = state_of(path)
-            elif path not in before and state != self.found[path]:
+            elif path == GIT_INDEX:
+                restored[path] = self.index
+            else:
                 os.write(self.descriptor, json.dumps(["saw", "written", path]).encode() + b"\n")
-        for path, text in before.items():
-            write(path, None if text is None else text.encode("latin-1"))
-        self.put_back = {path: state_of(path) for path in before if path in self.found and os.path.lexists(path)}
-        self.found.update(self.put_back)
-        self.compiled.learn(names, self.found.keys() - before.keys())
-        os.close(names)
+        for path, data in restored.items():
+            write(path, data)
+            if path in self.found and os.path.lexists(path):
+                self.found[path] = state_of(path)
         os.close(self.sealed.pop(0))
         return None
-
-    def together(self, count: int) -> int:
-        """Run the next `count` rounds as forks of one started pytest. Returns how many were run: none if pytest does
-        not get as far as collection."""
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            self.prctl(SUBREAPER, 1)
-            end(Started(self, count, writing).run())
-        os.close(writing)
-        with open(reading) as pipe:  # no round has it
-            done = pipe.read().split("\n")[:-1]
-        os.waitpid(child, 0)
-        end_children()
-        for line in done:
-            self.found.update((path, tuple(state)) for path, state in json.loads(line).items())
-            os.close(self.sealed.pop(0))
-        return len(done)
-
-
-class Started:
-    """pytest, started up to collection with the options and folders that the rounds share. Nothing of the tree can be
-    imported yet."""
-
-    def __init__(self, rounds: Rounds, count: int, done: int):
-        self.rounds, self.count, self.done = rounds, count, done
-        self.recorder = Recorder(rounds.order["max_tests"])
-        self.in_round = False
-
-    def run(self) -> int:
-        import pytest
-
-        pytest.hookimpl(tryfirst=True)(Started.pytest_collection)
-        start = self.rounds.order["starts"][-len(self.rounds.sealed)]
-        exit_code = run_pytest(start["options"], start["folders"], [self.recorder, self])
-        if self.in_round:
-            self.recorder.pipe.tell("end", exit_code)
-        return exit_code
-
-    def pytest_collection(self, session: pytest.Session) -> None:
-        """Returns only in the processes of the rounds."""
-        capture = session.config.pluginmanager.getplugin("capturemanager")
-        for _ in range(self.count):
-            sys.stdout.flush()
-            if this := self.rounds.next():
-                os.close(self.done)
-                self.in_round = True
-                begin(self.recorder, Pipe(self.rounds.descriptor), self.rounds.order, this, is_narrow=True)
-                session.config.args = session.config.option.file_or_dir = this["files"]
-                return
-            capture.read_global_capture()  # what a round printed must not reach the next one
-            os.write(self.done, json.dumps(self.rounds.put_back).encode() + b"\n")
-        end(0)
-
-
-def num_alike(order: dict[str, Any], found: Found) -> list[int]:
-    """For each round the length of the run of rounds, without the last, that can fork from one started pytest. With a
-    conftest file 0, because that imports code of the tree."""
-    starts = order["starts"]
-    if order["sources"] or any(os.path.basename(path) == "conftest.py" for path in found):
-        return [0] * len(starts)
-    alike = [0]
-    for start, following in zip(starts[-2::-1], [None, *starts[-2:0:-1]]):  # noqa: B905
-        alike.insert(0, 0 if start is None else alike[0] + 1 if start == following else 1)
-    return alike
 
 
 def remove(path: str) -> None:
@@ -254,3 +150,64 @@ def end_children() -> None:
                 os.waitpid(child, 0)
             except OSError:
                 continue
+
+
+def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any], is_narrow: bool = False) -> int:
+    """`is_narrow`: what is not selected is not even collected."""
+    roots = [os.path.abspath(root) for root in order["import_roots"]]
+    first_of_site = next((i for i, path in enumerate(sys.path) if path.endswith("site-packages")), len(sys.path))
+    sys.path[first_of_site:first_of_site] = roots
+    os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
+    for path, text in this["changes"].items():
+        write(path, None if text is None else text.encode())
+    if this["apart"]:
+        return run_apart(pipe, this)
+    if this["calls"]:
+        run_calls(pipe, this["calls"], this["per_test_s"], is_apart=False)
+        return 0
+    import pytest
+
+    recorder = Recorder(pipe, order["max_tests"], this["tests"], is_narrow)
+    recorder.blanks = Blanks() if this["blank"] else None
+    plugins: list[object] = [recorder]
+    if order["sources"]:
+        tracer = Tracer(recorder, {os.path.realpath(path): path for path in order["sources"]})
+        for hook in (Tracer.pytest_fixture_setup, Tracer.pytest_runtest_protocol):
+            pytest.hookimpl(wrapper=True)(hook)
+        plugins.append(tracer)
+        tracer.start()
+    if limit_s := order.get("collect_s"):
+        recorder.collecting = threading.Timer(limit_s, os._exit, [1])
+        recorder.collecting.daemon = True
+        recorder.collecting.start()
+    if order["product"]:
+        sys.addaudithook(Watcher(pipe, order["product"], this["files"]).hook)
+    off = [argument for name in OFF for argument in ("-p", f"no:{name}")]
+    pytest.hookimpl(tryfirst=True)(Recorder.pytest_pycollect_makeitem)
+    exit_code = int(pytest.main([*off, *this["options"], "--", *this["files"]], plugins=plugins))
+    pipe.tell("end", exit_code)
+    return exit_code
+
+
+def end(status: int) -> NoReturn:
+    """Threads and exit handlers of the code under test have no say any more."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def read(path: str) -> bytes | None:
+    if not os.path.exists(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path: str, content: bytes | None) -> None:
+    if content is None:
+        if os.path.exists(path):
+            os.unlink(path)
+        return
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)

@@ -60,10 +60,8 @@ class Tracer:
                 mark = ast.parse(f"{HITS}[{self.num_functions}] = True").body[0]
                 self.recorder.pipe.tell("function", self.num_functions, path, name)
                 self.num_functions += 1
-                place = child.body[min(at, len(child.body) - 1)]
                 for inserted in ast.walk(mark):
-                    if isinstance(inserted, ast.expr | ast.stmt):
-                        ast.copy_location(inserted, place)
+                    ast.copy_location(inserted, child.body[min(at, len(child.body) - 1)])
                 child.body.insert(at, mark)
             elif not isinstance(child, ast.expr):
                 self._insert(child, path, prefix)

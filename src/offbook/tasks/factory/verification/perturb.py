@@ -18,8 +18,6 @@ from dataclasses import replace
 from itertools import accumulate, zip_longest
 from typing import Any
 
-import libcst as cst
-
 from offbook.sandbox import Sandbox
 from offbook.tasks.blanks import is_unknown
 from offbook.tasks.factory.delete.symbols import module_name
@@ -73,61 +71,32 @@ def __offbook_source__(function, nodes={{}}):
     free = inspect.getclosurevars(function)
     return "\\0" + repr((ast.unparse(found[0]), __offbook_plain__({{**free.globals, **free.nonlocals}})))
 
-def __offbook_record__(name, arguments, named, left=[20000], known=set()):
-    left[0] -= 1
-    if left[0] < 0 or len(known) > 400:
-        return
-    try:
-        while arguments and len(arguments[-1]) > 1 and arguments[-1][0] is arguments[-1][1] and not named:
-            try:
-                __import__("ast").literal_eval(repr(__offbook_plain__(arguments[-1][0])))
-                break
-            except Exception:  # a default that cannot be written down is left out
-                arguments = arguments[:-1]
-        text = repr((name, *__offbook_plain__([[one[0] for one in arguments], named])))
-        if len(text) < 2000 and text not in known:
-            known.add(text)
-            with open(__file__ + "{CALLS}", "a") as file:
-                file.write(text + "\\n")
-    except Exception:
-        pass
+def __offbook_record__(function, left=[20000], known=set()):
+    import functools
+    @functools.wraps(function)
+    def recorder(*arguments, **named):
+        left[0] -= 1
+        try:
+            if left[0] >= 0 and len(known) <= 400:
+                text = repr((function.__name__, *__offbook_plain__([list(arguments), named])))
+                if len(text) < 2000 and text not in known:
+                    known.add(text)
+                    with open(__file__ + "{CALLS}", "a") as file:
+                        file.write(text + "\\n")
+        except Exception:
+            pass
+        return function(*arguments, **named)
+    return recorder
+
+for __offbook_name__ in {{names}}:
+    if callable(globals().get(__offbook_name__)):
+        globals()[__offbook_name__] = __offbook_record__(globals()[__offbook_name__])
 """
 
 
 def recording(source: str, names: Collection[str]) -> str:
     """A module that writes down what these functions of it are called with."""
-    return cst.parse_module(source).visit(_Recording(names)).code + RECORDER
-
-
-class _Recording(cst.CSTTransformer):
-    def __init__(self, names: Collection[str]):
-        super().__init__()
-        self._names = names
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
-        return False
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        return False
-
-    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
-        if original_node.name.value not in self._names or not isinstance(updated_node.body, cst.IndentedBlock):
-            return updated_node
-        parameters = original_node.params
-        plain = []
-        for parameter in (*parameters.posonly_params, *parameters.params):
-            default = cst.Module([]).code_for_node(parameter.default) if parameter.default else ""
-            plain.append(f"({parameter.name.value}, {default})")
-        is_star = isinstance(parameters.star_arg, cst.Param)
-        star = f"*zip({parameters.star_arg.name.value})" if is_star else ""  # type: ignore[union-attr]
-        named = [f"{p.name.value!r}: {p.name.value}" for p in parameters.kwonly_params]
-        named += [f"**{parameters.star_kwarg.name.value}"] if parameters.star_kwarg else []
-        arguments = ", ".join([*plain, *([star] if star else [])])
-        line = f"__offbook_record__({original_node.name.value!r}, [{arguments}], {{{', '.join(named)}}})"
-        at = 1 if original_node.get_docstring(clean=False) is not None else 0
-        body = [*updated_node.body.body]
-        body.insert(at, cst.parse_statement(line))
-        return updated_node.with_changes(body=updated_node.body.with_changes(body=body))
+    return source + RECORDER.replace("{names}", repr(sorted(names)))
 
 
 def functions_of(targets: Iterable[str]) -> dict[str, set[str]]:
@@ -232,22 +201,19 @@ def boundaries(calls: Sequence[Case], rng: random.Random) -> list[Case]:
     kinds: dict[tuple[str, int | str, str], list[Case]] = defaultdict(list)
     known = set[tuple[str, str]]()
 
-    def add(kind: tuple[str, int | str, str], case: Case, arguments: list[Any], named: dict[str, Any]) -> None:
+    def add(place: int | str, way: str, case: Case, arguments: list[Any], named: dict[str, Any]) -> None:
         text = repr((arguments, named))
         if (case.function, text) not in known:
             known.add((case.function, text))
-            kinds[kind].append(replace(case, arguments=text, result=kind[2], is_strict=True))
+            kinds[case.function, place, way].append(replace(case, arguments=text, result=way, is_strict=True))
 
     for case, (arguments, named) in parsed:
-        add((case.function, 0, ""), case, arguments, named)
+        add(0, "", case, arguments, named)
     for case, (arguments, named) in rng.sample(parsed, len(parsed)):
-        for place, value in enumerate(arguments):
+        for place, value in [*enumerate(arguments), *named.items()]:
             for way, other in bounds(value, seen[case.function, place], rng):
-                changed = [*arguments[:place], other, *arguments[place + 1 :]]
-                add((case.function, place, way), case, changed, named)
-        for name, value in named.items():
-            for way, other in bounds(value, seen[case.function, name], rng):
-                add((case.function, name, way), case, arguments, {**named, name: other})
+                positional = [other if number == place else one for number, one in enumerate(arguments)]
+                add(place, way, case, positional, {**named, place: other} if isinstance(place, str) else named)
     rows = zip_longest(*kinds.values())
     return [case for row in rows for case in row if case][: 3 * MAX_STRICT]
 
@@ -262,15 +228,8 @@ def bounds(value: Any, seen: Sequence[Any], rng: random.Random) -> Iterator[tupl
             yield "not", not value
         case int() | float():
             low = min(alike)
-            numbers = {
-                "zero": 0,
-                "one": 1,
-                "less": value - 1,
-                "more": value + 1,
-                "minus": -value,
-                "twice": 2 * value + 8,
-            }
-            for way, other in numbers.items():
+            numbers = {"zero": 0, "one": 1, "less": value - 1, "more": value + 1, "minus": -value}
+            for way, other in {**numbers, "twice": 2 * value + 8}.items():
                 is_within = other >= low or (other >= 0 and low <= 1)
                 yield way if is_within else BEYOND, type(value)(other)
         case str() if value.startswith("\0("):

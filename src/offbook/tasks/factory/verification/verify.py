@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -24,7 +24,7 @@ from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.examples import TRIED_S, Example, Tried, examples, reached, tried_in, trying_of
 from offbook.tasks.factory.types import Deletion, files_of, is_test_code
-from offbook.tasks.factory.verification.mutants import Trial, trial_of, with_blanks
+from offbook.tasks.factory.verification.mutants import checks_of
 from offbook.tasks.factory.verification.perturb import answered, functions_of, recorded, recording
 from offbook.tasks.factory.workshop import Workshop, product_of
 from offbook.tasks.grade import put
@@ -112,21 +112,22 @@ async def verify(
     right = right_files(workshop.files, deletion)
     trying = trying_of(repository.suite, workshop.symbols, gone, candidates, right)
     clock.mark("delete")
+    saw = set[tuple[str, str]]()  # what the product itself looks at
+    test_s = 0.0
     async with await suite_sandbox(repository.tree, repository.suite, spec) as sandbox:
 
         async def run(rounds: Sequence[Round], rounds_s: float, hash_seed: int = 0) -> list[SuiteRun]:
-            return await run_rounds(sandbox, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
+            done = await run_rounds(sandbox, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
+            nonlocal test_s
+            test_s += sum(sum(one.seconds.values()) for one in done)
+            saw.update(*(one.saw for one in done))
+            return done
 
         await put(sandbox, deleted_tree(workshop, deletion))
         *with_examples, first = await run([*([trying] if trying else []), whole], limit_s + TRIED_S)
-        runs = [first]
         clock.mark("tests without it")
-
-        def refused(why: str, evidence: str) -> Verdict:
-            return Verdict(why, evidence, test_s=_test_s(runs))
-
         if refusal := _refusal(first, needing, others, repository.excluded):
-            return refused(*refusal)
+            return Verdict(*refusal, test_s=test_s)
         fail_to_pass = tuple(test for test in needing if test in first.failed)
         seen = Verdict(
             fail_to_pass=fail_to_pass,
@@ -135,7 +136,7 @@ async def verify(
             tried=tried_in(with_examples[0], candidates) if trying else Tried(),
         )
         if refusal := await objection(seen):
-            return refused(*refusal)
+            return Verdict(*refusal, test_s=test_s)
         sample = _sample(needing, settings.max_trivial_tests)
         sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
         ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
@@ -144,60 +145,36 @@ async def verify(
             for bodies in ways.values()
         ]
         *with_trivial, again = await run([*trivial, whole], limit_s + len(trivial) * sample_s, hash_seed=1)
-        runs += [*with_trivial, again]
         clock.mark("trivial bodies")
         if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
-            return refused("flaky", min(changed))
+            return Verdict("flaky", min(changed), test_s=test_s)
         asked = {*fail_to_pass} & {*sample}
         shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
         if 1 in shares:
-            return refused("a trivial body solves it", [*ways][shares.index(1)])
-        passed = [run.passed for run in with_trivial]
-        trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
-        listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
-        rounds = trial.rounds
-        *repeated, _ = await run(
-            [*rounds, listening], trial.limit_s * len(rounds) + sample_s
-        )  # what the last writes stays
-        mutants = trial.usable(repeated, tests)
-        mutants = replace(mutants, saw=tuple(sorted({*mutants.saw} | first.saw | again.saw)))
+            return Verdict("a trivial body solves it", [*ways][shares.index(1)], test_s=test_s)
+        bodies_with_passed = [(bodies, done.passed) for bodies, done in zip(ways.values(), with_trivial, strict=True)]
+        files = {path: workshop.files[path].encode() for path in files_of(fail_to_pass) if path in workshop.files}
+        limit_s = START_S / 3 + SLOWER * sum(repository.seconds[test] for test in fail_to_pass)
+
+        async def run_right(rounds: Sequence[Round], seed: int) -> list[SuiteRun]:
+            return await run(rounds, limit_s * (len(rounds) + 1), hash_seed=seed)
+
+        rng = random.Random(deletion.feature.id)
+        mutants = await checks_of(files, fail_to_pass, first.passed, right, bodies_with_passed, run_right, limit_s, rng)
+        mutants = replace(mutants, saw=tuple(sorted(saw)))
         clock.mark("mutants")
-        calls = await recorded(sandbox, functions_of(deletion.targets), repository.import_roots)
-        blanks = await trial.blanks(fail_to_pass, lambda rounds, seed: run(rounds, 3 * trial.limit_s, hash_seed=seed))
-        mutants = with_blanks(mutants, blanks, trial.files, trial.inherited)
-        clock.mark("blanks")
-        await put(sandbox, trial.right)
-        texts = {path: workshop.files[path] for path in files_of(fail_to_pass) if path in workshop.files}
-        tests = _sample([*{base_of(node) for node in fail_to_pass if node.partition("::")[0] in texts}], MAX_APART)
-        apart = await answered(sandbox, repository.suite, calls, tests, texts, deletion.feature.id)
+        listening: dict[str, str | None] = {path: data.decode() for path, data in files.items()}
+        for path, names in functions_of(deletion.targets).items():
+            listening[path] = recording(workshop.files[path], names)
+        asking = _sample(fail_to_pass, settings.max_trivial_tests)
+        await run([Round(files_of(asking), asking, {**right, **listening}, timeout_s=sample_s)], sample_s)
+        calls = await recorded(sandbox, functions_of(deletion.targets), repository.import_roots)  # what it wrote stays
+        await put(sandbox, right)
+        texts = {path: data.decode() for path, data in files.items()}
+        plain = _sample([*{base_of(node) for node in fail_to_pass if node.partition("::")[0] in texts}], MAX_APART)
+        apart = await answered(sandbox, repository.suite, calls, plain, texts, deletion.feature.id)
         clock.mark("other inputs")
-    return replace(
-        seen,
-        floor=max(shares, default=0.0),
-        mutants=mutants,
-        apart=apart,
-        test_s=_test_s(runs),
-    )
-
-
-def _test_s(runs: Iterable[SuiteRun]) -> float:
-    return sum(sum(run.seconds.values()) for run in runs)
-
-
-def _trial(
-    workshop: Workshop,
-    deletion: Deletion,
-    first: SuiteRun,
-    trivial: Iterable[tuple[Mapping[str, str | None], Collection[str]]],
-) -> Trial:
-    """Of the tests that fail without the feature."""
-    failing = [test for test in deletion.feature.tests if test in first.failed]
-    seconds = sum(workshop.repository.seconds[test] for test in failing)
-    files = {path: workshop.files[path].encode() for path in files_of(failing) if path in workshop.files}
-    right = right_files(workshop.files, deletion)
-    expected = [*failing, *first.passed]
-    trial = trial_of(files, failing, expected, right, random.Random(deletion.feature.id))
-    return replace(trial, trivial=[*trivial], limit_s=START_S / 3 + SLOWER * seconds)
+    return replace(seen, floor=max(shares, default=0.0), mutants=mutants, apart=apart, test_s=test_s)
 
 
 def _examples(workshop: Workshop, deletion: Deletion) -> list[Example]:
@@ -207,15 +184,6 @@ def _examples(workshop: Workshop, deletion: Deletion) -> list[Example]:
     files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
     roots, needing = workshop.symbols.import_roots, deletion.feature.tests
     return examples(reached(files, roots, needing), files, roots, needing, (*deletion.stubbed, *deletion.deleted))
-
-
-def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:
-    """The right code, which writes down what the tests call it with."""
-    right = right_files(workshop.files, deletion)
-    for path, names in functions_of(deletion.targets).items():
-        right[path] = recording(workshop.files[path], names)
-    originals = {path: workshop.files[path] for path in files_of(tests) if path in workshop.files}
-    return Round(files_of(tests), tests, {**right, **originals}, timeout_s=limit_s)
 
 
 def right_files(files: Mapping[str, str], deletion: Deletion) -> dict[str, str | None]:

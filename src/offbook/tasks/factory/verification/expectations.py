@@ -1,0 +1,580 @@
+"""Expected values of test files: where they are written down, how to hide them, and how to make them wrong.
+
+Blank rounds (tasks/blanks.py) hide the expected side of a check, mutants (tasks/mutants.py) change it. Both edit the
+same expressions: the operands of assertions, the values of their names, the tables that cases come from.
+
+A check is blanked if its expected side is written down in the tests: then every right solution reports what the right
+code did. A check stays as it is if the code under test decides how often it runs, as in a loop over its results, and if
+the expected side is the result of an unknown call.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import random
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from itertools import accumulate
+from typing import Any
+
+from offbook.core.pycode import FUNCTIONS, Function, nodes
+from offbook.tasks.blanks import Edit, Place
+from offbook.tasks.mutants import Mutant
+
+CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
+KNOWN = tomllib.loads(resources.files(__package__).joinpath("assertions.toml").read_text())
+PLAIN = {*KNOWN["plain"]}
+WRITTEN = PLAIN | {*KNOWN["written"]}
+COMPARED = {**dict.fromkeys(KNOWN["equal"], "Eq"), **KNOWN["compared"]}
+STANDARD = sys.stdlib_module_names | {"pytest"}
+LITERAL = (
+    *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.UnaryOp, ast.BinOp),
+    *(ast.JoinedStr, ast.FormattedValue, ast.Subscript, ast.Slice, ast.Call, ast.Name),
+)
+DEPTH = 4  # of expressions that a table is put together from
+OPEN = "an expected value that is not written down"
+LOOSE = "a check that runs as often as the code likes"
+NONE = "no expected value"
+VISIBLE = "a value that the test uses otherwise too"
+
+Row = tuple[ast.expr, list[ast.expr], str]  # as a whole, its cells, and the table of the module that it is in
+
+
+@dataclass(slots=True)
+class Candidate:
+    """An edit that blanks something of one or more tests."""
+
+    edit: Edit
+    places: list[int]
+    tests: set[str]
+    is_soft: bool  # a recorder replaces a value, which may be used for more than comparisons
+
+
+@dataclass(slots=True)
+class Found:
+    """What can be blanked in some test files."""
+
+    files: Mapping[str, bytes]
+    candidates: list[Candidate] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    names: list[Edit] = field(default_factory=list)
+    renamed: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)  # where a test is written down -> why not all of it
+
+    def place(self, asks: str, value: str = "") -> int:
+        self.places.append(Place(asks, value))
+        return len(self.places) - 1
+
+    def drop(self, unwanted: Callable[[Candidate], bool], why: str) -> None:
+        for one in [one for one in self.candidates if unwanted(one)]:
+            self.candidates.remove(one)
+            for test in one.tests:
+                self.left.setdefault(test, why)
+
+
+def found_in(files: Mapping[str, bytes], tests: Collection[str]) -> Found:
+    """`tests` are where tests are written down: path::name or path::Class::name."""
+    found = Found(files)
+    for path, data in sorted(files.items()):
+        own = {test.partition("::")[2] for test in tests if test.startswith(f"{path}::")}
+        try:
+            file = TestFile(path, data)
+        except (SyntaxError, ValueError):
+            found.left.update(dict.fromkeys((f"{path}::{name}" for name in own), "syntax"))
+            continue
+        read = [Test(found, file, name) for name in file.functions if name in own]
+        file.hide(found, read, own)
+        file.rename(found, own)
+    return found
+
+
+class TestFile:
+    """A parsed test file. Raises SyntaxError or ValueError for what this Python cannot read."""
+
+    __test__ = False
+
+    def __init__(self, path: str, data: bytes):
+        self.path, self.data = path, data
+        self.tree = ast.parse(data.decode())
+        self.starts = [0, *accumulate(map(len, data.splitlines(keepends=True)))]
+        self.words = Counter(re.findall(rb"\w+", data))
+        self.loads = loads(self.tree)
+        self.functions: dict[str, Function] = {}  # of two of a name the last one counts
+        self.parents: dict[str, list[str]] = {}
+        self._read(self.tree.body, "")
+        stored = Counter(node.id for node in nodes(self.tree, ast.Name) if isinstance(node.ctx, ast.Store))
+        self.tables = {
+            target.id: node.value
+            for node in self.tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name) and stored[target.id] == 1
+        }
+        self.imported: dict[str, bool] = {}  # name -> whether it is of the standard library
+        for one in ast.walk(self.tree):
+            for alias in one.names if isinstance(one, ast.Import | ast.ImportFrom) else ():
+                module = f"{'.' * one.level}{one.module}" if isinstance(one, ast.ImportFrom) else alias.name
+                self.imported[(alias.asname or alias.name).partition(".")[0]] = module.partition(".")[0] in STANDARD
+
+    def _read(self, body: Iterable[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, FUNCTIONS):
+                self.functions[prefix + node.name] = node
+            elif isinstance(node, ast.ClassDef):
+                self.parents[prefix + node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                self._read(node.body, f"{prefix}{node.name}::")
+
+    def written_at(self, test: str) -> str:
+        """Where a test is written down: classes inherit from one another. Empty if it is not in this file."""
+        if test in self.functions:
+            return test
+        owner, _, name = test.rpartition("::")
+        found = (self.written_at(f"{parent}::{name}") for parent in self.parents.get(owner, ()) if parent != owner)
+        return next(filter(None, found), "")
+
+    def offset(self, line: int, column: int) -> int:
+        return self.starts[line - 1] + column
+
+    def span(self, node: Any) -> tuple[int, int]:
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
+
+    def is_named(self, function: Function) -> bool:
+        """Whether something in the file refers to a function, as far as its name is not used for another one."""
+        defined = sum(one.name == function.name for one in self.functions.values())
+        return self.words[function.name.encode()] > defined
+
+    def rows(
+        self, value: ast.expr, local: Mapping[str, Iterable[ast.expr]], table: str = "", depth: int = DEPTH
+    ) -> Iterator[Row]:
+        """The rows of an expression, as far as they are written down; `local` are names with their values."""
+        inside: list[ast.expr] = []
+        match value:
+            case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
+                yield from ((element, _cells(element), table) for element in elements)
+            case ast.Dict(keys=keys, values=values):
+                pairs = zip(keys, values, strict=True)
+                yield from ((key, [key, one], table) for key, one in pairs if key is not None)
+            case ast.Name(id=name) if name in local:
+                inside = [*local[name]]
+            case ast.Name(id=name) if name in self.tables and depth:
+                yield from self.rows(self.tables[name], {}, name, depth - 1)
+            case ast.BinOp(left=left, right=right):
+                inside = [left, right]
+            case ast.Call(func=function, args=arguments):
+                inside = [*arguments, *([function.value] if isinstance(function, ast.Attribute) else [])]
+        for one in inside if depth else ():
+            yield from self.rows(one, local, table, depth - 1)
+
+    def hide(self, found: Found, tests: Sequence[Test], own: Collection[str]) -> None:
+        """Blank the values that tests compare with by name. Those of a table stay if something else uses the table.
+
+        Tests that are not blanked are not run together with those that are, so their bodies are cut."""
+        others = [node for name, node in self.functions.items() if node.name.startswith("test") and name not in own]
+        users = self.loads - sum(map(loads, others), Counter[str]())
+        asked: Counter[str] = sum((test.tables for test in tests), Counter())
+        wanted: dict[tuple[int, int], tuple[str, set[str]]] = {}
+        for test in tests:
+            for value, table in test.wanted:
+                wanted.setdefault(self.span(value), (table, set()))[1].add(test.name)
+        for (start, end), (table, names) in sorted(wanted.items()):
+            if table and users[table] > asked[table]:
+                for name in names:
+                    found.left.setdefault(name, VISIBLE)
+                continue
+            place = found.place("eq")
+            edit = Edit(self.path, start, end, f"__blank__({place})")
+            found.candidates.append(Candidate(edit, [place], names, is_soft=True))
+        for node in others:
+            if not self.is_named(node):
+                edit = Edit(self.path, self.span(node.body[0])[0], self.span(node.body[-1])[1], "pass")
+                found.candidates.append(Candidate(edit, [], set(), is_soft=False))
+
+    def rename(self, found: Found, own: Collection[str]) -> None:
+        """Functions and classes that nothing in the file names, and the file if no other one names it."""
+        parts = {part for name in own for part in name.split("::")}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ClassDef) and self.words[node.name.encode()] == 1:
+                prefix = "Test" if node.name.startswith("Test") else "Of" if "test" in node.name.lower() else ""
+            elif isinstance(node, FUNCTIONS) and node.name in parts and not self.is_named(node):
+                prefix = "test_" if node.name.startswith("test") else ""
+            else:
+                continue
+            if prefix:
+                start = self.data.index(node.name.encode(), self.offset(node.lineno, node.col_offset))
+                found.names.append(Edit(self.path, start, start + len(node.name.encode()), prefix))
+        name = self.path.rpartition("/")[2]
+        word = re.compile(rf"\b{name.removesuffix('.py')}\b".encode())
+        is_found = name.startswith("test_") or name.endswith("_test.py")
+        if own and is_found and not any(map(word.search, found.files.values())):
+            found.renamed.append(self.path)
+
+
+class Test:
+    """One test function: the edits that blank its checks, and those that make them wrong."""
+
+    __test__ = False
+
+    def __init__(self, found: Found, file: TestFile, name: str):
+        self.found, self.file, self.name = found, file, f"{file.path}::{name}"
+        self.function = file.functions[name]
+        self.operands: list[ast.expr] = []  # what checks compare
+        self.raised: list[Edit] = []
+        self.turned: list[Edit] = []
+        self.wanted: list[tuple[ast.expr, str]] = []  # values to hide, each with its table
+        self.tables = Counter[str]()  # with these values, and how often the test names each
+        self._has_value = False
+        self._compared: list[ast.Name] = []  # names on expected sides, which are not read any more
+        self._alone: set[str] = set()  # those of them that are a whole expected side
+        self._spans: list[tuple[int, int]] = []
+        self._sources: dict[str, list[tuple[ast.expr, str]]] = {}  # name -> expressions of its values, with tables
+        self._loads = loads(self.function)
+        self._read_sources()
+        self._statements(self.function.body, is_certain=True)
+        if not self._has_value:
+            self._leave(NONE)
+        for name, count in Counter(node.id for node in self._compared).items():
+            if self._loads[name] == count:
+                self.wanted += self._sources.get(name, ())
+            elif name in self._alone:
+                self._leave(VISIBLE)
+        self.tables.update({table: self._loads[table] for _, table in self.wanted if table})
+
+    def _leave(self, why: str) -> None:
+        self.found.left.setdefault(self.name, why)
+
+    # --- what is written down
+
+    def _read_sources(self) -> None:
+        stored = Counter(node.id for node in nodes(self.function, ast.Name) if isinstance(node.ctx, ast.Store))
+        for decorator in self.function.decorator_list:
+            match decorator:
+                case ast.Call(args=[words, rows, *_]) if called(decorator) == "parametrize":
+                    self._columns(re.findall(r"\w+", ast.unparse(words)), rows, Counter())
+        for node in ast.walk(self.function):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    if stored[name] == 1 and self.is_written(value):
+                        self._sources[name] = [(value, "")]
+                case ast.For(target=target, iter=over) if self.is_written(over):
+                    elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+                    self._columns([one.id if isinstance(one, ast.Name) else "" for one in elements], over, stored)
+
+    def _columns(self, words: Sequence[str], over: ast.expr, stored: Mapping[str, int]) -> None:
+        """The values of names that go through the rows of a table, if all of them are written down."""
+        local = {name: [value for value, _ in values] for name, values in self._sources.items()}
+        rows = [*self.file.rows(over, local)]
+        for place, word in enumerate(words):
+            if len(words) == 1:  # keys of a dictionary are looked up by the test too
+                values = [(row, table) for row, cells, table in rows if len(cells) != 2 or cells[0] is not row]
+            else:
+                values = [(cells[place], table) for _, cells, table in rows if place < len(cells)]
+            if word and stored.get(word, 1) == 1 and values and all(self.is_written(value) for value, _ in values):
+                self._sources[word] = values
+
+    def is_written(self, tree: ast.expr) -> bool:
+        """Whether the tests alone decide about this value."""
+        known = self.file.imported
+        passed_by: list[ast.AST] = []  # functions and modules, which are no values
+        for call in nodes(tree, ast.Call):
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            is_known = called(call) in WRITTEN
+            if isinstance(owner, ast.Name) and owner.id in known:
+                is_known = is_known and known[owner.id]
+                passed_by.append(owner)
+            elif owner is not None:  # a method of something that is written down itself
+                is_known = True
+            elif is_known:
+                is_known = known.get(called(call), True)
+            if not is_known:
+                return False
+            passed_by.append(call.func)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node not in passed_by:
+                table = self.file.tables.get(node.id)
+                is_builtin = hasattr(builtins, node.id) and node.id not in known
+                if node.id not in self._sources and not is_builtin and (table is None or not self.is_written(table)):
+                    return False
+            elif isinstance(node, ast.expr) and not isinstance(node, LITERAL) and node not in passed_by:
+                return False
+        return True
+
+    # --- checks
+
+    def _statements(self, body: Iterable[ast.stmt], is_certain: bool) -> None:
+        """`is_certain`: the code under test does not decide whether these run, and how often."""
+        for node in body:
+            is_kept = False
+            match node:
+                case ast.Assert(test=test):
+                    start, end = self.file.span(test)
+                    text = self.file.data[start:end].decode()
+                    self.turned.append(Edit(self.file.path, start, end, f"not ({text})"))
+                    self._assertion(node, test, "assert ", "eq", is_certain)
+                case ast.Expr(value=ast.Call() as call):
+                    self._call(call, is_certain)
+                case ast.With(items=items) | ast.AsyncWith(items=items):
+                    is_kept = True
+                    for item in items:
+                        if isinstance(item.context_expr, ast.Call) and called(item.context_expr) in KNOWN["raises"]:
+                            self._raised(item.context_expr, is_certain)
+                case ast.For(iter=over):
+                    is_kept = self.is_written(over)
+                case ast.If(test=test):
+                    names = {name.id for name in nodes(test, ast.Name)}
+                    is_kept = names <= {"sys", "os", "platform"} or self.is_written(test)
+                case ast.Try(handlers=handlers):
+                    is_kept = not handlers
+                    self._statements([one for handler in handlers for one in handler.body], is_certain=False)
+            inner = [one for name in ("body", "orelse", "finalbody") for one in getattr(node, name, ())]
+            self._statements(inner, is_certain and is_kept)
+
+    def _call(self, node: ast.Call, is_certain: bool) -> None:
+        name, arguments = called(node), node.args
+        if name in KNOWN["raises"]:
+            self._raised(node, is_certain)
+            return
+        if not CHECKS.fullmatch(name):
+            return
+        method = name.removeprefix("assert")
+        if isinstance(node.func, ast.Attribute) and method in KNOWN["opposite"]:
+            end = self.file.span(node.func)[1]
+            self.turned.append(Edit(self.file.path, end - len(method), end, KNOWN["opposite"][method]))
+        asserted = _asserted(method, node) if isinstance(node.func, ast.Attribute) else None
+        if asserted is not None:
+            self._assertion(node, asserted, "", KNOWN["equal"].get(method, "eq"), is_certain)
+            return
+        self.operands += arguments_of(node)
+        if not is_certain or any(isinstance(one, ast.Starred) for one in arguments):
+            self._leave(LOOSE)
+            return
+        written = [one for one in arguments if self.is_written(one) and not isinstance(one, ast.Name)]
+        if method not in {"Regex", "NotRegex"} and len(written) == 1 and len(arguments) > 1:
+            place = self.found.place("eq")
+            self._edit(written[0], f"__blank__({place})", [place], is_soft=True)
+        elif len(arguments) == 2 and isinstance(arguments[1], ast.Name) and self.is_written(arguments[1]):
+            self._expect(arguments[1])
+        else:
+            self._leave(OPEN)
+            return
+        self._has_value = True
+
+    def _assertion(
+        self, node: ast.Assert | ast.Call, asserted: ast.expr, before: str, asks: str, is_certain: bool
+    ) -> None:
+        for comparison in nodes(asserted, ast.Compare):
+            self.operands.append(comparison.left)
+            for right in comparison.comparators:
+                # What is tested is on the left, and what it should be may be wrapped: f() == Point(1, 2).
+                is_wrapped = isinstance(right, ast.Call) and isinstance(comparison.left, ast.Call)
+                self.operands += arguments_of(right) if is_wrapped and isinstance(right, ast.Call) else [right]
+        if not is_certain:
+            self._leave(LOOSE)
+            return
+        places: list[int] = []
+        self._edit(node, before + self._check(asserted, places, asks), places)
+
+    def _edit(self, node: ast.expr | ast.stmt, text: str, places: list[int], is_soft: bool = False) -> None:
+        start, end = self.file.span(node)
+        if any(start < other_end and other < end for other, other_end in self._spans):
+            self._leave(OPEN)
+            return
+        self._spans.append((start, end))
+        self.found.candidates.append(Candidate(Edit(self.file.path, start, end, text), places, {self.name}, is_soft))
+
+    def _check(self, node: ast.expr, places: list[int], asks: str = "eq") -> str:
+        """The expression with recorders that replaces an asserted one."""
+        match node:
+            case ast.BoolOp(op=ast.And(), values=values):
+                return " and ".join(self._check(one, places) for one in values)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._truth(operand, False, places)
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                if text := self._equal(left, right, asks, places):
+                    return text
+            case ast.Compare(left=left, ops=[operator], comparators=[right]):
+                sign = KNOWN["signs"][type(operator).__name__]
+                for value, expected, asks in ((left, right, sign), (right, left, f".{sign}")):
+                    try:
+                        literal = ast.literal_eval(expected)
+                    except (ValueError, TypeError, SyntaxError, MemoryError):
+                        continue
+                    return self._recorder(places, asks, repr(literal), value)
+        return self._truth(node, True, places)
+
+    def _recorder(self, places: list[int], asks: str, expected: str, *values: ast.expr) -> str:
+        place = self.found.place(asks, expected)
+        places.append(place)
+        is_weak = asks == "truth" and isinstance(values[0], ast.Call) and called(values[0]) in KNOWN["weak"]
+        self._has_value |= not is_weak
+        return f"__blank__({place}, {', '.join(f'({ast.unparse(one)})' for one in values)})"
+
+    def _equal(self, left: ast.expr, right: ast.expr, asks: str, places: list[int]) -> str:
+        for value, expected in ((left, right), (right, left)):
+            if isinstance(expected, ast.Call) and called(expected) == "approx" and asks == "eq":
+                near = _tolerance(expected)
+                if not near or not self.is_written(expected.args[0]):
+                    return ""
+                self._expect(expected.args[0])
+                return self._recorder(places, "approx", near, value)
+            if self.is_written(expected):
+                self._expect(expected)
+                return self._recorder(places, asks, "", value)
+        self._leave(OPEN)
+        return self._recorder(places, "same", "", left, right) if asks == "eq" else ""
+
+    def _expect(self, expected: ast.expr) -> None:
+        """Nothing reads this expression once a recorder replaces the check."""
+        self._compared += nodes(expected, ast.Name)
+        if isinstance(expected, ast.Name):
+            self._alone.add(expected.id)
+
+    def _truth(self, node: ast.expr, truth: bool, places: list[int]) -> str:
+        if not isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.Await):
+            self._leave(OPEN)
+        return self._recorder(places, "truth", repr(truth), node)
+
+    def _raised(self, node: ast.Call, is_certain: bool) -> None:
+        if not node.args:
+            return
+        kind = node.args[0]
+        kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+        names = [ast.unparse(one).rpartition(".")[2] for one in kinds if isinstance(one, ast.Name | ast.Attribute)]
+        if isinstance(kind, ast.Name | ast.Attribute):
+            self.raised += [
+                Edit(self.file.path, *self.file.span(kind), word) for word in KNOWN["errors"] if word != names[0]
+            ]
+        if not is_certain or len(names) != len(kinds):
+            self._leave(LOOSE if not is_certain else OPEN)
+            return
+        self._has_value = True
+        place = self.found.place("raises", "|".join(names))
+        self._edit(kind, f"__blank__.raises({place})", [place])
+
+    # --- mutants
+
+    def mutants(self, rng: random.Random, most: int) -> list[Mutant]:
+        """Single edits that make the test wrong, the better kinds first."""
+        if self.file.is_named(self.function):  # another test may call it
+            return []
+        values = [edit for operand in self.operands for edit in self._constants(operand, rng)]
+        kinds = {"value": values, "raises": self.raised, "check": self.turned}
+        edits = [(kind, edit) for kind, edits in kinds.items() for edit in rng.sample(edits, len(edits))]
+        return [Mutant(self.name, edit.start, edit.end, edit.text, kind) for kind, edit in edits[:most]]
+
+    def _constants(self, node: ast.AST, rng: random.Random, depth: int = DEPTH) -> Iterator[Edit]:
+        """Other values of constants that stand for themselves: not of arguments of calls that compute something, and
+        not of tables that are used elsewhere."""
+        inside: Iterable[ast.AST] = ()
+        match node:
+            case ast.Name(id=name):
+                sources = self._sources.get(name, ()) if depth else ()
+                inside = [value for value, table in sources if self.file.loads[table] == self._loads[table]]
+                depth -= 1
+            case ast.Call():
+                inside = arguments_of(node) if called(node) in PLAIN else ()
+            case ast.Constant() | ast.List(elts=[]) | ast.Tuple(elts=[]) | ast.Dict(keys=[]):
+                start, end = self.file.span(node)
+                text = _other(ast.literal_eval(node), rng)
+                lines = "\n" * self.file.data[start:end].count(b"\n")  # a mutant has as many lines as the test
+                if text:
+                    yield Edit(self.file.path, start, end, f"({text}{lines})" if lines else text)
+            case ast.Subscript() | ast.Lambda() | ast.JoinedStr() | ast.Attribute():
+                pass
+            case _:
+                inside = ast.iter_child_nodes(node)
+        for one in inside:
+            yield from self._constants(one, rng, depth)
+
+
+def _other(value: Any, rng: random.Random) -> str:
+    """The source of another value of the same type; empty if there is none."""
+    match value:
+        case bool():
+            return repr(not value)
+        case None:
+            return "False"
+        case int() | float():
+            return repr(value + (rng.choice((-1, 1)) if value else 1))
+        case str():
+            place = rng.randrange(len(value)) if value else 0
+            letter = rng.choice([letter for letter in "abcdefghijk" if letter != value[place : place + 1]])
+            return repr(value[:place] + letter + value[place + 1 :])
+        case bytes():
+            return repr(value + b"x")
+        case list() | tuple() | dict():
+            return {list: "[0]", tuple: "(0,)", dict: "{0: 0}"}[type(value)]
+    return ""
+
+
+def _asserted(method: str, call: ast.Call) -> ast.expr | None:
+    """What an assertion method of unittest asserts, as an expression; None if that is not known."""
+    first, second, *_ = [*call.args, None, None]
+    if first is None or any(isinstance(one, ast.Starred) for one in call.args):
+        return None
+    match method:
+        case "True" | "_":
+            return first
+        case "False":
+            return ast.UnaryOp(ast.Not(), first)
+        case "IsNone" | "IsNotNone":
+            return ast.Compare(first, [ast.Is() if method == "IsNone" else ast.IsNot()], [ast.Constant(None)])
+    if second is None:
+        return None
+    if method in COMPARED:
+        return ast.Compare(first, [getattr(ast, COMPARED[method])()], [second])
+    if method in {"IsInstance", "NotIsInstance"}:
+        found = ast.Call(ast.Name("isinstance", ast.Load()), [first, second], [])
+        return found if method == "IsInstance" else ast.UnaryOp(ast.Not(), found)
+    given = {one.arg: one.value for one in call.keywords} | dict(zip(("places",), call.args[2:], strict=False))
+    digits = given.get("places", ast.Constant(7))
+    if method == "AlmostEqual" and "delta" not in given and isinstance(digits, ast.Constant):
+        near = [ast.Constant(0.0), ast.Constant(0.5 * 10.0 ** -int(str(digits.value)))]
+        approx = ast.Call(ast.Name("approx", ast.Load()), [second, *near], [])
+        return ast.Compare(first, [ast.Eq()], [approx])
+    return None
+
+
+def _tolerance(approx: ast.Call) -> str:
+    """Of pytest.approx: the text of (relative, absolute); empty if it is not written down."""
+    given = [*zip(("rel", "abs"), approx.args[1:], strict=False), *((one.arg, one.value) for one in approx.keywords)]
+    values = {name: value.value for name, value in given if isinstance(value, ast.Constant)}
+    if len(values) != len(given) or not values.keys() <= {"rel", "abs"} or not approx.args:
+        return ""
+    relative = values.get("rel")
+    absolute = values.get("abs")
+    if relative is None:
+        relative = 1e-6 if absolute is None else 0.0
+    return repr((float(str(relative)), 1e-12 if absolute is None else float(str(absolute))))
+
+
+def called(node: ast.Call) -> str:
+    """The last name of what is called; empty for `table["name"](x)`."""
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    positional = (one.value if isinstance(one, ast.Starred) else one for one in call.args)
+    return [*positional, *(keyword.value for keyword in call.keywords)]
+
+
+def loads(tree: ast.AST) -> Counter[str]:
+    """How often each name is read."""
+    return Counter(node.id for node in nodes(tree, ast.Name) if isinstance(node.ctx, ast.Load))
+
+
+def _cells(row: ast.expr) -> list[ast.expr]:
+    match row:
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return elements
+        case ast.Call(args=arguments):  # pytest.param
+            return arguments
+    return [row]
