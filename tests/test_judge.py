@@ -26,7 +26,8 @@ from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, step_judge
 from offbook.rl.train_step import annotate
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
-from offbook.signals.judge.judge import GIVE_UP_AFTER, LEAST, cut, is_sampled, level
+from offbook.signals.judge.judge import GIVE_UP_AFTER
+from offbook.signals.judge.record import LEAST, cut, is_sampled, level
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Event, Hint, Message, Prompt, Reward, Rollout, Segment, Target, Task, ToolCall
 

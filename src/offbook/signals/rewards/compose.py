@@ -15,7 +15,7 @@ from pathlib import Path
 from offbook.core.client import Client
 from offbook.core.config import EFFORT_KINDS, JUDGED, HarnessConfig, JudgeConfig, RewardsConfig
 from offbook.core.plugins import functions_in, said
-from offbook.signals.judge import Agent, Assessor
+from offbook.signals.judge import Assessor
 from offbook.signals.rewards.behaviour import PARTS
 from offbook.signals.rewards.effort import Effort
 from offbook.types import Event, OffbookError, Rollout, Task
@@ -90,7 +90,7 @@ def compose(rewards: RewardsConfig, harness: HarnessConfig, judge: JudgeConfig =
         raise OffbookError(
             f"the behaviours in rewards.weights add up to {together:g}; they must stay below 1, what solving is worth"
         )
-    return Rewards(tuple(parts), judged, Assessor(Agent(Client(judge.url, judge.name)), PROMPTS) if judged else None)
+    return Rewards(tuple(parts), judged, Assessor(Client(judge.url, judge.name), PROMPTS) if judged else None)
 
 
 def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,13 +31,11 @@ from offbook.signals.trajectory.tool_calls import (
 )
 from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, ToolSpec, Usage
 
-MAX_BYTES = 512 << 20
 SHOWN = 3  # of the lines that are no trajectory
 MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack
-ATIF_ROLES: dict[str, Role] = {"user": "user", "system": "system", "agent": "assistant"}
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-                          "tool": "tool", "function": "tool"}  # fmt: skip
-KEYS = ("messages", "conversation", "conversations", "history", "trajectory", "traj")
+                          "agent": "assistant", "tool": "tool", "function": "tool"}  # fmt: skip
+KEYS = ("messages", "conversation", "conversations", "history", "trajectory")
 TASK_KEYS = ("task_id", "task", "task_name", "instance_id")
 WRITES = re.compile(r"writ|creat|edit|insert|append|replac|save|update", re.IGNORECASE)
 REFUSED = re.compile(  # for another reason
@@ -81,29 +79,16 @@ def load_trajectories(path: Path, name: str = "") -> Loaded:
     `name` is for trajectories without a name: the file's, if empty.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise OffbookError(f"{path} has more than {MAX_BYTES >> 20} MB; split it")
         text = path.read_text(errors="replace")
     except OSError as error:
         raise OffbookError(f"cannot read {path}: {error.strerror}") from None
-    values: list[tuple[int, Any]] = []
-    try:
-        value = _parsed(text)
-        is_list = isinstance(value, list) and not (value and isinstance(value[0], dict) and "role" in value[0])
-        values = [(1, one) for one in (value if is_list else [value])]
-    except ValueError:
-        for number, line in enumerate(text.split("\n"), 1):  # JSON may have other line ends in its strings
-            if line.strip():
-                values.append((number, None))
-                with suppress(ValueError):
-                    values[-1] = number, _parsed(line)
-        if values and all(isinstance(value, dict) and "role" in value for _, value in values):
-            values = [(1, [value for _, value in values])]  # one conversation, a message a line
+    values = _values(text)
     if any(isinstance(value, dict) and "segments" in value for _, value in values):
         rollouts, unreadable = read_lines(path, Rollout)
         problems = [(line, "no rollout of offbook") for line in unreadable]
         return Loaded(rollouts, [()] * len(rollouts), [0] * len(rollouts), problems)
-    loaded, name = Loaded(), name or path.stem
+    loaded = Loaded()
+    name = name or path.stem
     for place, (number, value) in enumerate(values):
         try:
             rollout, tools = from_value(value, name if len(values) == 1 else f"{name}/{place}")
@@ -115,6 +100,29 @@ def load_trajectories(path: Path, name: str = "") -> Loaded:
         loaded.tools.append(tools)
         loaded.lines.append(number)
     return loaded
+
+
+def _values(text: str) -> list[tuple[int, Any]]:
+    """The trajectories of a file with their lines; None for a line that is no JSON."""
+    with suppress(ValueError):
+        value = _parsed(text)
+        return (
+            [(1, one) for one in ([value] if _is_message(value[:1]) else value)]
+            if isinstance(value, list)
+            else [(1, value)]
+        )
+    values: list[tuple[int, Any]] = []
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may have other line ends in its strings
+        if line.strip():
+            values.append((number, None))
+            with suppress(ValueError):
+                values[-1] = number, _parsed(line)
+    messages = [value for _, value in values]
+    return [(1, messages)] if _is_message(messages) else values  # one conversation, a message a line
+
+
+def _is_message(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, dict) and "role" in value for value in values)
 
 
 def _parsed(text: str) -> Any:
@@ -181,19 +189,18 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
         raise ValueError(f"{version or 'no version'} is not ATIF v1")
     conversation = Conversation()
     for step in value["steps"]:
-        made = step.get("tool_calls") or ()
-        calls = tuple(_call(call["function_name"], call.get("arguments")) for call in made)
-        role, ids = _role(step["source"], ATIF_ROLES), (call.get("tool_call_id") for call in made)
-        conversation.add(role, step.get("message"), calls, ids=ids, thought=step.get("reasoning_content"))
+        calls = [
+            (one.get("tool_call_id"), one["function_name"], one.get("arguments"))
+            for one in step.get("tool_calls") or ()
+        ]
+        conversation.say(step["source"], step.get("message"), calls, step.get("reasoning_content"))
         for result in (step.get("observation") or {}).get("results") or ():
-            conversation.add("tool", result.get("content"), ids=[result.get("source_call_id")])
+            conversation.answer(result.get("source_call_id"), result.get("content"))
     id = str(value.get("session_id") or value.get("trajectory_id") or name)
     # ATIF has no field for the task, so every writer has its own; agents are no tasks.
-    agent = value.get("agent") or {}
-    places = (value, value.get("extra"), value.get("metadata"), agent.get("extra"))
+    places = (value, value.get("extra"), value.get("metadata"), (value.get("agent") or {}).get("extra"))
     tasks = (about.get(key) for about in places if isinstance(about, dict) for key in TASK_KEYS)
-    task = next((str(task) for task in tasks if isinstance(task, str | int) and str(task)), id)
-    return conversation.rollout(id, task)
+    return conversation.rollout(id, next((str(task) for task in tasks if task and isinstance(task, str | int)), id))
 
 
 def from_messages(value: Any, name: str) -> Rollout:
@@ -204,39 +211,29 @@ def from_messages(value: Any, name: str) -> Rollout:
         raise ValueError("no messages")
     conversation = Conversation()
     if about.get("system"):  # outside of the messages, as Anthropic has it
-        conversation.add("system", about["system"])
+        conversation.say("system", about["system"])
     for one in listed:
         content = one.get("content")
+        thought = one.get("reasoning_content") or one.get("reasoning")
+        made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
+        functions = [(call.get("id"), call.get("function", call)) for call in made]
+        calls = [(id, function["name"], function.get("arguments")) for id, function in functions]
         blocks = content if isinstance(content, list) else []
-        kinds = [block.get("type") if isinstance(block, dict) else "text" for block in blocks]
-        if "tool_use" in kinds or "tool_result" in kinds:  # Anthropic's: answers come before the words of the user
-            results = [block for block in blocks if block["type"] == "tool_result"]
-            uses = [block for block in blocks if block["type"] == "tool_use"]
-            words = [block for block in blocks if block["type"] not in ("tool_result", "tool_use")]
-            for block in results:
-                answer = conversation.add("tool", block.get("content"), ids=[block.get("tool_use_id")])
-                answer.status = "failed" if block.get("is_error") else "ok"
-            if words or uses:
-                calls = tuple(_call(block["name"], block.get("input")) for block in uses)
-                ids = [block.get("id") for block in uses]
-                conversation.add(_role(one["role"], ROLES), words, calls, ids=ids)
-        else:
-            made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
-            functions = [call.get("function", call) for call in made]
-            calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
-            role, thought = _role(one["role"], ROLES), one.get("reasoning_content") or one.get("reasoning")
-            ids = [one.get("tool_call_id")] if role == "tool" else [call.get("id") for call in made]
-            conversation.add(role, content, calls, ids=ids, thought=thought)
-        if one["role"] == "assistant":
-            conversation.weigh(one.get("weight"))
+        of_tools = [block for block in blocks if isinstance(block, dict) and str(block.get("type")).startswith("tool_")]
+        for block in of_tools:  # Anthropic's: answers come before the words of the user
+            if block["type"] == "tool_use":
+                calls.append((block.get("id"), block["name"], block.get("input")))
+            else:
+                conversation.answer(block.get("tool_use_id"), block.get("content"), bool(block.get("is_error")))
+        words = [block for block in blocks if block not in of_tools] if of_tools else content
+        if ROLES.get(one["role"]) == "tool":
+            conversation.answer(one.get("tool_call_id"), content)
+        elif words or calls or not of_tools:
+            conversation.say(one["role"], words, calls, thought)
+        if one["role"] == "assistant" and one.get("weight") is not None:
+            conversation.weigh(one["weight"])
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
     return conversation.rollout(id, str(about.get("task") or about.get("instance_id") or name))
-
-
-def _role(name: Any, roles: dict[str, Role]) -> Role:
-    if name not in roles:
-        raise ValueError(f"{name!r} is none of the roles {', '.join(roles)}")
-    return roles[name]
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:
@@ -254,16 +251,40 @@ class Conversation:
     """Collects the messages of a trajectory: text and thoughts, answers in the order of their calls, what was lost."""
 
     messages: list[Message] = field(default_factory=list)
-    ids: list[tuple[str, ...]] = field(default_factory=list)  # of its calls, or of the call that it answers; may be ""
     events: list[Event] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)  # the ids of the last calls, as far as they have some
+    answers: list[tuple[str, Message]] = field(default_factory=list)  # to these, with the ids that they name
 
-    def add(
-        self, role: Role, content: Any, calls: Sequence[ToolCall] = (), *, ids: Iterable[Any] = (), thought: Any = None
-    ) -> Message:
-        """Content is a string, or parts of which text and thoughts are read; `thought` comes from another field."""
+    def say(self, role: Any, content: Any, calls: Sequence[tuple[Any, Any, Any]] = (), thought: Any = None) -> None:
+        """Content is a string, or parts of which text and thoughts are read; `thought` comes from another field. Calls
+        are ids, names and arguments."""
+        self._settle()
+        if ROLES.get(role) in (None, "tool"):
+            raise ValueError(f"{role!r} is none of the roles {', '.join(ROLES)}")
+        known = ROLES[role]
+        thoughts = [thought] if thought else []
+        text = self._text(content, thoughts)
+        if known in ("user", "assistant") and not text.strip() and not calls:
+            self._lose(f"a message of the {known} without text")
+        if known == "assistant" and thoughts and not answer_start(text):
+            answer = f"\n{text}" if text else ""
+            if all(isinstance(one, str) for one in thoughts):
+                text = "\n".join([THINK_START, *(one.strip() for one in thoughts), THINK_END, ""]) + answer
+            else:
+                self._lose("a thought that is no text")
+                text = answer
+        made = tuple(_call(name, arguments) for _, name, arguments in calls)
+        self.messages.append(Message(known, text, 0, 0, 0, 0, made))
+        self.waiting = [str(id or "") for id, _, _ in calls]
+
+    def answer(self, id: Any, content: Any, failed: bool = False) -> None:
+        message = Message("tool", self._text(content, []), 0, 0, 0, 0, status="failed" if failed else "ok")
+        self.answers.append((str(id or ""), message))
+
+    def _text(self, content: Any, thoughts: list[Any]) -> str:
         if not isinstance(content, str | list | None):
             raise ValueError("content is neither text nor parts")
-        thoughts, texts = [thought] if thought else [], list[str]()
+        texts: list[str] = []
         for part in content if isinstance(content, list) else [content or ""]:
             read = part if isinstance(part, dict) else {"text": str(part)}
             if isinstance(read.get("text"), str):
@@ -272,32 +293,42 @@ class Conversation:
                 thoughts.append(read.get("thinking"))
             else:
                 self._lose(f"a part of the type {read.get('type')!r}")
-        text = "\n".join(texts)
-        if role in ("user", "assistant") and not text.strip() and not calls:
-            self._lose(f"a message of the {role} without text")
-        if role == "assistant" and thoughts and not answer_start(text):
-            answer = f"\n{text}" if text else ""
-            if all(isinstance(one, str) for one in thoughts):
-                text = "\n".join([THINK_START, *(one.strip() for one in thoughts), THINK_END, ""]) + answer
-            else:
-                self._lose("a thought that is no text")
-                text = answer
-        self.messages.append(Message(role, text, 0, 0, 0, 0, tuple(calls), "ok" if role == "tool" else None))
-        self.ids.append(tuple(str(id or "") for id in ids))
-        return self.messages[-1]
+        return "\n".join(texts)
 
     def weigh(self, weight: object) -> None:
         """OpenAI's weight of the last message: 0 is not trained on."""
         if weight == 0:
             self.events.append(Event(len(self.messages) - 1, UNLEARNED, "weight 0"))
-        elif weight not in (None, 1):
+        elif weight != 1:
             self._lose(f"a weight of {weight!r}, which is neither 0 nor 1")
 
+    def _settle(self, is_end: bool = False) -> None:
+        """Put the answers in the order of the calls: by the call's id where an answer has one, else by order. Ids that
+        only answers have say nothing."""
+        answers, self.answers = self.answers, []
+        places = {id: place for place, id in enumerate(self.waiting) if id}
+        has_ids = bool(places) or not self.waiting
+        found: dict[int, Message] = {}
+        rest: list[Message] = []
+        for id, message in answers:
+            if id in places:
+                found[places.pop(id)] = message
+            elif id and has_ids:
+                self._lose(f"an answer to {id!r}, which is no call of the message before")
+                self.messages += [one for _, one in answers]
+                return
+            else:
+                rest.append(message)
+        for place in range(len(self.waiting)):
+            if place not in found and rest:
+                found[place] = rest.pop(0)
+        silent = [id for place, id in enumerate(self.waiting) if place not in found]
+        if answers and silent and not is_end:  # the last calls of all may end the work
+            self._lose(f"no answer to the call {silent[0]!r}")
+        self.messages += [*(found[place] for place in sorted(found)), *rest]
+
     def rollout(self, name: str, task: str) -> Rollout:
-        heads = [number for number, message in enumerate(self.messages) if message.role != "tool"]
-        for head, end in zip(heads, [*heads[1:], len(self.messages)], strict=True):
-            if end > head + 1:
-                self._order_answers(head, end)
+        self._settle(is_end=True)
         calls = [call for one in self.messages for call in one.calls]
         usage = Usage(
             turns=sum(one.role == "assistant" for one in self.messages),
@@ -312,29 +343,6 @@ class Conversation:
         if changed:
             rollout.events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
         return rollout
-
-    def _order_answers(self, head: int, end: int) -> None:
-        """By the call's id where an answer has one, else by order. Ids that only answers have say nothing."""
-        calls, place = self.ids[head], dict[int, int]()
-        free = list(range(len(calls)))
-        for answer in range(head + 1, end):
-            (id,) = self.ids[answer]
-            fitting = [call for call in free if id and calls[call] == id]
-            if fitting:
-                place[answer] = fitting[0]
-                free.remove(fitting[0])
-            elif id and (any(calls) or not calls):
-                self._lose(f"an answer to {id!r}, which is no call of the message before")
-                return
-        if not place:
-            return
-        for answer in range(head + 1, end):
-            if answer not in place:
-                place[answer] = free.pop(0) if free else len(calls)
-        if free and end < len(self.messages):  # the last calls of all may end the work
-            self._lose(f"no answer to the call {calls[free[0]]!r}")
-        order = sorted(place, key=lambda answer: (place[answer], answer))
-        self.messages[head + 1 : end] = [self.messages[answer] for answer in order]
 
     def _lose(self, what: str) -> None:
         self.events.append(Event(-1, LOST, what))

@@ -33,7 +33,6 @@ OWN_KINDS: dict[str, Kind] = {
 }
 SUMMARY = re.compile(r"(?:^|[ =,])(\d{1,9}) (passed|failed|errors?|skipped|xfailed|xpassed|deselected|warnings?)\b")
 SECONDS = re.compile(r"\bin (\d{1,9}(?:\.\d{1,9})?) ?s\b")
-UNITTEST = re.compile(r"^Ran (\d{1,9}) tests? in (\d{1,9}(?:\.\d{1,9})?)s$.*?^(OK|FAILED)\b", re.DOTALL | re.MULTILINE)
 TAIL = 4000  # characters of an answer in which the summary of a test run is looked for
 ERROR_CHARS = 400  # of an answer in which an edit is said to have failed; further on it may quote a file
 NOT_APPLIED = re.compile(  # the text to replace was not there, or there more than once
@@ -118,7 +117,7 @@ class ToolUse:
     @cached_property
     def programs(self) -> frozenset[str]:
         """The names of the programs that it starts; of `python -m NAME` the module's."""
-        modules = (words[2] for words in self.simple if words[1:2] == ["-m"] and len(words) > 2)
+        modules = (module for words in self.simple if words[1:2] == ["-m"] for module in words[2:3])
         return frozenset([*map(name_of, self.simple), *modules])
 
     @property
@@ -266,15 +265,11 @@ def _is_replacement(value: Any) -> bool:
 
 
 def _test_run(selection: str, answer: str) -> TestRun:
-    tail = answer[-TAIL:]
-    for line in reversed(tail.splitlines()):
+    for line in reversed(answer[-TAIL:].splitlines()):
         counts = {kind: int(number) for number, kind in SUMMARY.findall(line)}
         seconds = SECONDS.search(line)
         if seconds and counts:
             failed = sum(count for kind, count in counts.items() if kind in ("failed", "error", "errors"))
             ran = failed or counts.get("passed")
             return TestRun(selection, failed if ran else None, float(seconds.group(1)))
-    found = UNITTEST.search(tail)
-    if found:
-        return TestRun(selection, int(found.group(3) == "FAILED"), float(found.group(2)))
     return TestRun(selection, None, 0.0)
