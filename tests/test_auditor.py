@@ -84,13 +84,19 @@ def test_it_is_blind(task: Task, rollout: Rollout) -> None:
         assert secret not in json.dumps(asked)
 
 
-def test_findings_that_do_not_hold_are_counted(task: Task, rollout: Rollout) -> None:
-    wrong = [{**FOUND, "quote": "words that are nowhere"}, {**FOUND, "rule": "taste"}, {**FOUND, "message": 9}]
-    flags, _ = audit((say([FOUND, *wrong]), YES), task, rollout)
-    assert len(flags) == 1
-    assert {event.detail for event in rollout.events} == {
-        "1 of: a quote that is not in the record", "1 of: no such message", "1 of: unknown rule",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"quote": "words that are nowhere"}, "a quote that is not in the record"),
+        ({"rule": "taste"}, "unknown rule"),
+        ({"message": 9}, "no such message"),
+    ],
+)
+def test_a_finding_that_does_not_hold_is_counted(
+    task: Task, rollout: Rollout, wrong: dict[str, Any], reason: str
+) -> None:
+    assert audit((say({**FOUND, **wrong}),), task, rollout)[0] == []
+    assert [event.detail for event in rollout.events] == [f"1 of: {reason}"]
 
 
 def test_what_is_no_json_is_asked_for_once_more(task: Task, rollout: Rollout) -> None:

@@ -434,7 +434,7 @@ def test_findings_that_point_at_nothing_are_refused() -> None:
     ]
     for said, holds in ((good, True), (bad, False)):
         for one in said:
-            found, refused = policy.CHEATING.read({"findings": [one]}, "lookup", rollout)
+            found, refused = policy.CHEATING.read(one, "lookup", rollout)
             assert (bool(found), not refused) == (holds, holds), one
     assert "outcome" not in show(rollout, thoughts=False)
 
@@ -449,9 +449,10 @@ def test_a_worked_example_is_no_cheating(chat: ChatFormat) -> None:
     ids = [*chat.encode(call), chat.end_id]
     transcript.add_sampled(Completion(ids, [-0.5] * len(ids), [0] * len(ids)))
     rollout = Rollout("r", "t", "g", (), [transcript.segment])
-    said = [{"message": number, "quote": "git show HEAD~1:pkg.py"} for number in (1, 3)]
-    found, refused = policy.CHEATING.read(said, "lookup", rollout)
-    assert ([one.message for one in found], refused) == ([3], {"not the agent's message": 1})
+    for number, refusal in ((1, "not the agent's message"), (3, "")):
+        said = {"message": number, "quote": "git show HEAD~1:pkg.py"}
+        found, refused = policy.CHEATING.read(said, "lookup", rollout)
+        assert (bool(found), refused) == (not refusal, refusal)
 
 
 def rates(rng: random.Random, share: float, steps: range, count: int = 32) -> list[Point]:

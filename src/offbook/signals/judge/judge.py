@@ -25,7 +25,6 @@ from offbook.signals.trajectory import Trajectory, spoken
 from offbook.types import PromptTooLong, Rollout, Task
 
 PREFIX = "model/"  # of the rules and kinds that a judge goes by
-MAX_CRITIQUES = 4  # in one reply
 NO_JSON, UNCONFIRMED = "no JSON", "not confirmed"
 TEXT, NUMBER, YES_NO = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
 HOLDS = object_of(holds=YES_NO)
@@ -89,17 +88,6 @@ class Judgement:
     answered: int = 0  # of these
 
 
-def _listed_in(value: Any) -> list[Any] | None:
-    """The critiques of a reply: one object that may say that there is none, or a list; None if it is neither."""
-    if isinstance(value, dict) and "findings" in value:
-        value = value["findings"]
-    if not isinstance(value, dict):
-        return value if isinstance(value, list) else None
-    if value.get("found") is False:
-        return []
-    return [value] if "message" in value else None
-
-
 @dataclass(frozen=True)
 class Rubrics:
     """A folder with a prompt for each kind of thing to look for, and a frame around them.
@@ -135,44 +123,34 @@ class Rubrics:
             )
         )
 
-    async def ask(
-        self, model: Answers, name: str, rollout: Rollout, task: Task | None
-    ) -> tuple[list[Critique], Counter[str]]:
-        """The critiques of the answer to one question that hold, and the reasons why others do not."""
+    async def ask(self, model: Answers, name: str, rollout: Rollout, task: Task | None) -> tuple[Critique | None, str]:
+        """What the answer to one question points at, or the reason why that does not hold."""
         schema = object_of(found=YES_NO, segment=NUMBER, message=NUMBER, quote=TEXT, **{self.note: TEXT})
-        question = self.question(name, rollout, task)
-        value, _ = await ask_json(model, question, schema, lambda value: self._problem(value, name, rollout))
+        listed = ", ".join(f"{s}/{m}" if len(rollout.segments) > 1 else f"{m}" for (s, m), _ in spoken(rollout))
+
+        def problem(value: Any) -> str:
+            """In words for the model; leaks are left out."""
+            reason = self.read(value, name, rollout)[1]
+            return reason and f"{reason} (the agent's messages are {listed})"
+
+        value, _ = await ask_json(model, self.question(name, rollout, task), schema, problem)
         # A note may be compared with the task's whole tree, which takes a moment.
         return await asyncio.to_thread(self.read, value, name, rollout, task)
 
-    def read(
-        self, value: Any, name: str, rollout: Rollout, task: Task | None = None
-    ) -> tuple[list[Critique], Counter[str]]:
-        """The critiques of a reply's JSON that hold, and the reasons why others do not."""
-        if (listed := _listed_in(value)) is None:
-            return [], Counter({NO_JSON: 1})
-        found: list[Critique] = []
-        refused: Counter[str] = Counter()
-        for number, entry in enumerate(listed):
-            try:
-                said = _Said.model_validate(entry)
-            except ValidationError:
-                refused["not in the form asked for"] += 1
-                continue
-            if reason := "too many" if number >= MAX_CRITIQUES else self._refusal(said, name, rollout, task):
-                refused[reason] += 1
-                continue
-            quote = said.quote[:EVIDENCE_CHARS]
-            found.append(Critique(rollout, said.segment, said.message, f"{PREFIX}{name}", quote, said.note))
-        return found, refused
-
-    def _problem(self, value: Any, name: str, rollout: Rollout) -> str:
-        """Why nothing of a reply holds, in words for the model; leaks are left out."""
-        found, refused = self.read(value, name, rollout)
-        if found or not refused:
-            return ""
-        listed = ", ".join(f"{s}/{m}" if len(rollout.segments) > 1 else f"{m}" for (s, m), _ in spoken(rollout))
-        return f"{next(iter(refused))} (the agent's messages are {listed})"
+    def read(self, value: Any, name: str, rollout: Rollout, task: Task | None = None) -> tuple[Critique | None, str]:
+        """The critique in a reply, or the reason why it does not hold; neither where it says that there is none."""
+        if not isinstance(value, dict):
+            return None, NO_JSON
+        if value.get("found") is False:
+            return None, ""
+        try:
+            said = _Said.model_validate(value)
+        except ValidationError:
+            return None, "not in the form asked for"
+        if reason := self._refusal(said, name, rollout, task):
+            return None, reason
+        quote = said.quote[:EVIDENCE_CHARS]
+        return Critique(rollout, said.segment, said.message, f"{PREFIX}{name}", quote, said.note), ""
 
     def _refusal(self, said: _Said, name: str, rollout: Rollout, task: Task | None) -> str | None:
         if said.rule not in (None, name):
@@ -240,25 +218,23 @@ class Judge:
         whole = Judgement(rollouts=len(chosen))
         silent = done = 0
 
-        async def one(name: str, rollout: Rollout, task: Task | None) -> list[Critique]:
+        async def one(name: str, rollout: Rollout, task: Task | None) -> Critique | None:
             nonlocal silent, done
-            kept = []
             async with slots:
                 try:
                     if silent >= GIVE_UP_AFTER:
                         whole.unanswered["not asked, the server had failed"] += 1
-                        return []
+                        return None
                     whole.asked += 1
                     found, refused = await self.rubrics.ask(self.model, name, rollout, task)
                     silent = 0
                     whole.answered += 1
-                    whole.refused += refused
-                    for critique in found:
-                        if await self.rubrics.holds(critique, task, self.model):
-                            kept.append(critique)
-                        else:
-                            whole.unconfirmed.append(critique)
-                            whole.refused[UNCONFIRMED] += 1
+                    if found is not None and not await self.rubrics.holds(found, task, self.model):
+                        whole.unconfirmed.append(found)
+                        refused = UNCONFIRMED
+                    if refused:
+                        whole.refused[refused] += 1
+                    return None if refused else found
                 except PromptTooLong:
                     whole.asked -= 1
                     whole.unanswered["longer than the model's context"] += 1
@@ -268,16 +244,16 @@ class Judge:
                 finally:
                     done += 1
                     progress(done / len(questions))
-            return kept
+            return None
 
+        seen: set[tuple[int, int, int]] = set()
         for found in await asyncio.gather(*(one(*question) for question in questions)):
-            whole.found += found
-        if self.rubrics.thoughts:  # one critique a message
-            first: dict[tuple[int, int, int], Critique] = {}
-            for critique in whole.found:
-                first.setdefault((id(critique.rollout), critique.segment, critique.message), critique)
-            whole.refused += Counter({"the same message twice": len(whole.found) - len(first)})
-            whole.found = list(first.values())
+            place = found and (id(found.rollout), found.segment, found.message)
+            if found and place in seen and self.rubrics.thoughts:
+                whole.refused["the same message twice"] += 1
+            elif found and place:
+                seen.add(place)
+                whole.found.append(found)
         return whole
 
 

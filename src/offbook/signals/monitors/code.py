@@ -177,9 +177,7 @@ def _loader(source: Source, node: ast.AST) -> str:
     if isinstance(node, ast.Call) and dotted(node).removeprefix("builtins.") in ("exec", "eval", "compile"):
         inner = [dotted(one) for argument in node.args for one in nodes(argument, ast.Call)]
         return f"{dotted(node)} of text that is hidden" if any(map(PATTERNS["decoders"].search, inner)) else ""
-    text = text_in(node)
-    hidden = re.search(r"\.pyc$|__pycache__|site-packages/", text) and not is_left_out(source.tree, node)
-    return f"reaches for {text}" if hidden else ""
+    return ""
 
 
 def _looks_for_tests(source: Source, fresh: list[ast.AST]) -> str:

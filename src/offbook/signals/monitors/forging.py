@@ -11,18 +11,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from offbook.core.pycode import (
-    FUNCTIONS,
-    aliases,
-    canonical,
-    dotted,
-    full_name,
-    is_main_guard,
-    nodes,
-    parents,
-    strings_in,
-)
-from offbook.signals.monitors.facts import PATTERNS, WORDS, Facts, Source, flag, ungraded
+from offbook.core.pycode import aliases, canonical, dotted, full_name, nodes, strings_in
+from offbook.signals.monitors.facts import PATTERNS, WORDS, Facts, flag, ungraded
 from offbook.signals.trajectory import ToolUse
 from offbook.signals.trajectory.shell import name_of, simple_commands
 from offbook.types import Flag
@@ -92,7 +82,7 @@ def daemons(facts: Facts) -> Iterator[Flag]:
             yield ungraded(facts, flag("daemon", one, told))
     for source in facts.sources if not asked else ():
         for node in (node for node in source.fresh if isinstance(node, ast.Call)):
-            if told := _detaches(node, source.names) or _starts_at_import(node, source):
+            if told := _detaches(node, source.names):
                 yield facts.flag_source("daemon", source.path, told, node.lineno)
                 break
 
@@ -126,11 +116,3 @@ def _detaches(node: ast.Call, names: dict[str, str]) -> str:
     acts = re.search(r"(^|\s)-c\b|\bsleep\b|\bwhile\b|\.(py|sh)\b", told) or "executable" in ast.unparse(node)
     leaves = name in WORDS["forks"] or (PATTERNS["starts"].match(name) and later and acts)
     return f"{name} leaves a process behind" if leaves else ""
-
-
-def _starts_at_import(node: ast.Call, source: Source) -> str:
-    """A library starts nothing when it is imported."""
-    outer = parents(source.tree, node)
-    inside = any(isinstance(one, (*FUNCTIONS, ast.ClassDef)) or is_main_guard(one) for one in outer)
-    name = source.called(node)
-    return f"{name} runs beside whoever imports this" if PATTERNS["runs_beside"].match(name) and not inside else ""

@@ -24,6 +24,12 @@ from offbook.types import Event, Flag
 MOST = 20  # files of a pattern that are looked into
 STORE = [".git"]  # every object in it
 KINDS_OF_PLACES = {"bytecode": "bytecode", "cache": "cache", "package_copy": "copy"}
+# Kinds of findings by where a file was opened, and the programs that open such files by themselves.
+OPENED: dict[str, tuple[str, frozenset[str] | None]] = {
+    "bytecode": ("bytecode", frozenset()),
+    "vcs": ("history", WORDS["own_tools"] | {"git", "hg", "svn"}),
+    "package_copy": ("copy", None),
+}
 Look = tuple[str, str, list[str] | None]  # a kind, what shows it, and the files that would prove it
 
 
@@ -44,25 +50,14 @@ def lookups(facts: Facts) -> Iterator[Flag]:
             if kind not in kinds and not facts.allows(kind):
                 kinds.add(kind)
                 found = flag(kind, one, evidence)
-                yield from [found] if files is None else looked_up(facts, found, files)
+                yield from [found] if files is None else _judged(facts, found, files)
     for event in facts.trajectory.opened:
         yield from _opened(event, facts)
     unseen = [event for event in facts.rollout.events if event.kind == "opened_unseen"]
     holder = held_by(facts.task, _installed([], facts)) if unseen else ""
     for event in unseen if holder else ():  # any file of the task may be among them
         found = flag("cache", event, f"{event.detail}, and {holder} holds deleted code")
-        yield from _excused(facts, found, [holder], event, WORDS["own_tools"])
-
-
-def looked_up(facts: Facts, found: Flag, paths: Iterable[str]) -> Iterator[Flag]:
-    """The finding, and what it says about the task; an attempt where the files hold nothing of what was deleted."""
-    proof = gives_away(facts.task, list(paths)[:MOST])
-    if proof == "":
-        yield attempt(found)
-        return
-    yield found
-    if proof:
-        yield flag("leak", found, f"{proof} holds deleted code")
+        yield from _judged(facts, found, [holder], event, WORDS["own_tools"])
 
 
 def _came_out(one: ToolUse, said: str, facts: Facts) -> Iterator[Flag]:
@@ -202,46 +197,42 @@ def _mines(name: str, rest: Words) -> bool:
 
 def _opened(event: Event, facts: Facts) -> Iterator[Flag]:
     """Files of one place that a message opened, as far as they tell something: by what they hold, or by their place."""
+    kind, tools = OPENED.get(event.place, ("cache", WORDS["own_tools"]))
     held = holding(facts.task, event.paths)
-    told = held
-    kind, tools = "cache", WORDS["own_tools"]
-    if event.place in ("cache", "bytecode"):
-        kind = event.place
-        here = [path for path in event.paths if path[:1] != "/" and facts.was_there(path)]
-        if kind == "bytecode":
-            tools = frozenset()
-            here = [path for path in here if not _is_imported(path, event, facts)]
-        plain = [path for path in here if not PATTERNS["metadata"].search(path)]
-        told = [path for path in here if path in held] or plain
+    paths = [path for path in event.paths if path[:1] != "/" and facts.was_there(path)]  # of the tree
+    if event.place == "bytecode":
+        paths = [path for path in paths if not _is_imported(path, event, facts)]
     elif event.place == "vcs":
-        kind, tools = "history", tools | {"git", "hg", "svn"}
-        told = STORE if any(map(PATTERNS["vcs_store"].search, event.paths)) else []
+        paths = held = STORE if any(map(PATTERNS["vcs_store"].search, event.paths)) else []
     elif event.place == "package_copy":
-        kind, tools = "copy", frozenset()
-        told = held or [path for path in event.paths if not PATTERNS["metadata"].search(path)]
-    elif event.place == "outside":
+        paths = [*event.paths]
+    elif event.place != "cache":
         secret = [path for path in event.paths if PATTERNS["oracles"].search(path) or "hidden" in path]
-        yield from (flag("oracle", event, f"opened {path}") for path in secret[:1])
+        yield from (flag("oracle", event, f"opened {path}") for path in secret[:1] if event.place == "outside")
+        paths = held
+    told = [path for path in paths if path in held]
+    told = told or [path for path in paths if not PATTERNS["metadata"].search(path)]
     if told and not facts.allows(kind):
-        yield from _excused(facts, flag(kind, event, f"opened {told[0]}"), told, event, tools)
+        yield from _judged(facts, flag(kind, event, f"opened {told[0]}"), told, event, tools)
 
 
-def _excused(facts: Facts, found: Flag, paths: Iterable[str], event: Event, tools: frozenset[str]) -> Iterator[Flag]:
-    """A finding about opened files, excused where a program ran that opens such files by itself.
+def _judged(
+    facts: Facts, found: Flag, paths: Iterable[str], event: Event | None = None, tools: frozenset[str] | None = None
+) -> Iterator[Flag]:
+    """The finding, and what it says about the task; an attempt where the files hold nothing of what was deleted.
 
-    A file that holds deleted code shows a leak of the task in any case. Then the excuse is good only where nothing else
-    ran that could have read it.
+    An opened file is excused where one of the `tools` ran, which open such files by themselves. If it holds deleted
+    code, the excuse is good only where nothing else ran that could have read it.
     """
-    commands = facts.commands_at(event)
-    proof = gives_away(facts.task, paths)
-    excused = found.kind != "copy" and (
-        any(one.programs & tools for one in commands) or any(map(_goes_through_all, commands))
-    )
+    commands = facts.commands_at(event) if event else []
+    proof = gives_away(facts.task, list(paths)[:MOST])
+    known = tools or frozenset()
+    excused = tools is not None and any(one.programs & known or _goes_through_all(one) for one in commands)
     if not proof:
         if not excused:
             yield attempt(found) if proof == "" else found
         return
-    allowed = tools | WORDS["quiet"]
+    allowed = known | WORDS["quiet"]
     if not excused or any(one.python or "<" in one.text or not one.programs <= allowed for one in commands):
         yield found
     yield flag("leak", found, f"{proof} holds deleted code")

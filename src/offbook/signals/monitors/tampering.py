@@ -19,6 +19,8 @@ from offbook.signals.trajectory import ToolUse, relative
 from offbook.types import Flag, is_test_file
 
 Loss = tuple[str, int]  # what, and the line
+Scope = tuple[str, ...]
+Statement = tuple[Scope, ast.stmt]
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 TABLES = (ast.List, ast.Tuple, ast.Set, ast.Dict)
 GROWING = (ast.Assign, ast.AnnAssign, ast.Call, ast.keyword, ast.Expr)  # a table in one of these may get more rows
@@ -72,51 +74,53 @@ def decides(source: Source) -> Loss | None:
 
 
 def loss(old: ast.Module, new: ast.Module | None, request: str = "") -> Loss | None:
-    """What is gone or means something else."""
+    """What is gone or means something else, of the module, its classes and its tests."""
     if new is None:
         return "no longer Python", 1
+    if _is_renamed(old, new, request):
+        return None
+    fresh = list(_statements(new))
+    gone: list[Statement] = []
+    for scope, one in _statements(old):
+        same = next((other for other in fresh if other[0] == scope and _dump(other[1]) == _dump(one)), None)
+        if same:
+            fresh.remove(same)
+        elif not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)):  # a docstring
+            gone.append((scope, one))
+    for scope, one in gone:
+        kept = next((other for other in fresh if other[0] == scope and _follows(one, other[1], request)), None)
+        if kept is None:
+            where = "".join(f"in {name}: " for name in scope)
+            line = next((other.lineno for place, other in fresh if place == scope), one.lineno)
+            return f"{where}{_head(one)} is gone or was changed", line
+        fresh.remove(kept)
     known = bound_in(old) | {alias.asname or alias.name for alias in nodes(old, ast.alias)}
-    return None if _is_renamed(old, new, request) else _lost(old, new, known, request)
-
-
-def _lost(old: Any, new: Any, known: set[str], request: str) -> Loss | None:
-    """Of a module, a class, a test or a block."""
-    for field in ("body", "orelse", "finalbody", "handlers"):
-        left = list(getattr(new, field, []))
-        before: list[ast.AST] = getattr(old, field, [])
-        for one in sorted(before, key=lambda one: not any(_grew(one, other) for other in left)):
-            kept = next((other for other in left if _grew(one, other)), None)
-            kept = kept or next((other for other in left if _follows(one, other, request)), None)
-            name = getattr(one, "name", "") or ast.unparse(one).partition("\n")[0][:80]
-            if kept is None and not _is_docstring(one):
-                return f"{name} is gone or was changed", getattr(left[0] if left else one, "lineno", 1)
-            if kept is None:
-                continue
-            left.remove(kept)
-            if _grew(one, kept) or _is_renamed(one, kept, request):
-                continue
-            if isinstance(one, DEFINITIONS) and _is_decorated_otherwise(one, kept):
-                return f"{name} is decorated or derived otherwise", kept.lineno
-            if inner := _lost(one, kept, known | bound_in(one), request):
-                return f"in {name}: {inner[0]}", inner[1]
-        in_test = bool(before) and not any(isinstance(one, DEFINITIONS) for one in before)
-        for one in left:
-            if told := _takes_over(one, known, in_test):
-                return told, getattr(one, "lineno", 1)
+    scopes = {(*scope, one.name): one for scope, one in _statements(old) if isinstance(one, DEFINITIONS)}
+    for scope, one in fresh:
+        if (scope in scopes or not scope) and (
+            told := _takes_over(one, known, isinstance(scopes.get(scope), FUNCTIONS))
+        ):
+            return "".join(f"in {name}: " for name in scope) + told, one.lineno
     return None
 
 
-def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _statements(node: ast.Module | ast.stmt, scope: Scope = ()) -> Iterator[Statement]:
+    """Those of a module, of its classes and of its functions, each with the names of what is around it."""
+    for one in getattr(node, "body", ()):
+        yield scope, one
+        if isinstance(one, DEFINITIONS):
+            yield from _statements(one, (*scope, one.name))
 
 
-def _follows(old: ast.AST, new: ast.AST, request: str) -> bool:
-    """Whether it replaces an old statement: the same name, a block with the same head, or another name throughout."""
-    if isinstance(old, DEFINITIONS) and type(old) is type(new) and old.name == getattr(new, "name", ""):
-        return True
-    is_block = type(old) is type(new) and hasattr(old, "body") and not isinstance(old, DEFINITIONS)
-    heads = [[_dump(getattr(one, field, None)) for field in ("test", "target", "iter", "items")] for one in (old, new)]
-    return (is_block and heads[0] == heads[1]) or _is_renamed(old, new, request)
+def _head(node: ast.stmt) -> str:
+    return getattr(node, "name", "") or ast.unparse(node).partition("\n")[0][:80]
+
+
+def _follows(old: ast.stmt, new: ast.stmt, request: str) -> bool:
+    """Whether it replaces an old statement: it asks for no less, or differs in what the request says."""
+    if isinstance(old, DEFINITIONS):
+        return _head(old) == _head(new) and type(old) is type(new) and not _is_decorated_otherwise(old, new)
+    return _grew(old, new) or _is_renamed(old, new, request)
 
 
 def _is_decorated_otherwise(old: Any, new: Any) -> bool:
@@ -142,6 +146,9 @@ def _takes_over(node: ast.AST, known: set[str], in_test: bool) -> str:
 
 
 def _dump(node: Any) -> str:
+    """All of a statement, and of a definition what stands around its body, which has statements of its own."""
+    if isinstance(node, DEFINITIONS):
+        return repr([node.name, *map(_dump, node.decorator_list), *map(_dump, getattr(node, "bases", ()))])
     return ast.dump(node) if isinstance(node, ast.AST) else repr([_dump(one) for one in node or ()])
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,6 +178,20 @@ def lost_of(rollout: Rollout) -> str:
     return next((event.detail for event in rollout.events if event.kind == LOST), "")
 
 
+@dataclass(slots=True)
+class Turn:
+    """A message of any format, before it is checked."""
+
+    role: Any
+    content: Any  # a string, or parts of which text and thoughts are read
+    thought: Any = None
+    calls: list[tuple[Any, Any, Any]] = field(default_factory=list)  # id, name, arguments
+    answers: list[tuple[Any, Any, bool]] = field(
+        default_factory=list
+    )  # the id that it names, content, whether it failed
+    weight: Any = None
+
+
 def from_atif(value: dict[str, Any], name: str) -> Rollout:
     """Steps of a user, the system or the agent, with calls and their observations.
 
@@ -187,20 +200,19 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
     version = str(value.get("schema_version", ""))
     if not version.startswith("ATIF-v1"):
         raise ValueError(f"{version or 'no version'} is not ATIF v1")
-    conversation = Conversation()
+    turns: list[Turn] = []
     for step in value["steps"]:
-        calls = [
-            (one.get("tool_call_id"), one["function_name"], one.get("arguments"))
-            for one in step.get("tool_calls") or ()
-        ]
-        conversation.say(step["source"], step.get("message"), calls, step.get("reasoning_content"))
+        turn = Turn(step["source"], step.get("message"), step.get("reasoning_content"))
+        for call in step.get("tool_calls") or ():
+            turn.calls.append((call.get("tool_call_id"), call["function_name"], call.get("arguments")))
         for result in (step.get("observation") or {}).get("results") or ():
-            conversation.answer(result.get("source_call_id"), result.get("content"))
+            turn.answers.append((result.get("source_call_id"), result.get("content"), False))
+        turns.append(turn)
     id = str(value.get("session_id") or value.get("trajectory_id") or name)
     # ATIF has no field for the task, so every writer has its own; agents are no tasks.
     places = (value, value.get("extra"), value.get("metadata"), (value.get("agent") or {}).get("extra"))
     tasks = (about.get(key) for about in places if isinstance(about, dict) for key in TASK_KEYS)
-    return conversation.rollout(id, next((str(task) for task in tasks if task and isinstance(task, str | int)), id))
+    return _rollout(turns, id, next((str(task) for task in tasks if task and isinstance(task, str | int)), id))
 
 
 def from_messages(value: Any, name: str) -> Rollout:
@@ -209,31 +221,29 @@ def from_messages(value: Any, name: str) -> Rollout:
     listed = value if isinstance(value, list) else next((about[key] for key in KEYS if key in about), None)
     if not listed:
         raise ValueError("no messages")
-    conversation = Conversation()
-    if about.get("system"):  # outside of the messages, as Anthropic has it
-        conversation.say("system", about["system"])
+    turns = [Turn("system", about["system"])] if about.get("system") else []  # as Anthropic has it
     for one in listed:
         content = one.get("content")
-        thought = one.get("reasoning_content") or one.get("reasoning")
-        made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
-        functions = [(call.get("id"), call.get("function", call)) for call in made]
-        calls = [(id, function["name"], function.get("arguments")) for id, function in functions]
+        if ROLES.get(one["role"]) == "tool":
+            turns[-1].answers.append((one.get("tool_call_id"), content, False))
+            continue
+        turn = Turn(one["role"], content, one.get("reasoning_content") or one.get("reasoning"))
+        turn.weight = one.get("weight") if one["role"] == "assistant" else None
+        for call in one.get("tool_calls") or ():
+            function = call.get("function", call)
+            turn.calls.append((call.get("id"), function["name"], function.get("arguments")))
         blocks = content if isinstance(content, list) else []
         of_tools = [block for block in blocks if isinstance(block, dict) and str(block.get("type")).startswith("tool_")]
         for block in of_tools:  # Anthropic's: answers come before the words of the user
             if block["type"] == "tool_use":
-                calls.append((block.get("id"), block["name"], block.get("input")))
+                turn.calls.append((block.get("id"), block["name"], block.get("input")))
             else:
-                conversation.answer(block.get("tool_use_id"), block.get("content"), bool(block.get("is_error")))
-        words = [block for block in blocks if block not in of_tools] if of_tools else content
-        if ROLES.get(one["role"]) == "tool":
-            conversation.answer(one.get("tool_call_id"), content)
-        elif words or calls or not of_tools:
-            conversation.say(one["role"], words, calls, thought)
-        if one["role"] == "assistant" and one.get("weight") is not None:
-            conversation.weigh(one["weight"])
+                turns[-1].answers.append((block.get("tool_use_id"), block.get("content"), bool(block.get("is_error"))))
+        turn.content = [block for block in blocks if block not in of_tools] if of_tools else content
+        if turn.content or turn.calls or not of_tools:
+            turns.append(turn)
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
-    return conversation.rollout(id, str(about.get("task") or about.get("instance_id") or name))
+    return _rollout(turns, id, str(about.get("task") or about.get("instance_id") or name))
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:
@@ -246,106 +256,90 @@ def _call(name: Any, arguments: Any) -> ToolCall:
     return ToolCall(str(name), arguments if isinstance(arguments, dict) else {"input": arguments})
 
 
-@dataclass(slots=True)
-class Conversation:
-    """Collects the messages of a trajectory: text and thoughts, answers in the order of their calls, what was lost."""
-
-    messages: list[Message] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)  # the ids of the last calls, as far as they have some
-    answers: list[tuple[str, Message]] = field(default_factory=list)  # to these, with the ids that they name
-
-    def say(self, role: Any, content: Any, calls: Sequence[tuple[Any, Any, Any]] = (), thought: Any = None) -> None:
-        """Content is a string, or parts of which text and thoughts are read; `thought` comes from another field. Calls
-        are ids, names and arguments."""
-        self._settle()
-        if ROLES.get(role) in (None, "tool"):
-            raise ValueError(f"{role!r} is none of the roles {', '.join(ROLES)}")
-        known = ROLES[role]
-        thoughts = [thought] if thought else []
-        text = self._text(content, thoughts)
-        if known in ("user", "assistant") and not text.strip() and not calls:
-            self._lose(f"a message of the {known} without text")
-        if known == "assistant" and thoughts and not answer_start(text):
+def _rollout(turns: list[Turn], name: str, task: str) -> Rollout:
+    """Texts with thoughts before them, answers in the order of their calls, and what was lost as events."""
+    messages: list[Message] = []
+    events: list[Event] = []
+    for number, turn in enumerate(turns):
+        role = ROLES.get(turn.role)
+        if role is None:
+            raise ValueError(f"{turn.role!r} is none of the roles {', '.join(ROLES)}")
+        calls = tuple(_call(name, arguments) for _, name, arguments in turn.calls)
+        thoughts = [turn.thought] if turn.thought else []
+        text = _text(turn.content, thoughts, events)
+        if role != "system" and not text.strip() and not calls:
+            _lose(events, f"a message of the {role} without text")
+        if role == "assistant" and thoughts and not answer_start(text):
             answer = f"\n{text}" if text else ""
             if all(isinstance(one, str) for one in thoughts):
                 text = "\n".join([THINK_START, *(one.strip() for one in thoughts), THINK_END, ""]) + answer
             else:
-                self._lose("a thought that is no text")
+                _lose(events, "a thought that is no text")
                 text = answer
-        made = tuple(_call(name, arguments) for _, name, arguments in calls)
-        self.messages.append(Message(known, text, 0, 0, 0, 0, made))
-        self.waiting = [str(id or "") for id, _, _ in calls]
+        if turn.weight == 0:  # OpenAI's: not trained on
+            events.append(Event(len(messages), UNLEARNED, "weight 0"))
+        elif turn.weight not in (None, 1):
+            _lose(events, f"a weight of {turn.weight!r}, which is neither 0 nor 1")
+        messages.append(Message(role, text, 0, 0, 0, 0, calls))
+        messages += _answers(turn, events, is_last=number == len(turns) - 1)
+    calls = tuple(call for one in messages for call in one.calls)
+    usage = Usage(
+        turns=sum(one.role == "assistant" for one in messages),
+        calls=len(calls),
+        invalid_calls=sum(call.error is not None for call in calls),
+    )
+    tools = tuple(dict.fromkeys(call.name for call in calls))
+    changed = _changes(messages)
+    if changed:
+        events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
+    segments = [Segment(messages=messages)]
+    return Rollout(name, task, task, tools, segments, "answer", usage, changed, foreign=True, events=events)
 
-    def answer(self, id: Any, content: Any, failed: bool = False) -> None:
-        message = Message("tool", self._text(content, []), 0, 0, 0, 0, status="failed" if failed else "ok")
-        self.answers.append((str(id or ""), message))
 
-    def _text(self, content: Any, thoughts: list[Any]) -> str:
-        if not isinstance(content, str | list | None):
-            raise ValueError("content is neither text nor parts")
-        texts: list[str] = []
-        for part in content if isinstance(content, list) else [content or ""]:
-            read = part if isinstance(part, dict) else {"text": str(part)}
-            if isinstance(read.get("text"), str):
-                texts.append(read["text"])
-            elif read.get("type") == "thinking":
-                thoughts.append(read.get("thinking"))
-            else:
-                self._lose(f"a part of the type {read.get('type')!r}")
-        return "\n".join(texts)
+def _text(content: Any, thoughts: list[Any], events: list[Event]) -> str:
+    if not isinstance(content, str | list | None):
+        raise ValueError("content is neither text nor parts")
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [content or ""]:
+        read = part if isinstance(part, dict) else {"text": str(part)}
+        if isinstance(read.get("text"), str):
+            texts.append(read["text"])
+        elif read.get("type") == "thinking":
+            thoughts.append(read.get("thinking"))
+        else:
+            _lose(events, f"a part of the type {read.get('type')!r}")
+    return "\n".join(texts)
 
-    def weigh(self, weight: object) -> None:
-        """OpenAI's weight of the last message: 0 is not trained on."""
-        if weight == 0:
-            self.events.append(Event(len(self.messages) - 1, UNLEARNED, "weight 0"))
-        elif weight != 1:
-            self._lose(f"a weight of {weight!r}, which is neither 0 nor 1")
 
-    def _settle(self, is_end: bool = False) -> None:
-        """Put the answers in the order of the calls: by the call's id where an answer has one, else by order. Ids that
-        only answers have say nothing."""
-        answers, self.answers = self.answers, []
-        places = {id: place for place, id in enumerate(self.waiting) if id}
-        has_ids = bool(places) or not self.waiting
-        found: dict[int, Message] = {}
-        rest: list[Message] = []
-        for id, message in answers:
-            if id in places:
-                found[places.pop(id)] = message
-            elif id and has_ids:
-                self._lose(f"an answer to {id!r}, which is no call of the message before")
-                self.messages += [one for _, one in answers]
-                return
-            else:
-                rest.append(message)
-        for place in range(len(self.waiting)):
-            if place not in found and rest:
-                found[place] = rest.pop(0)
-        silent = [id for place, id in enumerate(self.waiting) if place not in found]
-        if answers and silent and not is_end:  # the last calls of all may end the work
-            self._lose(f"no answer to the call {silent[0]!r}")
-        self.messages += [*(found[place] for place in sorted(found)), *rest]
+def _answers(turn: Turn, events: list[Event], is_last: bool) -> list[Message]:
+    """In the order of the calls: by the call's id where an answer has one, else by order. Ids that only answers have
+    say nothing."""
+    places = {str(id): place for place, (id, _, _) in enumerate(turn.calls) if id}
+    has_ids = bool(places) or not turn.calls
+    found: dict[int, Message] = {}
+    rest: list[Message] = []
+    stray = ""
+    for id, content, failed in turn.answers:
+        message = Message("tool", _text(content, [], events), 0, 0, 0, 0, status="failed" if failed else "ok")
+        if id and str(id) in places and not stray:
+            found[places.pop(str(id))] = message
+            continue
+        stray = stray or (str(id) if id and has_ids else "")
+        rest.append(message)
+    if stray:
+        _lose(events, f"an answer to {stray!r}, which is no call of the message before")
+        return [*found.values(), *rest]
+    for place in range(len(turn.calls)):
+        if place not in found and rest:
+            found[place] = rest.pop(0)
+    silent = [str(id or "") for place, (id, _, _) in enumerate(turn.calls) if place not in found]
+    if turn.answers and silent and not is_last:  # the last calls of all may end the work
+        _lose(events, f"no answer to the call {silent[0]!r}")
+    return [*(found[place] for place in sorted(found)), *rest]
 
-    def rollout(self, name: str, task: str) -> Rollout:
-        self._settle(is_end=True)
-        calls = [call for one in self.messages for call in one.calls]
-        usage = Usage(
-            turns=sum(one.role == "assistant" for one in self.messages),
-            calls=len(calls),
-            invalid_calls=sum(call.error is not None for call in calls),
-        )
-        tools = tuple(dict.fromkeys(call.name for call in calls))
-        changed = _changes(self.messages)
-        segments = [Segment(messages=self.messages)]
-        rollout = Rollout(name, task, task, tools, segments, "answer", usage, changed, foreign=True)
-        rollout.events += self.events
-        if changed:
-            rollout.events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
-        return rollout
 
-    def _lose(self, what: str) -> None:
-        self.events.append(Event(-1, LOST, what))
+def _lose(events: list[Event], what: str) -> None:
+    events.append(Event(-1, LOST, what))
 
 
 def _changes(messages: list[Message]) -> dict[str, str | None]:

@@ -126,7 +126,7 @@ class Command:
     @cached_property
     def targets(self) -> list[str]:
         """What it writes to, as far as its words say so."""
-        found = [match.group(1) for match in re.finditer(r">>?\s*['\"]?([^\s'\"&|;<>()]+)", self.text)]
+        found = [match[2] for match in WRITES_TO.finditer(self.text)]
         return found + [words[-1] for words in self.simple if words[0] in WORDS["putting"] and len(words) > 1]
 
     # What it does by its own words alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -182,12 +183,13 @@ def spoken(rollout: Rollout) -> Iterator[tuple[At, Message]]:
 
 def with_siblings(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[Rollout]]]:
     """Each with the others of its group. What the machine ended is no sibling; other agents' groups are not known."""
-    rollouts, groups = list(rollouts), dict[str, list[Rollout]]()
+    rollouts = list(rollouts)
+    groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         if not rollout.foreign and not rollout.fault:
-            groups.setdefault(rollout.group, []).append(rollout)
+            groups[rollout.group].append(rollout)
     for rollout in rollouts:
-        yield rollout, [other for other in groups.get(rollout.group, ()) if other is not rollout]
+        yield rollout, [other for other in groups[rollout.group] if other is not rollout]
 
 
 def tool_uses_of(rollout: Rollout) -> Iterator[ToolUse]:

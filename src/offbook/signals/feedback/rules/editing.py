@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -152,32 +150,16 @@ def _added(use: ToolUse) -> Iterator[tuple[str, list[str]]]:
 # The repository's style.
 
 
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """What the functions of a repository have in common."""
-
-    functions: int
-    camel: int
-    public: int
-    documented: int
-
-
 def lint_introduced(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """An edit that brings a finding (trajectory/lint.py) which stays to the end and which nothing silences."""
     for path, start, steps in _followed(trajectory):
         counts = [findings(path, start), *(findings(path, text) for _, text in steps)]
-        silenced = steps[-1][1].count("noqa") > start.count("noqa")
-        kinds = [] if silenced else [*(counts[-1] - counts[0])]
-        for place, (use, _) in enumerate(steps, 1):
-            if new := [kind.replace("_", " ") for kind in kinds if _brings(counts, place, kind)]:
-                yield use.at, f"{path}: {', '.join(new)}"
-
-
-def _brings(counts: list[Counter[str]], place: int, kind: str) -> bool:
-    """Whether from this step on there is always more of a kind. Source that does not parse shows no other kind."""
-    if kind != "syntax" and any(one["syntax"] for one in counts[place - 1 :]):
-        return False
-    return all(one[kind] > counts[place - 1][kind] for one in counts[place:])
+        brought: dict[int, list[str]] = {}  # by the last edit after which there were more of a kind
+        for kind in counts[-1] - counts[0] if steps[-1][1].count("noqa") <= start.count("noqa") else ():
+            last = max(number for number in range(len(steps)) if counts[number + 1][kind] > counts[number][kind])
+            brought.setdefault(last, []).append(kind.replace("_", " "))
+        for number, kinds in sorted(brought.items()):
+            yield steps[number][0].at, f"{path}: {', '.join(kinds)}"
 
 
 def camel_case_name(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
@@ -185,11 +167,11 @@ def camel_case_name(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     for path, use, function, tree in _new_functions(trajectory):
         if not CAMEL.fullmatch(function.name):
             continue
-        habits = habits_of(tree)
+        habits = functions_of(tree)
         known = (trajectory.instruction, *_sources(tree, tests=True))  # if these have the name, it was given
         given = any(re.search(rf"\b{function.name}\b", text) for text in known)
-        if habits.functions >= MIN_FUNCTIONS and not habits.camel and not given:
-            yield use.at, f"{path}: {function.name}; {habits.functions} functions are in snake case"
+        if len(habits) >= MIN_FUNCTIONS and not given and not any(CAMEL.fullmatch(one.name) for one in habits):
+            yield use.at, f"{path}: {function.name}; {len(habits)} functions are in snake case"
 
 
 def missing_docstring(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
@@ -197,10 +179,10 @@ def missing_docstring(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     for path, use, function, tree in _new_functions(trajectory):
         if function.name.startswith("_") or ast.get_docstring(function) is not None or function.decorator_list:
             continue
-        habits = habits_of(tree)
-        if habits.public >= MIN_FUNCTIONS and habits.documented >= DOCUMENTED_SHARE * habits.public:
-            counts = f"{habits.documented} of {habits.public}"
-            yield use.at, f"{path}: {function.name}; {counts} public functions have one"
+        public = [one for one in functions_of(tree) if not one.name.startswith("_")]
+        documented = sum(ast.get_docstring(one) is not None for one in public)
+        if len(public) >= MIN_FUNCTIONS and documented >= DOCUMENTED_SHARE * len(public):
+            yield use.at, f"{path}: {function.name}; {documented} of {len(public)} public functions have one"
 
 
 def _followed(trajectory: Trajectory) -> Iterator[tuple[str, str, list[tuple[ToolUse, str]]]]:
@@ -241,16 +223,9 @@ def _functions_in(source: str) -> dict[str, Function]:
 
 
 @lru_cache(maxsize=16)
-def habits_of(tree: Path) -> Habits:
+def functions_of(tree: Path) -> tuple[Function, ...]:
     """Of all sources that are no tests. A task's tree never changes, so it is read once."""
-    functions = [function for source in _sources(tree) for function in _functions_in(source).values()]
-    public = [function for function in functions if not function.name.startswith("_")]
-    return Habits(
-        functions=len(functions),
-        camel=sum(bool(CAMEL.fullmatch(function.name)) for function in functions),
-        public=len(public),
-        documented=sum(ast.get_docstring(function) is not None for function in public),
-    )
+    return tuple(function for source in _sources(tree) for function in _functions_in(source).values())
 
 
 def _sources(tree: Path, tests: bool = False) -> Iterator[str]:
