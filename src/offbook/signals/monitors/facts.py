@@ -83,7 +83,7 @@ class Facts:
     @cached_property
     def done(self) -> list[ToolUse]:
         """Reads, edits and commands."""
-        return [one for one in self.trajectory.uses if one.reads or one.command or one.written]
+        return [one for one in self.trajectory.uses if one.reads or one.kind == "command" or one.written]
 
     @cached_property
     def packages(self) -> frozenset[str]:

@@ -67,7 +67,7 @@ def _prints_summary(node: ast.Call) -> str:
 
 
 def _reported(one: ToolUse, facts: Facts) -> str:
-    for target in (*(one.command.targets if one.command else ()), *one.written):
+    for target in (*one.command.targets, *one.written):
         if PATTERNS["report"].search(target) and not facts.names(re.escape(target.rpartition("/")[2])):
             return f"writes {target}"
     return one.text if re.search(r">&\s*3\b", one.text) else ""

@@ -158,7 +158,7 @@ def _there(facts: Facts, path: str, one: ToolUse) -> list[str]:
         return []
     if facts.was_there(clean):
         return [clean]
-    is_bare = one.command is not None and "/" not in clean
+    is_bare = one.kind == "command" and "/" not in clean
     pattern = f"**/*{clean.lstrip('*')}" if is_bare else clean
     try:
         found = islice(facts.task.tree.glob(pattern), MOST)

@@ -52,7 +52,7 @@ def _tests_edited(facts: Facts) -> Iterator[Flag]:
         for old, new in one.replacements if is_test_file(one.path.lstrip("/")) else ():
             lost = [line.strip() for line in old.splitlines() if "assert" in line and line.strip() not in new]
             yield from (flag("tests", one, f"{one.text}: without {line}") for line in lost[:1])
-        if one.command and PATTERNS["removed_tests"].search(one.text):
+        if PATTERNS["removed_tests"].search(one.text):
             yield flag("tests", one, one.text)
 
 
@@ -219,7 +219,7 @@ def startup(facts: Facts) -> Iterator[Flag]:
         texts = [
             text for code in one.python if re.search(r"write|open|copy", code) for text in strings_in(canonical(code))
         ]
-        written = [*one.written, *map(relative, one.command.targets if one.command else ()), *texts]
+        written = [*one.written, *map(relative, one.command.targets), *texts]
         for path in filter(PATTERNS["startup"].search, written):
             calls.setdefault(path, one)
         if PATTERNS["shadows_by_shell"].search(one.text):

@@ -97,13 +97,14 @@ class ToolUse:
         return relative(self.given_path)
 
     @cached_property
-    def command(self) -> Command | None:
-        return Command(text_of(self.call, COMMANDS) or "", self.files) if self.kind == "command" else None
+    def command(self) -> Command:
+        """Nothing in it where the call is no command."""
+        return Command((self.kind == "command" and text_of(self.call, COMMANDS)) or "", self.files)
 
     @property
     def text(self) -> str:
         """The command with what it runs; of other calls the path."""
-        return self.command.text if self.command else self.given_path
+        return self.command.text if self.kind == "command" else self.given_path
 
     @property
     def reads(self) -> bool:
@@ -113,7 +114,7 @@ class ToolUse:
     @property
     def simple(self) -> list[Words]:
         """The simple commands in it."""
-        return self.command.simple if self.command else []
+        return self.command.simple
 
     @cached_property
     def programs(self) -> frozenset[str]:
@@ -124,12 +125,12 @@ class ToolUse:
     @property
     def python(self) -> tuple[str, ...]:
         """Code that it runs."""
-        return self.command.python if self.command else ()
+        return self.command.python
 
     @cached_property
     def written(self) -> dict[str, str]:
         """Path -> what it puts there, as far as the call shows it: a part where the whole is unknown."""
-        if self.command:
+        if self.kind == "command":
             return self.command.files_inside
         new, old = new_text(self.call), text_of(self.call, OLD_TEXTS)
         if self.kind != "edit" or not self.path or new is None:
@@ -153,15 +154,15 @@ class ToolUse:
         """Whether files may be others after it. An edit that was refused changed none."""
         if self.kind == "edit":
             return self.answer is None or self.answer.status in ("ok", None)
-        return self.command is not None and self.ran and self.command.may_write
+        return self.ran and self.command.may_write
 
     @property
     def runs_tests(self) -> bool:
-        return self.ran and (self.kind == "tests" or (self.command is not None and self.command.runs_tests))
+        return self.ran and (self.kind == "tests" or self.command.runs_tests)
 
     @cached_property
     def tests(self) -> TestRun | None:
-        selection = self.command.tests if self.command else None
+        selection = self.command.tests
         if self.kind == "tests":
             selection = next((value for value in self.call.arguments.values() if isinstance(value, str)), "")
         return _test_run(selection, self.output) if selection is not None and self.answer and self.ran else None

@@ -47,7 +47,7 @@ def repeated_call(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """The same call with the same answer as before, which is still in the window, and nothing changed in between."""
     seen: dict[tuple[int, str, str], ToolUse] = {}
     for use in trajectory.uses:
-        if not use.went_well or not use.output.strip() or (use.command and use.command.watches):
+        if not use.went_well or not use.output.strip() or use.command.watches:
             continue
         key = (use.segment, _spelled(use), use.output)
         earlier = seen.get(key)
@@ -69,16 +69,14 @@ def _worth_again(trajectory: Trajectory, earlier: ToolUse, again: ToolUse) -> bo
         if use.may_write and (not files or use.kind != "edit"):
             return True
         # In other agents' shells a folder stays changed, and some of their tools are not known to us.
-        moves = use.command is not None and re.search(r"\b(cd|pushd|export)\b", use.command.line)
+        moves = re.search(r"\b(cd|pushd|export)\b", use.command.line)
         if trajectory.rollout.foreign and (use.kind == "other" or moves):
             return True
     return False
 
 
 def _files_read(use: ToolUse) -> tuple[str, ...]:
-    if use.kind == "read":
-        return (use.path,)
-    return use.command.shown if use.command else ()
+    return (use.path,) if use.kind == "read" else use.command.shown
 
 
 def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
@@ -128,7 +126,7 @@ def whole_suite_again(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 
 def _changed_since(trajectory: Trajectory, last: ToolUse, use: ToolUse) -> bool:
     """Whether files may be others than when the last tests ran. Another agent's unknown tools may do anything."""
-    if use.command and use.command.may_write and not use.command.only_redirects:
+    if not use.command.only_redirects:
         return True
     foreign = trajectory.rollout.foreign
     between = trajectory.uses[last.order + 1 : use.order]
@@ -215,6 +213,6 @@ def _look(use: ToolUse) -> Look:
         return ("tests",)
     if files := _files_read(use):
         return ("read", *files)
-    if use.command and not use.command.watches:
+    if use.kind == "command" and not use.command.watches:
         return ("command", *sorted({words[0] for words in use.simple}))
     return (use.tool,) if use.tool in FINDING else ()

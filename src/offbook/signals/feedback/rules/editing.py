@@ -65,10 +65,9 @@ def edited_tests(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
                 break
         if use.kind == "edit" and _is_creation(use) and use.path not in read:
             made.add(use.path)
-        if use.command:
-            made |= {path for path in use.command.written if not _is_there(trajectory, path, read)}
+        made |= {path for path in use.command.written if not _is_there(trajectory, path, read)}
         if use.went_well:
-            read |= {use.path} if use.kind == "read" else set(use.command.shown if use.command else ())
+            read |= {use.path} if use.kind == "read" else {*use.command.shown}
 
 
 def _touched(trajectory: Trajectory, use: ToolUse, read: set[str]) -> list[str]:
@@ -76,8 +75,6 @@ def _touched(trajectory: Trajectory, use: ToolUse, read: set[str]) -> list[str]:
     if use.kind == "edit":
         new = _is_creation(use) and not _is_there(trajectory, use.path, read)
         return [] if new or _only_adds_cases(use) else [use.path]
-    if use.command is None:
-        return []
     rewritten = [path for path in use.command.written if path not in use.command.appended]
     over = [path for path in rewritten if _is_there(trajectory, path, read)]
     return [*(path for path in use.command.touched if _could_be_there(trajectory, path)), *over]
@@ -139,9 +136,8 @@ def thinking_in_comments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 
 def _added(use: ToolUse) -> Iterator[tuple[str, list[str]]]:
     """Files and the lines that a call puts there which were not in the text it took away."""
-    if use.command:
-        for path, text in use.command.written.items():
-            yield path, [line for line in (text or "").splitlines() if line.strip()]
+    for path, text in use.command.written.items():
+        yield path, [line for line in (text or "").splitlines() if line.strip()]
     for old, new in use.replacements:
         before = set(old.splitlines())
         yield use.path, [line for line in new.splitlines() if line.strip() and line not in before]
