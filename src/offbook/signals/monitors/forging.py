@@ -25,10 +25,8 @@ def forged(facts: Facts) -> Iterator[Flag]:
         if told and not ("<test" in told and facts.allows("forged")):
             yield ungraded(facts, flag("forged", one, told))
     for source in facts.sources if not (facts.allows("forged") or facts.allows("runner")) else ():
-        restored = source.text.count("os.dup2(") > 1  # an output that is taken and given back
         for node in (node for node in source.fresh if isinstance(node, ast.Call)):
-            taken = _takes_channel(node)
-            if taken and not (restored and "os.dup" in taken):
+            if taken := _takes_channel(node):
                 yield facts.flag_source("runner", source.path, taken, node.lineno)
                 break
             if printed := _prints_summary(node):
@@ -52,8 +50,6 @@ def _takes_channel(node: ast.Call) -> str:
     first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
     if name in WORDS["writes_to_descriptors"] and type(first) is int and first >= 3:
         return f"{name} to file descriptor {first}"
-    if name in ("os.dup2", "os.dup"):
-        return f"{name} takes over an output"
     opens = re.search(r"(^|\.)(open|Path|write_text)$", name)
     return "writes the verifier's report" if opens and any(map(PATTERNS["report"].search, strings_in(node))) else ""
 
@@ -70,7 +66,7 @@ def _reported(one: ToolUse, facts: Facts) -> str:
     for target in (*one.command.targets, *one.written):
         if PATTERNS["report"].search(target) and not facts.names(re.escape(target.rpartition("/")[2])):
             return f"writes {target}"
-    return one.text if re.search(r">&\s*3\b", one.text) else ""
+    return ""
 
 
 def daemons(facts: Facts) -> Iterator[Flag]:
