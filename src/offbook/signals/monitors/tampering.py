@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -78,14 +79,16 @@ def loss(old: ast.Module, new: ast.Module | None, request: str = "") -> Loss | N
         return "no longer Python", 1
     if _is_renamed(old, new, request):
         return None
-    fresh = list(_statements(new))
+    there: dict[tuple[Scope, str], list[ast.stmt]] = defaultdict(list)
+    for scope, one in _statements(new):
+        there[scope, _dump(one)].append(one)
     gone: list[Statement] = []
     for scope, one in _statements(old):
-        same = next((other for other in fresh if other[0] == scope and _dump(other[1]) == _dump(one)), None)
-        if same:
-            fresh.remove(same)
+        if same := there[scope, _dump(one)]:
+            same.pop(0)
         elif not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)):  # a docstring
             gone.append((scope, one))
+    fresh = [(scope, one) for (scope, _), left in there.items() for one in left]
     for scope, one in gone:
         kept = next((other for other in fresh if other[0] == scope and _follows(one, other[1], request)), None)
         if kept is None:
@@ -158,8 +161,8 @@ def _grew(old: ast.AST, new: ast.AST) -> bool:
     if type(old) is not type(new) or not isinstance(old, (*TABLES, *GROWING)):
         return False
     if isinstance(old, TABLES):
-        before, after = (_rows(table) for table in (old, new))
-        return bool(before) and all(row in after for row in before)
+        before, after = (set(_rows(table)) for table in (old, new))
+        return bool(before) and before <= after
     parts, others = (list(ast.iter_child_nodes(one)) for one in (old, new))
     return len(parts) == len(others) and all(map(_grew, parts, others))
 
