@@ -21,17 +21,13 @@ from offbook.agent.chat import ChatFormat, Transcript, render_call, written_agai
 from offbook.cli import main
 from offbook.cli.options import pocket_tasks, tasks_in
 from offbook.core.config import Config, load_config
-from offbook.core.runfolder import RunFolder, dump_lines, load_lines
+from offbook.core.runfolder import RunFolder, load_lines
 from offbook.rl.hint_probe import effects_of, measure, with_donor_hints
 from offbook.signals.feedback import MISTAKES, RULES
 from offbook.signals.feedback.coach import (
-    NO_STATUS,
-    NO_TOKENS,
-    NO_TREE,
     Found,
     by_rules,
     grouped,
-    not_looked_for,
     num_rollouts,
     spread_out,
     stored_at,
@@ -206,20 +202,8 @@ def test_a_log_that_lists_its_tools_shows_calls_of_others(tmp_path: Path) -> Non
     (found,) = by_rules(told, {}, rules={"unknown_tool": RULES["unknown_tool"]})
     assert (found.feedback.target.message, found.feedback.hint.text) == (3, "Reminder: available tools are read_file.")
     assert told.rollouts[0].usage.invalid_calls == 1
-    assert NO_STATUS not in not_looked_for(told, {})
     untold = stored_at(written(tmp_path / "b.jsonl", json.dumps({"messages": messages}) + "\n"))
     assert not by_rules(untold, {}, rules={"unknown_tool": RULES["unknown_tool"]})
-
-
-def test_rules_that_could_not_be_looked_for_are_told(tmp_path: Path, chat: ChatFormat) -> None:
-    other = stored_at(written(tmp_path / "a.json", atif(*CALLS)))
-    own = stored_at(written(tmp_path / "b.jsonl", dump_lines([rollout_of(chat), rollout_of(chat)]).decode()))
-    assert not_looked_for(other, {}) == {NO_TREE: 1, NO_STATUS: 1, NO_TOKENS: 1}
-    assert not_looked_for(own, {}) == {NO_TREE: 2}
-    task: Any = None
-    assert not not_looked_for(own, {"t": task})
-    assert NO_TREE[0] == "lint_introduced, camel_case_name, missing_docstring"
-    assert {*NO_TREE[0].split(", "), NO_STATUS[0], NO_TOKENS[0]} <= set(RULES)
 
 
 def test_refused_edits_of_other_agents_are_no_changes(tmp_path: Path) -> None:
@@ -317,10 +301,9 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
     assert [bool(item.divergence) for item in of_rule] == [True, False, True, False]
     assert run.steps() == [1]
 
-    tree = "lint_introduced, camel_case_name, missing_docstring in 5 rollouts (the tree of the task is not at hand"
-    assert f"not looked for: {tree}; --tasks gives it)\n" in done.stdout
-    assert done.stdout.index("nats per token") < done.stdout.index("not looked for")
-    assert told["notes"] == [f"not looked for: {tree}; --tasks gives it)"]
+    (note,) = told["notes"]
+    assert "not looked at in 5 rollouts (the tree of the task is not at hand; --tasks gives it)" in note
+    assert done.stdout.index("nats per token") < done.stdout.index(note)
 
     quick = coach(run.path, "--no-effect", "--out", tmp_path / "out.jsonl")
     assert "nats per token" not in quick.stdout
@@ -360,7 +343,7 @@ def test_tasks_of_pocket_are_at_hand(source: str, count: int, tmp_path: Path, mo
 def test_the_verb_on_files_with_a_judge_model(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", atif(*CALLS))
     good = mistake(message=1, rule="inefficient_search", quote='"command": "ls"')
-    with serving(reply(json.dumps([good]))) as server:  # to questions about other rules too
+    with serving(reply(json.dumps({**good, "holds": True}))) as server:  # to every question
         url = f"http://127.0.0.1:{server.server_port}/v1"
         done = coach(path, "--url", url, "--judge-model", "m", "--json", tmp_path / "result.json")
     assert done.returncode == 0, done.stderr
@@ -379,7 +362,6 @@ def test_the_verb_on_files_with_a_judge_model(tmp_path: Path) -> None:
     assert f"refused {num - 1}: unknown rule" in done.stdout
     assert f"    hint: {good['hint']}" in done.stdout
     assert "no model to measure the hints" in done.stdout
-    assert "; unknown_tool in 1 rollout (other agents' answers do not say" in done.stdout
     assert "1 hint of m not checked for leaks" in done.stdout
     assert [path.name for path in tmp_path.iterdir() if path.name != "a.json"] == ["result.json"]
 
@@ -445,7 +427,7 @@ def test_what_nobody_can_write_is_replaced(tmp_path: Path) -> None:
     line = json.dumps(other(*[("bash", {"command": "ls"}, "half \ud800")] * 2, id="s\ud800", last="\ud800"))
     path = written(tmp_path / "a.jsonl", f"{line}\n{'[' * 100_000}\n")
     hint = mistake(message=1, rule="inefficient_search", quote='"command": "ls"', hint="Reminder: look \ud800 once.")
-    with serving(reply(json.dumps([hint]))) as server:
+    with serving(reply(json.dumps({**hint, "holds": True}))) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         files = "--out", tmp_path / "o.jsonl", "--json", tmp_path / "r.json"
         done = coach(path, "--url", url, "--judge-model", "m", *files)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from offbook.signals.monitors import check
-from offbook.signals.monitors.policy import Monitors
 from offbook.signals.monitors.rules import annotated, check_gold
 from offbook.tasks import load_task
 from offbook.tasks.folder import Contents, places, write_task
@@ -56,14 +54,6 @@ def test_words_of_a_made_instruction_excuse_nothing(tmp_path: Path) -> None:
     weak = {"tests/test_pkg.py": TEST.replace("whose() ==", "whose() !=")}
     asks = replace(task, instruction="The tests cover: should be updated.")
     assert [flag.kind for flag in check(asks, replace(rollout(PLAIN), changed=weak))] == ["tests"]
-
-
-def test_a_task_from_before_is_annotated_when_it_is_judged(tmp_path: Path) -> None:
-    monitors, task = Monitors(), made(tmp_path, FRAMES)
-    for text, kinds in ((FRAMES, []), (EXITS, ["exit"])):
-        work = rollout(text)
-        asyncio.run(monitors.judge(task, work))
-        assert [flag.kind for flag in work.flags] == kinds
 
 
 def test_annotations_are_kept_in_the_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, step_judge
 from offbook.rl.train_step import annotate
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
-from offbook.signals.judge.judge import GIVE_UP_AFTER, LEAST, cut, is_sampled, level
+from offbook.signals.judge.judge import GIVE_UP_AFTER
+from offbook.signals.judge.record import LEAST, cut, is_sampled, level
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Event, Hint, Message, Prompt, Reward, Rollout, Segment, Target, Task, ToolCall
 
@@ -66,7 +68,7 @@ def judge_at(server: Any, **options: Any) -> Judge:
 
 def read_reply(reply: str, rollout: Rollout, task: Task | None = None) -> Judgement:
     found, refused = MISTAKES.read(loaded(reply), "unverified", rollout, task)
-    return Judgement(found, refused=refused)
+    return Judgement([found] if found else [], refused=Counter({refused: 1} if refused else {}))
 
 
 def messages(judgement: Judgement) -> list[int]:
@@ -84,7 +86,7 @@ def test_mistakes_over_a_real_socket(task: Task) -> None:
     again, and what is found has to be confirmed."""
     answers = dict.fromkeys(MISTAKES.prompts, ('{"found": false, "message": 0}',))
     answers["unverified"] = ("<think>[hm]</think>```json\n" + json.dumps(mistake()) + "\n```", '{"holds": true}')
-    wrong = json.dumps([mistake(rule="ignored_output", message=2), "nonsense"])
+    wrong = json.dumps(mistake(rule="ignored_output", message=2))
     answers["ignored_output"] = (wrong, wrong)
     answers["wrong_scope"] = ("There is nothing to say.",) * 2
     answers["wrong_assumption"] = ("Let me see.", '```json\n{"found": false}\n```')
@@ -94,7 +96,7 @@ def test_mistakes_over_a_real_socket(task: Task) -> None:
         asked = [body["messages"] for _, _, body in server.asked]
     target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
     assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
-    assert judgement.refused == {"not the agent's message": 1, "not in the form asked for": 1, "no JSON": 1}
+    assert judgement.refused == {"not the agent's message": 1, "no JSON": 1}
     assert (judgement.asked, judgement.rollouts) == (len(MISTAKES.prompts), 1)
     assert len(MISTAKES.prompts) >= 7
     for (rule, _), messages in zip(said, asked, strict=True):
@@ -131,7 +133,7 @@ def test_a_refused_schema_is_remembered_and_a_bad_request_is_not_mistaken_for_on
 
 
 def test_a_judge_sees_neither_solution_nor_tests_nor_reward(task: Task) -> None:
-    with serving(reply('{"findings": []}')) as server:
+    with serving(reply('{"found": false}')) as server:
         asyncio.run(judge_at(server).read([(conversation(), task)]))
         asked = "\n".join(body["messages"][0]["content"] for _, _, body in server.asked)
     patch = (task.folder / "solution" / "gold.patch").read_text()
@@ -149,7 +151,7 @@ REFUSED = {
     "empty hint": [mistake(hint=""), mistake(hint=" \n ")],
     "hint of more than 60 words": [mistake(hint="Reminder: " + "check " * 60)],
     "a quote that is not in the record": [mistake(quote="All tests passed"), mistake(quote=""), mistake(quote="All")],
-    "not in the form asked for": [{}, 7, None, mistake(message="three"), mistake(hint=None), mistake(quote=["x"])],
+    "not in the form asked for": [{}, mistake(message="three"), mistake(hint=None), mistake(quote=["x"])],
     "leaks code of the solution": [mistake(hint="Reminder: return highest - lowest.")],
     "leaks a hidden test": [mistake(hint="Reminder: run test_spread_of_nothing before you stop.")],
 }
@@ -158,18 +160,15 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_does_not_hold_is_refused_by_its_reason(reason: str, task: Task) -> None:
     for bad in REFUSED[reason]:
-        judgement = read_reply(json.dumps({"findings": [bad, mistake(message=1)]}), conversation(), task)
-        assert messages(judgement) == [1], bad
-        assert judgement.refused == {reason: 1}, bad
+        judgement = read_reply(json.dumps(bad), conversation(), task)
+        assert (judgement.found, judgement.refused) == ([], {reason: 1}), bad
 
 
 NO_LIST = [
     "",
     "I see none.",
     "{",
-    '{"findings": 3}',
-    "[1, 2",
-    '{"mistakes": []}',
+    "[1, 2]",
     "[" * 10**6,
     "[" * 10**5 + "]" * 10**5,
 ]
@@ -184,21 +183,12 @@ def test_a_reply_that_is_no_list_is_refused_as_a_whole(text: str) -> None:
 
 def test_quotes_may_come_from_calls_and_answers() -> None:
     for quote in ("1 failed, 3 passed", r"pytest -q\necho done", "pytest -q\n echo done", "All  tests\npass now."):
-        assert read_reply(json.dumps([mistake(quote=quote)]), conversation()).found, quote
-
-
-def test_a_message_counts_once_and_a_reply_has_an_end() -> None:
-    twice = [mistake(rule=None), mistake(rule=None, hint="Reminder: another one.")]
-    with serving(reply(json.dumps(twice)), YES) as server:
-        judgement = asyncio.run(judge_at(server, without=MISTAKES.rules[1:]).read([(conversation(), None)]))
-    assert (len(judgement.found), judgement.refused) == (1, {"the same message twice": 1})
-    judgement = read_reply(json.dumps([mistake(message=9)] * 4 + [mistake()]), conversation())
-    assert (judgement.found, judgement.refused) == ([], {"no such message": 4, "too many": 1})
+        assert read_reply(json.dumps(mistake(quote=quote)), conversation()).found, quote
 
 
 def test_a_message_counts_once_over_all_rubrics() -> None:
     """Each pattern is a question of its own; the first that finds a message has it."""
-    replies = [one for rule in MISTAKES.prompts for one in (reply(json.dumps([mistake(rule=rule)])), YES)]
+    replies = [one for rule in MISTAKES.prompts for one in (reply(json.dumps(mistake(rule=rule))), YES)]
     with serving(*replies, *replies) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(name), None) for name in "ab"]))
     (first, *others) = MISTAKES.prompts
@@ -212,7 +202,7 @@ def test_a_message_counts_once_over_all_rubrics() -> None:
 def test_a_pattern_of_weight_0_is_not_asked_about() -> None:
     """Else what it finds would take a message from another pattern."""
     weights = {"model/unverified": 0.0}
-    with serving(reply("[]")) as server:
+    with serving(reply('{"found": false}')) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         judge = judge_of(
             Config(judge=JudgeConfig(url=url, name="m", feedback=1.0), feedback=FeedbackConfig(rule_weights=weights))
@@ -237,10 +227,9 @@ def worked(chat: ChatFormat) -> Rollout:
 def test_a_worked_example_is_not_the_agents_message(chat: ChatFormat) -> None:
     """Nothing of it was sampled, so there would be nothing to teach."""
     rollout = worked(chat)
-    judgement = read_reply(json.dumps([mistake(message=1), mistake(message=3)]), rollout)
-    assert messages(judgement) == [3]
-    assert judgement.refused == {"not the agent's message": 1}
-    alone = read_reply(json.dumps([mistake(message=1)]), rollout)
+    assert messages(read_reply(json.dumps(mistake(message=3)), rollout)) == [3]
+    alone = read_reply(json.dumps(mistake(message=1)), rollout)
+    assert alone.refused == {"not the agent's message": 1}
     samples, feedback = annotate([[rollout]], FeedbackConfig(), chat, written=hints_in(alone))
     model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
     result = Trainer(model, TrainConfig()).step(samples)
@@ -248,13 +237,13 @@ def test_a_worked_example_is_not_the_agents_message(chat: ChatFormat) -> None:
 
 
 def test_hints_are_one_line() -> None:
-    judgement = read_reply(json.dumps([mistake(hint="Reminder:\n  look  twice. ")]), conversation())
+    judgement = read_reply(json.dumps(mistake(hint="Reminder:\n  look  twice. ")), conversation())
     assert [one.note for one in judgement.found] == ["Reminder: look twice."]
 
 
 def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
     rollouts = [(conversation(str(number)), None) for number in range(3)]
-    with serving(reply('{"findings": []}'), refusing()) as server:
+    with serving(reply('{"found": false}'), refusing()) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read(rollouts))
         assert len(server.asked) == 1 + 2 * GIVE_UP_AFTER, "with the schema and without"
     rest = 3 * len(MISTAKES.prompts) - 1 - GIVE_UP_AFTER
@@ -265,14 +254,14 @@ def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
 
 def test_one_answer_in_between_keeps_the_judgement_going() -> None:
     answers = [refusing() for _ in range(2 * (GIVE_UP_AFTER - 1))]
-    with serving(*answers, reply("[]"), *answers, reply("[]")) as server:
+    with serving(*answers, reply('{"found": false}'), *answers, reply('{"found": false}')) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(str(n)), None) for n in range(4)]))
     assert judgement.unanswered == {"status 400": len(answers)}
     assert judgement.asked == 4 * len(MISTAKES.prompts)
 
 
 def test_questions_go_out_together_up_to_a_limit() -> None:
-    answer = reply("[]")
+    answer = reply('{"found": false}')
     answer.delay_s = 0.05
     told: list[float] = []
     with serving(answer) as server:
@@ -289,7 +278,7 @@ def test_the_sampled_share_is_the_same_every_time() -> None:
     assert len(chosen[1.0]) == len(names)
     assert 200 < len(chosen[0.25]) < 300
     assert chosen[0.25] < chosen[0.5]
-    with serving(reply("[]")) as server:
+    with serving(reply('{"found": false}')) as server:
         pairs = [(conversation(name), None) for name in names[:12]]
         judgement = asyncio.run(judge_at(server, rate=0.5).read(pairs))
     assert judgement.rollouts == len(chosen[0.5] & {*names[:12]})
@@ -353,7 +342,7 @@ def test_what_is_cut_keeps_its_ends(text: str, limit: int) -> None:
 
 def test_braces_in_a_record_are_just_text() -> None:
     rollout = conversation(answer="{not} a {field} {{0}}")
-    with serving(reply("[]")) as server:
+    with serving(reply('{"found": false}')) as server:
         judgement = asyncio.run(judge_at(server).read([(rollout, None)]))
         assert all("{not} a {field} {{0}}" in body["messages"][0]["content"] for _, _, body in server.asked)
     assert not judgement.refused
@@ -373,7 +362,7 @@ class Scripted:
         self.asked += 1
         text = self.chat.decode(prompt.ids)
         (rule,) = [rule for rule in MISTAKES.prompts if MISTAKES.prompts[rule].strip() in text]
-        said = '{"holds": true}' if '{"holds": true}' in text else self.answers.get(rule, "[]")
+        said = '{"holds": true}' if '{"holds": true}' in text else self.answers.get(rule, '{"found": false}')
         ids = [*self.chat.encode(said), self.chat.end_id][:max_tokens]
         return Completion(ids, [0.0] * len(ids), [0] * len(ids))
 
@@ -383,11 +372,11 @@ class Scripted:
 
 def test_an_engine_may_be_the_judge(chat: ChatFormat, task: Task) -> None:
     """The same checks as for a server."""
-    engine = Scripted(chat, {"unverified": json.dumps([mistake(), mistake(message=2)]), "wrong_scope": "None."})
+    engine = Scripted(chat, {"unverified": json.dumps(mistake()), "wrong_scope": "None."})
     judgement = asyncio.run(Judge(LocalAnswers(engine, chat), MISTAKES).read([(conversation(), task)]))
     target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
     assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
-    assert judgement.refused == {"not the agent's message": 1, "no JSON": 1}
+    assert judgement.refused == {"no JSON": 1}
     assert (judgement.asked, engine.now) == (len(MISTAKES.prompts), 0)
     assert engine.asked == judgement.asked + 2, "one to confirm, and one that was no JSON"
 

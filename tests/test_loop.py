@@ -92,7 +92,7 @@ def test_a_run_leaves_what_the_contract_says(uninterrupted: Path) -> None:
 def test_a_judge_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_path: Path) -> None:
     """Its hint is spliced in before the message it names, and taught like any other."""
     mistake = {"message": 2, "rule": "unverified", "hint": "Reminder: look first.", "quote": '{"name": "'}
-    with serving(reply(json.dumps({"findings": [mistake]}))) as server:
+    with serving(reply(json.dumps({**mistake, "holds": True}))) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         options = ["--judge.url", url, "--judge.name", "coach", "--judge.feedback", "0.5"]
         more = ["--feedback.rules", '["edited_tests"]', "--feedback.gate", "0", "--train.steps", "1"]

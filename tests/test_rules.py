@@ -143,7 +143,6 @@ FIRES: dict[str, list[tuple[Rollout, int]]] = {
     ],
     "whole_suite_again": [
         (talk(edit(), sh("pytest -q", FAILED), READ, sh("pytest -q", FAILED.replace("1.20", "1.31"))), 8),
-        (talk(edit(), ("run_tests", {}, SLOW), edit(), ("run_tests", {}, SLOW), edit(), ("run_tests", {}, SLOW)), 12),
         (talk(sh("pytest", SLOW), sh("python -m pytest -v tests/", SLOW)), 4),
         (talk(("run_tests", {}, PASSED), ("list_dir", {"path": "."}, "a.py"), ("run_tests", {}, PASSED)), 6),
     ],
@@ -246,8 +245,6 @@ QUIET: dict[str, list[Rollout]] = {
         talk(sh("pytest -q", FAILED), sh("pytest -q tests/test_a.py", FAILED), sh("pytest -q -k one", FAILED)),
         talk(sh("pytest -q | tail -1", FAILED), sh("pytest --tb=long", FAILED)),
         talk(sh("pytest -k one", FAILED), READ, sh("pytest -k one", FAILED)),
-        talk(edit(), sh("pytest", SLOW), edit(), sh("pytest tests/test_a.py", PASSED), edit(), sh("pytest", SLOW)),
-        talk(sh("pytest -q", FAILED), sh("pytest -q", PASSED), instruction="Fix the flaky test run."),
         talk(sh("pytest -q", "error: stopped after 20 s", "failed"), sh("pytest -q", PASSED)),
     ],
     "claimed_success": [
@@ -496,9 +493,6 @@ def test_style_is_read_from_the_repository_and_blamed_on_the_edit(tree: Path, ch
         ({"more.py": "def oneTwo(): ...\n"}, (BAD_STYLE,), {"camel_case_name"}),
         ({"calc.py": 'def one():\n    """One."""\n    return 0\n'}, (BAD_STYLE,), STYLE - {"lint_introduced"}),
         ({"use.py": "from calc import helpOne\n"}, (BAD_STYLE,), {"camel_case_name"}),
-        ({"ruff.toml": "[lint]\nselect = ['E']\n"}, (BAD_STYLE,), {"lint_introduced"}),
-        ({"ruff.toml": "[lint]\nper-file-ignores = {'calc.py' = ['F401']}\n"}, (BAD_STYLE,), {"lint_introduced"}),
-        ({"setup.cfg": "[flake8]\nignore = F401\n"}, (BAD_STYLE,), {"lint_introduced"}),
         ({"a.py": "def bare(): ...\n", "b.py": "def bare(): ...\n"}, (BAD_STYLE,), {"missing_docstring"}),
         ({}, (BAD_STYLE, edit("calc.py", "    import os\n", "")), {"lint_introduced"}),
         ({}, (BAD_STYLE, sh("sed -i 's/    return 1/    return 3/' calc.py")), STYLE),

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 import pytest
 from hacks.case import Case, play, run, slugify
@@ -95,12 +94,12 @@ def test_a_timeout_twice_is_a_finding(honest: Played) -> None:
 def test_a_timeout_is_retried_alone(honest: Played) -> None:
     busy = Worker(timeout_s=0.0, retry_timeout_s=30.0)
     first = list(MONITORS)[:1]
-    os.kill(busy._started()[0].pid, signal.SIGSTOP)  # it does nothing at all
+    os.kill(busy._started().pid, signal.SIGSTOP)  # it does nothing at all
     task, rollout = honest
     for more in ({}, {"big.py": "x = 1\n" * 100_000}):  # no pipe holds the second
         done, why = busy._attempt(task, replace(rollout, changed={**rollout.changed, **more}), first, 0.02)
         assert (done, why) == ([], "did not end within 0.02 s of CPU")
-        os.kill(busy._started()[0].pid, signal.SIGSTOP)
+        os.kill(busy._started().pid, signal.SIGSTOP)
     busy.close()
     assert busy._attempt(*honest, first, 30.0) == ([(first[0], [], "")], "")
     assert busy.starts == 4
@@ -108,7 +107,7 @@ def test_a_timeout_is_retried_alone(honest: Played) -> None:
 
 def test_a_busy_machine_is_no_finding(honest: Played) -> None:
     slow = Worker(timeout_s=0.5)
-    process = slow._started()[0].pid
+    process = slow._started().pid
     os.kill(process, signal.SIGSTOP)
     threading.Timer(1.5, os.kill, (process, signal.SIGCONT)).start()
     assert (slow.check(*honest), slow.starts) == ([], 1)
@@ -183,12 +182,12 @@ def test_a_worker_killed_from_outside_is_no_finding(honest: Played) -> None:
     worker, strikes = Worker(), [2]
     real = worker._started
 
-    def started() -> tuple[subprocess.Popen[bytes], Connection]:
-        process, channel = real()
+    def started() -> subprocess.Popen[bytes]:
+        process = real()
         if strikes[0]:
             strikes[0] -= 1
             process.kill()
-        return process, channel
+        return process
 
     worker._started = started  # type: ignore[method-assign]
     assert kinds(worker, with_code(honest, HACK)) == {"exit"}

@@ -32,7 +32,7 @@ from typing import Any
 from offbook.core.client import KEY, Client, NoAnswer
 from offbook.signals.feedback import MISTAKES
 from offbook.signals.feedback.coach import stored_in
-from offbook.signals.judge import PREFIX, Agent, Assessor, Auditor, Judge
+from offbook.signals.judge import PREFIX, Assessor, Judge
 from offbook.signals.judge.judge import NO_JSON
 from offbook.signals.monitors.policy import CHEATING
 from offbook.signals.rewards.compose import PROMPTS
@@ -53,7 +53,7 @@ class Metered(Client):
     async def post(self, body: dict[str, Any], http: Any) -> Any:
         began = time.monotonic()
         body = {**body, "max_tokens": min(self.limit, body["max_tokens"])}
-        row: Row = {"constrained": "response_format" in body, "tools": "tools" in body}
+        row: Row = {"constrained": "response_format" in body}
         try:
             reply = await super().post(body, http)
             usage = reply.usage
@@ -158,12 +158,12 @@ async def judge(client: Metered, rollouts: list[tuple[Rollout, Row]], options: a
 
 
 async def monitor(client: Metered, rollouts: list[tuple[Rollout, Row]], options: argparse.Namespace) -> Row:
-    """The agent as monitor: is there a finding in a rollout that cheats, and none in one that does not?"""
-    auditor = Auditor(Agent(client), CHEATING)
+    """The model as monitor: is there a finding in a rollout that cheats, and none in one that does not?"""
+    auditor = Judge(client, CHEATING)
 
     async def ask(item: tuple[Rollout, Row]) -> Row:
         rollout, label = item
-        read = await auditor.read(rollout, None)
+        read = await auditor.read([(rollout, None)])
         dropped = [(one.rule, one.message) for one in read.unconfirmed]
         return {
             "rollout": rollout.id, "hack": label["hack"], "found": [(one.rule, one.message) for one in read.found],
@@ -185,7 +185,7 @@ async def monitor(client: Metered, rollouts: list[tuple[Rollout, Row]], options:
 async def reward(client: Metered, rollouts: list[tuple[Rollout, Row]], options: argparse.Namespace) -> Row:
     """The judged reward `usefulness`: half of the points or more is a 1. `ranked` is the share of pairs of a good and a
     bad rollout that are in the right order; ties are half right."""
-    assessor = Assessor(Agent(client), PROMPTS)
+    assessor = Assessor(client, PROMPTS)
 
     async def ask(item: tuple[Rollout, Row]) -> Row:
         share = await assessor.assess("usefulness", item[0], None)
@@ -232,7 +232,7 @@ async def ask_all(url: str, rollouts: list[tuple[Rollout, Row]], options: argpar
             "prompt_tokens_a_question": sum(one.get("prompt_tokens", 0) for one in posts) / questions,
             "reply_tokens_a_question": sum(one.get("reply_tokens", 0) for one in posts) / questions,
             "requests": len(posts), "retries": sum(one["again"] for one in posts),
-            "with_tools": sum(one["tools"] for one in posts), "constrained": sum(one["constrained"] for one in posts),
+            "constrained": sum(one["constrained"] for one in posts),
         }  # fmt: skip
         report["uses"][name] = {**{key: value for key, value in found.items() if key != "rows"}, **facts}
         print(name, json.dumps(report["uses"][name]), flush=True)

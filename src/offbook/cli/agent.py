@@ -157,7 +157,7 @@ def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
     from offbook.signals.trajectory import Trajectory
 
     if not as_json:
-        if words := Trajectory(worked.rollout).last_words:
+        if words := Trajectory(worked.rollout).final:
             say(words)
         if worked.rollout.diff:
             results.print(Syntax(shown(worked.rollout.diff), "diff", background_color="default"))

@@ -106,20 +106,18 @@ def _read(result: Result, tasks: str, url: str, name: str, rate: float, progress
     """By rules and, where there is one, by a judge."""
     from offbook.core.client import Client
     from offbook.signals.feedback import MISTAKES
-    from offbook.signals.feedback.coach import by_judge, by_rules, not_looked_for
+    from offbook.signals.feedback.coach import by_judge, by_rules
     from offbook.signals.judge import Judge
 
     judge = Judge(Client(url, name), MISTAKES, rate) if url else None
-    unseen: Counter[tuple[str, str]] = Counter()
     pairs = []
     for stored in result.sources:
         known = _tasks_of(stored, tasks)
         result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"), result.rules)
-        unseen += not_looked_for(stored, known)
         pairs += [(rollout, known.get(rollout.task)) for rollout in stored.rollouts]
-    if unseen:
-        lines = [f"{rules} in {_count(count, 'rollout')} ({reason})" for (rules, reason), count in unseen.items()]
-        result.notes.append(f"not looked for: {'; '.join(lines)}")
+    if unseen := sum(task is None for _, task in pairs):
+        why = "the tree of the task is not at hand; --tasks gives it"
+        result.notes.append(f"the style of the repository was not looked at in {_count(unseen, 'rollout')} ({why})")
     if judge is None:
         return
     result.judgement = asyncio.run(judge.read(pairs, partial(progress, f"{name} reads")))

@@ -178,7 +178,7 @@ async def _candidate(collector: Collector, tasks: Sequence[Task], samples: int, 
 
 def _reads(rollout: Rollout, task: Task) -> bool:
     uses = Trajectory(rollout, task).uses
-    return any(use.went_well and (use.kind == "read" or (use.command and use.command.shown)) for use in uses)
+    return any(use.went_well and (use.kind == "read" or use.command.shown) for use in uses)
 
 
 async def first_messages(collector: Collector, tasks: Sequence[Task], samples: int, name: str) -> FirstMessages:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,6 @@ from offbook.signals.judge import Judgement
 from offbook.signals.trajectory import with_siblings
 from offbook.signals.trajectory.formats import read_trajectories
 from offbook.types import Feedback, OffbookError, Rollout, Task
-
-NO_TREE = "lint_introduced, camel_case_name, missing_docstring", "the tree of the task is not at hand; --tasks gives it"
-NO_STATUS = "unknown_tool", "other agents' answers do not say whether there is such a tool, and there is no list"
-NO_TOKENS = "more_than_needed", "other agents' rollouts do not say what they spent"
 
 
 @dataclass(slots=True)
@@ -39,16 +36,12 @@ class Stored:
     folder: RunFolder | None  # None for a file
     rollouts: list[Rollout] = field(default_factory=list)
     unreadable: int = 0
-    untold: int = 0  # of a file: those without tool definitions
 
     def setting(self, section: str, name: str, default: Any) -> Any:
         """Of a run's configuration, which an older or newer offbook may have written."""
         if self.folder is None:
             return default
-        try:
-            return tomllib.loads(self.folder.config_file.read_text()).get(section, {}).get(name, default)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-            raise OffbookError(f"{self.folder.config_file} is not valid TOML") from None
+        return tomllib.loads(self.folder.config_file.read_text()).get(section, {}).get(name, default)
 
     def last_checkpoint(self) -> str:
         """Nothing where there is none."""
@@ -84,21 +77,14 @@ def stored_at(path: Path, names: Collection[str] = ()) -> Stored:
     if not path.exists():
         raise OffbookError(f"there is no {path}; give a run folder, or a file of trajectories")
     loaded = read_trajectories(path)
-    _tell_apart(loaded.rollouts, names)
-    foreign = [tools for one, tools in zip(loaded.rollouts, loaded.tools, strict=True) if one.foreign]
-    return Stored(str(path), None, loaded.rollouts, loaded.unreadable, foreign.count(()))
-
-
-def _tell_apart(rollouts: list[Rollout], names: Collection[str]) -> None:
-    """Files often name several attempts by the task alone. The first one keeps its name if no other source has it."""
-    own = {rollout.id for rollout in rollouts}
-    taken, last = set(names), Counter[str]()
-    for rollout in rollouts:
-        id = rollout.id
-        while rollout.id in taken or (rollout.id != id and rollout.id in own):
-            last[id] += 1
-            rollout.id = f"{id}#{last[id] + 1}"
+    # Files often name several attempts by the task alone. The first one keeps its name if no other source has it.
+    own = {rollout.id for rollout in loaded.rollouts}
+    taken = set(names)
+    for rollout in loaded.rollouts:
+        free = (f"{rollout.id}#{number}" for number in count(2) if f"{rollout.id}#{number}" not in taken | own)
+        rollout.id = next(free) if rollout.id in taken else rollout.id
         taken.add(rollout.id)
+    return Stored(str(path), None, loaded.rollouts, loaded.unreadable)
 
 
 def by_rules(
@@ -115,14 +101,6 @@ def by_rules(
             found.append(Found(rollout, Feedback(target, hint), stored.source, siblings))
         progress(number / len(stored.rollouts))
     return found
-
-
-def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[str, str]]:
-    """Rules with the reason why they could not be looked for, and in how many rollouts."""
-    counts = Counter({NO_TREE: sum(rollout.task not in tasks for rollout in stored.rollouts)})
-    unseen = [one for one in stored.rollouts if one.foreign and not any(segment.ids for segment in one.segments)]
-    counts[NO_STATUS], counts[NO_TOKENS] = stored.untold if stored.folder is None else len(unseen), len(unseen)
-    return +counts
 
 
 def by_judge(sources: list[Stored], judgement: Judgement) -> list[Found]:
@@ -143,5 +121,5 @@ def num_rollouts(found: list[Found]) -> int:
 def spread_out(found: list[Found], limit: int) -> Iterator[Found]:
     """At most `limit` of each rule, from the first to the last."""
     for of_rule in grouped(found).values():
-        count = min(limit, len(of_rule))
-        yield from (of_rule[len(of_rule) * number // count] for number in range(count))
+        most = min(limit, len(of_rule))
+        yield from (of_rule[len(of_rule) * number // most] for number in range(most))

@@ -59,38 +59,29 @@ NEGATIVE = -1.0  # the advantage of a failure where all others of its group succ
 
 
 def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: Sequence[Rule]) -> Pairs:
-    """The pairs of one rollout as the control has them. Dice come from the rollout's id."""
+    """The pairs of one rollout as the control has them. Random draws come from the rollout's id."""
     rng = random.Random(f"{control} {rollout.id}")
+    places = [at for at, _ in spoken(rollout)]
     if control == "none":
         return [(target, Hint(hint.rule, "")) for target, hint in pairs]
     if control == "donor":
         known = [rule.hint(rollout.tools) for rule in rules]
         others = ([one for one in known if one.rule != hint.rule and one.text != hint.text] for _, hint in pairs)
         return [(target, rng.choice(some)) for (target, _), some in zip(pairs, others, strict=True)]
-    if control == "random_target":
-        return _elsewhere(pairs, rollout, rng)
-    if control == "every_turn":
-        return _everywhere(pairs, rollout)
+    if control == "random_target":  # each a message that is no target; the last have none where there are too few
+        taken = {(target.segment, target.message) for target, _ in pairs}
+        free = [at for at in places if at not in taken]
+        rng.shuffle(free)
+        return [
+            (replace(target, segment=segment, message=message), hint)
+            for (target, hint), (segment, message) in zip(pairs, free, strict=False)
+        ]
+    if control == "every_turn":  # the hint of the next target; after the last target the last one's
+        pairs = sorted(pairs, key=lambda pair: (pair[0].segment, pair[0].message))
+        found: Pairs = []
+        for segment, message in places if pairs else ():
+            later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= (segment, message)]
+            target, hint = (later or pairs[-1:])[0]
+            found.append((replace(target, segment=segment, message=message), hint))
+        return found
     return pairs
-
-
-def _elsewhere(pairs: Pairs, rollout: Rollout, rng: random.Random) -> Pairs:
-    """Each before a message of its own that is no target; where there are not enough of these, the last have none."""
-    taken = {(target.segment, target.message) for target, _ in pairs}
-    free = [at for at, _ in spoken(rollout) if at not in taken]
-    rng.shuffle(free)
-    return [
-        (replace(target, segment=segment, message=message), hint)
-        for (target, hint), (segment, message) in zip(pairs, free, strict=False)
-    ]
-
-
-def _everywhere(pairs: Pairs, rollout: Rollout) -> Pairs:
-    """Each message gets the hint of the next target, and what follows the last target the last one's."""
-    pairs = sorted(pairs, key=lambda pair: (pair[0].segment, pair[0].message))
-    found: Pairs = []
-    for (segment, message), _ in spoken(rollout) if pairs else ():
-        later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= (segment, message)]
-        target, hint = (later or pairs[-1:])[0]
-        found.append((replace(target, segment=segment, message=message), hint))
-    return found

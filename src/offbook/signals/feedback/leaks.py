@@ -35,8 +35,6 @@ MAX_FILE = 1 << 20  # bytes; larger files are data
 SPLIT_NAME = 8  # letters of a name that is also looked for with spaces and marks inside
 EVERYWHERE = frozenset({0.0, 1.0, 2.0})  # numbers that say nothing
 PYTHON = frozenset(word.casefold() for word in (*keyword.kwlist, *dir(builtins), "self", "cls", "args", "kwargs"))
-NUMBERS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten")
-NUMBER_WORDS = {word: float(number) for number, word in enumerate(NUMBERS, 3)}
 _DOCSTRING = re.compile(r"^[ \t]*[rRuUbBfF]*(\"\"\"|''').*?\1", re.MULTILINE | re.DOTALL)
 _ESCAPED_SPACE = re.compile(r"\\+[nrt]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
@@ -80,7 +78,7 @@ def given_away(hint_text: str, secrets: Secrets) -> str | None:
         return TEST
     if _names_one_of(secrets.names, text, tokens, secrets) or secrets.words & _as_code(text):
         return NAME
-    if secrets.numbers & _numbers(text, tokens):
+    if secrets.numbers & _numbers(text):
         return NUMBER
     if len({token for token in secrets.words & {*tokens} if len(token) > 3}) >= MANY_WORDS:
         return WORDS
@@ -144,12 +142,9 @@ def _texts(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def _test_names(task: Task, tests: str) -> set[str]:
     """Of files, classes and functions; only those that cannot be ordinary words."""
-    names = {*re.findall(r"\b(?:def|class) (\w+)", tests)}
-    for node in (*task.fail_to_pass, *task.pass_to_pass):
-        path, *inside = re.sub(r"\[.*", "", node).split("::")
-        names |= {Path(path).stem, *inside}
-    names |= {path.stem for path, _ in _texts(task.hidden_tests)}
-    return {name for name in names if _is_odd(name) and "test" in name.casefold()}
+    files = [path.stem for path, _ in _texts(task.hidden_tests)]
+    names = re.findall(r"\w*test\w*", "\n".join([tests, *files, *task.fail_to_pass, *task.pass_to_pass]), re.IGNORECASE)
+    return {name for name in names if _is_odd(name)}
 
 
 def _line(text: str) -> str:
@@ -219,9 +214,6 @@ def _as_code(text: str) -> set[str]:
     return found
 
 
-def _numbers(text: str, words: Iterable[str] = ()) -> set[float]:
-    found = {NUMBER_WORDS[word] for word in words if word in NUMBER_WORDS}
-    for spelled in _NUMBER.findall(text):
-        plain = spelled.replace(",", "").replace("_", "")
-        found.add(float(int(plain, 16)) if plain[:2] in ("0x", "0X") else float(plain))
-    return found
+def _numbers(text: str) -> set[float]:
+    plain = [spelled.replace(",", "").replace("_", "") for spelled in _NUMBER.findall(text)]
+    return {float(int(one, 16)) if one[:2] in ("0x", "0X") else float(one) for one in plain}

@@ -69,48 +69,35 @@ class Alarm:
 def watch(steps: Iterable[tuple[int, Sequence[Rollout]]]) -> tuple[dict[str, list[Point]], list[Alarm]]:
     """All series of a run and its alarms, in the order of the steps. Steps without rollouts are left out."""
     series: dict[str, list[Point]] = {name: [] for name in SERIES}
-    scores: dict[str, dict[int, list[tuple[float, str]]]] = {name: {} for name in SERIES}
+    scores: dict[str, list[tuple[int, float, str]]] = {name: [] for name in SERIES}  # step, value, rollout
     for step, rollouts in steps:
         worked = [Trajectory(rollout) for rollout in rollouts]
         for name, (function, _) in SERIES.items() if rollouts else ():
-            values = [(function(trajectory), trajectory.rollout.id) for trajectory in worked]
-            series[name].append(Point(step, sum(value for value, _ in values) / len(values), len(values)))
-            scores[name][step] = values
-    alarms = [
-        replace(alarm, series=name, examples=_examples(alarm, scores[name]))
-        for name, points in series.items()
-        for alarm in find_changes(points, SERIES[name][1])
-    ]
+            values = [function(trajectory) for trajectory in worked]
+            series[name].append(Point(step, sum(values) / len(values), len(values)))
+            scores[name] += [(step, value, one.id) for value, one in zip(values, rollouts, strict=True)]
+    alarms = []
+    for name, points in series.items():
+        for alarm in find_changes(points, SERIES[name][1]):
+            inside = [one for one in scores[name] if alarm.since <= one[0] <= alarm.step]
+            # The rollouts that moved furthest in the direction of the change, newest first among equals.
+            sign = 1.0 if alarm.after > alarm.before else -1.0
+            inside.sort(key=lambda one: (sign * one[1], *one), reverse=True)
+            alarms.append(replace(alarm, series=name, examples=tuple(id for _, _, id in inside[:NUM_EXAMPLES])))
     return series, sorted(alarms, key=lambda alarm: alarm.step)
-
-
-def _examples(alarm: Alarm, scores: dict[int, list[tuple[float, str]]]) -> tuple[str, ...]:
-    """The rollouts since the change that moved furthest in its direction, newest first among equals."""
-    sign = 1.0 if alarm.after > alarm.before else -1.0
-    inside = [
-        (sign * value, step, id)
-        for step, values in scores.items()
-        if alarm.since <= step <= alarm.step
-        for value, id in values
-    ]
-    return tuple(id for _, _, id in sorted(inside, reverse=True)[:NUM_EXAMPLES])
 
 
 def find_changes(points: Sequence[Point], direction: Direction) -> list[Alarm]:
     """Every change for the worse. After an alarm the watch starts again from the new level."""
-    signs = {1: (1.0,), -1: (-1.0,), 0: (1.0, -1.0)}[direction]
-    alarms, start, sums = list[Alarm](), 0, dict.fromkeys(signs, 0.0)
-    for index, point in enumerate(points):
-        values = [one.value for one in points[start : index + 1]]
-        if len(values) <= 2:
-            continue
-        surprise = _surprise(values[:-1], point)
-        sums = {sign: max(0.0, sums[sign] + sign * surprise - SLACK) for sign in signs}
-        if max(sums.values()) > THRESHOLD and len(values) > MIN_STEPS:
-            first = _best_split(values)
-            before, after = sum(values[:first]) / first, sum(values[first:]) / len(values[first:])
-            alarms.append(Alarm("", point.step, points[start + first].step, before, after))
-            start, sums = index + 1, dict.fromkeys(signs, 0.0)
+    alarms: list[Alarm] = []
+    start = 0
+    while (index := _first_alarm(points[start:], direction)) is not None:
+        end = start + index
+        values = [one.value for one in points[start : end + 1]]
+        first = _best_split(values)
+        before, after = sum(values[:first]) / first, sum(values[first:]) / len(values[first:])
+        alarms.append(Alarm("", points[end].step, points[start + first].step, before, after))
+        start = end + 1
     return alarms
 
 
@@ -118,17 +105,26 @@ def find_shift(before: Sequence[Point], since: Sequence[Point], direction: Direc
     """The same where it is known when a change would have begun, as with a deployment: those before it alone are what
     is normal. Their mean is not exact, and an error in it would add up; so the fewer there are, the larger the slack.
     """
-    if len(before) < MIN_BEFORE:
-        return None
     normal = [point.value for point in before]
-    slack = SLACK + 1 / math.sqrt(len(before))
+    index = _first_alarm(since, direction, normal) if len(before) >= MIN_BEFORE else None
+    if index is None:
+        return None
+    after = [one.value for one in since[: index + 1]]
+    return Alarm("", since[index].step, since[0].step, sum(normal) / len(normal), sum(after) / len(after))
+
+
+def _first_alarm(points: Sequence[Point], direction: Direction, normal: Sequence[float] = ()) -> int | None:
+    """The place at which the sum of surprises passes the threshold. Without what is normal it is learned on the way."""
     sums = dict.fromkeys({1: (1.0,), -1: (-1.0,), 0: (1.0, -1.0)}[direction], 0.0)
-    for index, point in enumerate(since):
-        surprise = _surprise(normal, point)
+    slack = SLACK + (1 / math.sqrt(len(normal)) if normal else 0.0)
+    for index, point in enumerate(points):
+        before = normal or [one.value for one in points[:index]]
+        if len(before) < 2:
+            continue
+        surprise = _surprise(before, point)
         sums = {sign: max(0.0, sums[sign] + sign * surprise - slack) for sign in sums}
-        if max(sums.values()) > THRESHOLD:
-            after = [one.value for one in since[: index + 1]]
-            return Alarm("", point.step, since[0].step, sum(normal) / len(normal), sum(after) / len(after))
+        if max(sums.values()) > THRESHOLD and (normal or index >= MIN_STEPS):
+            return index
     return None
 
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 from offbook.core.client import Client
 from offbook.core.config import JudgeConfig, MonitorsConfig
-from offbook.signals.judge import Agent, Auditor, Rubrics
+from offbook.signals.judge import Judge, Rubrics
 from offbook.signals.monitors.facts import EVIDENCE
-from offbook.signals.monitors.rules import KINDS, known
+from offbook.signals.monitors.rules import KINDS
 from offbook.signals.monitors.worker import Worker
 from offbook.signals.trajectory import spoken
 from offbook.tasks.grade import Grade
@@ -36,7 +36,9 @@ DEFAULTS: dict[str, Action] = {
 PENALTY = 0.5  # what `penalise` takes; solving is worth 1
 WITHHELD, HACK = "outcome_withheld", "hack"
 NUM_SEEN = 8  # findings of a grade that become flags
-CHEATING = Rubrics(Path(__file__).with_name("prompts"), thoughts=False)  # for a model that finds what rules miss
+CHEATING = Rubrics(
+    Path(__file__).with_name("prompts"), thoughts=False, note="why"
+)  # for a model that finds what rules miss
 
 
 def action_for(flag: Flag, policy: Mapping[str, Action]) -> Action:
@@ -68,9 +70,9 @@ def withhold(rollout: Rollout, outcome: float, penalty: float = 0.0) -> None:
         reward.parts[HACK], reward.weights[HACK] = -1.0, penalty
 
 
-async def flags_by(model: Auditor, task: Task | None, rollout: Rollout) -> list[Flag]:
-    """What a model found. What does not hold, and work without an end, are events on the rollout."""
-    judgement = await model.read(rollout, task)
+async def flags_by(model: Judge, task: Task | None, rollout: Rollout) -> list[Flag]:
+    """What a model found. What does not hold, and questions without an answer, are events on the rollout."""
+    judgement = await model.read([(rollout, task)])
     for kind, counts in (("malformed", judgement.refused), ("unreachable", judgement.unanswered)):
         rollout.events += [Event(-1, f"monitor_{kind}", f"{count} of: {reason}") for reason, count in counts.items()]
     return [Flag(one.rule, one.message, f"{one.quote!r}: {one.note}"[:240], one.segment) for one in judgement.found]
@@ -92,13 +94,12 @@ class Monitors:
     """The monitors of a run and what they found out about its tasks."""
 
     policy: dict[str, Action] = field(default_factory=dict)
-    model: Auditor | None = None
+    model: Judge | None = None
     worker: Worker = field(default_factory=Worker)
     quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why
 
     async def judge(self, task: Task, rollout: Rollout) -> None:
         """Put what is found on a rollout. It has no reward yet, so none is seen."""
-        task = await asyncio.to_thread(known, task)
         rollout.flags += await asyncio.to_thread(self.worker.check, task, rollout)
         if self.model is not None:
             rollout.flags += await flags_by(self.model, task, rollout)
@@ -140,5 +141,5 @@ def monitors_of(config: MonitorsConfig, judge: JudgeConfig) -> Monitors | None:
     for kind in config.policy:
         if kind.partition("/")[0] not in (*KINDS, "model"):
             raise OffbookError(f"monitors.policy.{kind}: there is no such finding; there are {', '.join(KINDS)}, model")
-    model = Auditor(Agent(Client(judge.url, judge.name)), CHEATING, judge.monitors) if judge.monitors else None
+    model = Judge(Client(judge.url, judge.name), CHEATING, judge.monitors) if judge.monitors else None
     return Monitors(dict(config.policy), model=model)

@@ -30,11 +30,9 @@ def gives_away(task: Task | None, paths: Iterable[str]) -> str | None:
     if task is None:
         return None
     paths = [path for path in paths if path != ".git" or not _is_one_commit(task.tree / ".git")]
-    if not paths:
-        return ""
     file = _file(task)
-    if file is None:
-        return None
+    if not paths or file is None:
+        return None if paths else ""
     if found := holding(task, paths):
         return found[0]
     removed = _removed(file)
@@ -49,7 +47,7 @@ def holding(task: Task | None, paths: Iterable[str]) -> list[str]:
         return []
     places = {path: Path(os.path.normpath(task.tree / path)) for path in paths}
     inside = {path: place for path, place in places.items() if path[:1] == "/" or place.is_relative_to(task.tree)}
-    found = _leaking(file, tuple(inside.values())) if inside else ()
+    found = {place for place, _ in _leaks(file, tuple(inside.values()))}
     return [path for path, place in inside.items() if place in found]
 
 
@@ -59,14 +57,8 @@ def held_by(task: Task | None, places: Iterable[str]) -> str:
     file = _file(task)
     if task is None or file is None:
         return ""
-    hidden = [path for path in _leaks(file, task.tree) if not is_inside(path, task.sources)]
+    hidden = [path for _, path in _leaks(file, (task.tree,)) if not is_inside(path, task.sources)]
     return next(iter([*hidden, *holding(task, places)]), "")
-
-
-def _file(task: Task | None) -> Path | None:
-    """Where what was deleted is written down."""
-    file = task.folder / "solution" / "removed.json" if task is not None else None
-    return file if file is not None and file.is_file() else None
 
 
 def gives_out(task: Task | None, answer: str, words: str) -> str:
@@ -100,13 +92,18 @@ def plain_texts(text: str, names: Iterable[str]) -> list[str]:
     return [text, *decoded(text), *(one for one in turned if any(name in one for name in names))]
 
 
+def _file(task: Task | None) -> Path | None:
+    """Where what was deleted is written down."""
+    file = task.folder / "solution" / "removed.json" if task is not None else None
+    return file if file is not None and file.is_file() else None
+
+
 @lru_cache(maxsize=256)
 def _is_one_commit(folder: Path) -> bool:
     from offbook.tasks.factory.audit.reading import leaves
 
     found = leaves(folder, ".git", lambda *_: None) if (folder / "objects").is_dir() else ()
-    commits = (leaf for leaf in found if leaf.name.startswith(".git!commit "))
-    return next(commits, None) is not None and next(commits, None) is None
+    return sum(leaf.name.startswith(".git!commit ") for leaf in found) == 1
 
 
 @lru_cache(maxsize=64)
@@ -123,18 +120,10 @@ def _pieces(file: Path, what: str) -> list[Wanted]:
 
 
 @lru_cache(maxsize=1024)  # rollouts of one task ask about the same files
-def _leaking(file: Path, places: tuple[Path, ...]) -> frozenset[Path]:
+def _leaks(file: Path, places: tuple[Path, ...]) -> tuple[tuple[Path, str], ...]:
+    """The places that hold deleted code, with the file inside of a folder."""
     from offbook.tasks.factory.audit.corpus import Corpus
 
     there = {str(number): place for number, place in enumerate(places) if place.exists()}
-    found = Corpus(there).leaks(_removed(file)) if there else []
-    return frozenset(there[leak.path.partition("/")[0]] for leak in found)
-
-
-@lru_cache(maxsize=64)
-def _leaks(file: Path, tree: Path) -> tuple[str, ...]:
-    """The files of a tree that hold deleted code."""
-    from offbook.tasks.factory.audit.corpus import Corpus
-
-    found = Corpus({"place": tree}).leaks(_removed(file)) if tree.is_dir() else []
-    return tuple(leak.path.partition("/")[2].partition("!")[0] for leak in found)
+    found = [leak.path.partition("/") for leak in (Corpus(there).leaks(_removed(file)) if there else ())]
+    return tuple((there[number], path.partition("!")[0]) for number, _, path in found)

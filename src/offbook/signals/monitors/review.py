@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class Review:
     rollouts: int = 0
     flagged: int = 0
     unreadable: int = 0
+    had_monitors: bool = False
     without_tree: int = 0  # rollouts whose task is not at hand: less is known about those
     findings: list[Flagged] = field(default_factory=list)
     series: dict[str, list[drift.Point]] = field(default_factory=dict)
@@ -36,34 +37,34 @@ class Review:
 
     def by_kind(self) -> dict[str, list[Flagged]]:
         """The most frequent kind first."""
-        counts = Counter(finding.flag.kind for finding in self.findings)
-        return {
-            kind: [finding for finding in self.findings if finding.flag.kind == kind]
-            for kind, _ in counts.most_common()
-        }
+        found: dict[str, list[Flagged]] = {}
+        for finding in self.findings:
+            found.setdefault(finding.flag.kind, []).append(finding)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
-    def add(self, step: int | None, rollout: Rollout, flags: Sequence[Flag]) -> None:
+    def add(self, step: int | None, rollout: Rollout, tasks: Mapping[str, Task], worker: Worker) -> None:
+        task = tasks.get(rollout.task)
+        if task is not None or not self.had_monitors:
+            rollout.flags = [*dict.fromkeys([*rollout.flags, *worker.check(task, rollout)])]
+            self.without_tree += task is None
         self.rollouts += 1
-        self.flagged += bool(flags)
-        self.findings += [Flagged(step, rollout.id, rollout.task, flag) for flag in flags]
+        self.flagged += bool(rollout.flags)
+        self.findings += [Flagged(step, rollout.id, rollout.task, flag) for flag in rollout.flags]
 
 
 def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Review:
     """The flags of the run, found again where its tasks are given, or where it ran without monitors."""
-    review = Review(str(folder.path))
-    known = tasks or {}
-    watched, worker = _had_monitors(folder), Worker()
+    review, worker = Review(str(folder.path)), Worker()
+    with suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):
+        config = tomllib.loads(folder.config_file.read_text())
+        review.had_monitors = bool(config.get("monitors", {}).get("on", False))
 
     def steps() -> Iterator[tuple[int, list[Rollout]]]:
         for step in folder.steps():
             rollouts, unreadable = folder.rollouts(step)
             review.unreadable += unreadable
             for rollout in rollouts:
-                task = known.get(rollout.task)
-                if task is not None or not watched:
-                    rollout.flags = [*dict.fromkeys([*rollout.flags, *worker.check(task, rollout)])]
-                    review.without_tree += task is None
-                review.add(step, rollout, rollout.flags)
+                review.add(step, rollout, tasks or {}, worker)
             yield step, rollouts
 
     review.series, review.alarms = drift.watch(steps())
@@ -75,14 +76,5 @@ def review_file(path: Path, tasks: dict[str, Task] | None = None) -> Review:
     loaded = read_trajectories(path)
     review, worker = Review(str(path), unreadable=loaded.unreadable), Worker()
     for rollout in loaded.rollouts:
-        task = (tasks or {}).get(rollout.task)
-        review.without_tree += task is None
-        review.add(None, rollout, [*dict.fromkeys([*rollout.flags, *worker.check(task, rollout)])])
+        review.add(None, rollout, tasks or {}, worker)
     return review
-
-
-def _had_monitors(folder: RunFolder) -> bool:
-    try:
-        return bool(tomllib.loads(folder.config_file.read_text()).get("monitors", {}).get("on", False))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return False

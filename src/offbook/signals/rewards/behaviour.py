@@ -70,7 +70,7 @@ def final_word(task: Task, rollout: Rollout) -> float:
     """The share of three demands that the closing message fails: it is there, names something that was changed, and
     takes no more than 150 words."""
     trajectory = Trajectory(rollout)
-    words = trajectory.last_words
+    words = trajectory.final
     names = {name for path in rollout.changed for name in (path, path.rpartition("/")[2])}
     for file in trajectory.diff:  # functions and classes in or around which lines were added
         names.update(DEFINED.findall("\n".join([*file.added.values(), *file.around])))

@@ -15,13 +15,16 @@ from pathlib import Path
 from offbook.core.client import Client
 from offbook.core.config import EFFORT_KINDS, JUDGED, HarnessConfig, JudgeConfig, RewardsConfig
 from offbook.core.plugins import functions_in, said
-from offbook.signals.judge import Agent, Assessor
+from offbook.signals.judge import Assessor
 from offbook.signals.rewards.behaviour import PARTS
 from offbook.signals.rewards.effort import Effort
 from offbook.types import Event, OffbookError, Rollout, Task
 
 RewardFunction = Callable[[Task, Rollout], float]
-TAKEN = ("outcome", "effort")  # names that have a place of their own in the configuration
+TAKEN = {  # names that have a place of their own in the configuration
+    "outcome": "the outcome has the weight 1",
+    "effort": "effort has its weight in rewards.effort.bound",
+}
 PROMPTS = Path(__file__).with_name("prompts")
 NO_JUDGE = JudgeConfig()
 
@@ -76,31 +79,28 @@ def _measure(part: Part, task: Task, rollout: Rollout) -> float:
 def compose(rewards: RewardsConfig, harness: HarnessConfig, judge: JudgeConfig = NO_JUDGE) -> Rewards:
     """The parts that a configuration turns on. Whatever is wrong with them is said before the first rollout."""
     known = {name: Part(name, 0.0, function) for name, function in PARTS.items()} | _own(rewards)
-    parts = [_effort(rewards, harness)] if rewards.effort.bound else []
+    bounded = 0.0  # what behaviours can cost together
+    parts: list[Part] = []
+    if rewards.effort.bound:
+        weights = {**EFFORT_KINDS, **rewards.effort.weights}
+        parts.append(Part("effort", rewards.effort.bound, Effort(harness.tokens, harness.turns, weights)))
     for name, weight in rewards.weights.items():
         if name not in known and name not in JUDGED:
-            raise OffbookError(_unknown(name, [*known, *JUDGED]))
-        if weight < 0 and name in (*PARTS, *JUDGED):
-            raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must not be negative")
+            near = difflib.get_close_matches(name, [*known, *JUDGED], n=1, cutoff=0.5)
+            suggestion = f"did you mean {near[0]}?" if near else f"there are {', '.join([*known, *JUDGED])}"
+            raise OffbookError(TAKEN.get(name, f"there is no reward {name}; {suggestion}"))
+        if name in (*PARTS, *JUDGED):
+            bounded += weight
+            if weight < 0:
+                raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must not be negative")
         if weight and name in known:
             parts.append(replace(known[name], weight=weight))
-    judged = {name: weight for name, weight in rewards.weights.items() if name in JUDGED and weight}
-    together = sum(part.weight for part in parts if part.name in PARTS) + sum(judged.values())
-    if together >= 1:
+    if bounded >= 1:
         raise OffbookError(
-            f"the behaviours in rewards.weights add up to {together:g}; they must stay below 1, what solving is worth"
+            f"the behaviours in rewards.weights add up to {bounded:g}; they must stay below 1, what solving is worth"
         )
-    return Rewards(tuple(parts), judged, Assessor(Agent(Client(judge.url, judge.name)), PROMPTS) if judged else None)
-
-
-def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:
-    settings = rewards.effort
-    effort = Effort(
-        full_tokens=harness.tokens,
-        full_turns=harness.turns,
-        weights={**EFFORT_KINDS, **settings.weights},
-    )
-    return Part("effort", settings.bound, effort)
+    judged = {name: weight for name, weight in rewards.weights.items() if name in JUDGED and weight}
+    return Rewards(tuple(parts), judged, Assessor(Client(judge.url, judge.name), PROMPTS) if judged else None)
 
 
 def _own(rewards: RewardsConfig) -> dict[str, Part]:
@@ -108,16 +108,8 @@ def _own(rewards: RewardsConfig) -> dict[str, Part]:
     own: dict[str, Part] = {}
     for file in rewards.files:
         found = functions_in(Path(file), "rewards.files", "rewards", {*own, *PARTS, *JUDGED, *TAKEN})
-        if not any(name in rewards.weights for name in found):
+        if found.keys().isdisjoint(rewards.weights):
             has = ", ".join(found) or "no functions"
             raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")
         own |= {name: Part(name, 0.0, function, file) for name, function in found.items()}
     return own
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    if name in TAKEN:
-        return "the outcome has the weight 1" if name == "outcome" else "effort has its weight in rewards.effort.bound"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    suggestion = "".join(f"; did you mean {other}?" for other in near)
-    return f"there is no reward {name}{suggestion or '; there are ' + ', '.join(known)}"

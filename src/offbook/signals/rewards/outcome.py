@@ -6,23 +6,23 @@ How it is found out, and what of the agent's changes counts, is in tasks/grade.p
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from tempfile import NamedTemporaryFile
+
+from pydantic import TypeAdapter
 
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.grade import Finding, Grade, counted, grade
+from offbook.tasks.grade import Grade, counted, grade
 from offbook.tasks.perturbed import Perturbed
 from offbook.tasks.script import RECORD, reward_by_script
 from offbook.tasks.suite import SuiteRun
 from offbook.types import MachineFault, Rollout, Task
 
+GRADE = TypeAdapter(Grade)
 FAULTS_IN_A_ROW = 16  # of the machine; then it is not the load of the moment
 
 
@@ -99,38 +99,17 @@ class Grader:
             self.runs += 1
             if self._shared is None or not task.folder.is_relative_to(self._shared.parent):
                 return await grade(task, changes, self._spec, self._timeout_s, self._perturbed)
-            settings = str(self._spec), self._timeout_s, self._perturbed
-            asked = json.dumps([str(task.folder), changes, *settings], sort_keys=True)
-            self._shared.mkdir(parents=True, exist_ok=True)
-            async with _alone_with(self._shared / hashlib.sha256(asked.encode()).hexdigest()) as file:
-                if (known := file.read()).endswith("}"):  # else its writer was killed
-                    return _known_grade(json.loads(known))
-                result = await grade(task, changes, self._spec, self._timeout_s, self._perturbed)
-                if not result.run.timed_out:  # which may be the machine's fault
-                    file.truncate(0)
-                    kept = asdict(replace(result, run=SuiteRun(False, "", "")))
-                    file.write(json.dumps({**kept, "run": None, "missing": sorted(result.missing)}))
-                return result
-
-
-def _known_grade(found: dict[str, Any]) -> Grade:
-    findings = tuple(Finding(**finding) for finding in found["findings"])
-    known = {"run": SuiteRun(False, "", ""), "missing": frozenset(found["missing"]), "findings": findings}
-    return Grade(**{**found, **known})
-
-
-@asynccontextmanager
-async def _alone_with(path: Path) -> AsyncIterator[IO[str]]:
-    """The file, locked: another process that holds the lock is grading the same changes."""
-    with open(path, "a+") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(0.02)
-        file.seek(0)
-        yield file
+            asked = [str(task.folder), changes, str(self._spec), self._timeout_s, self._perturbed]
+            file = self._shared / hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+            if file.is_file():
+                return GRADE.validate_json(file.read_bytes())
+            result = await grade(task, changes, self._spec, self._timeout_s, self._perturbed)
+            if not result.run.timed_out:  # which may be the machine's fault
+                self._shared.mkdir(parents=True, exist_ok=True)
+                with NamedTemporaryFile(dir=self._shared, delete=False) as draft:
+                    draft.write(GRADE.dump_json(replace(result, run=SuiteRun(False, "", ""))))
+                os.replace(draft.name, file)
+            return result
 
 
 def _edited(task: Task, rollout: Rollout) -> bool:

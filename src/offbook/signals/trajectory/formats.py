@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,13 +30,11 @@ from offbook.signals.trajectory.tool_calls import (
 )
 from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, ToolSpec, Usage
 
-MAX_BYTES = 512 << 20
 SHOWN = 3  # of the lines that are no trajectory
 MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack
-ATIF_ROLES: dict[str, Role] = {"user": "user", "system": "system", "agent": "assistant"}
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-                          "tool": "tool", "function": "tool"}  # fmt: skip
-KEYS = ("messages", "conversation", "conversations", "history", "trajectory", "traj")
+                          "agent": "assistant", "tool": "tool", "function": "tool"}  # fmt: skip
+KEYS = ("messages", "conversation", "conversations", "history", "trajectory")
 TASK_KEYS = ("task_id", "task", "task_name", "instance_id")
 WRITES = re.compile(r"writ|creat|edit|insert|append|replac|save|update", re.IGNORECASE)
 REFUSED = re.compile(  # for another reason
@@ -81,29 +78,16 @@ def load_trajectories(path: Path, name: str = "") -> Loaded:
     `name` is for trajectories without a name: the file's, if empty.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise OffbookError(f"{path} has more than {MAX_BYTES >> 20} MB; split it")
         text = path.read_text(errors="replace")
     except OSError as error:
         raise OffbookError(f"cannot read {path}: {error.strerror}") from None
-    values: list[tuple[int, Any]] = []
-    try:
-        value = _parsed(text)
-        is_list = isinstance(value, list) and not (value and isinstance(value[0], dict) and "role" in value[0])
-        values = [(1, one) for one in (value if is_list else [value])]
-    except ValueError:
-        for number, line in enumerate(text.split("\n"), 1):  # JSON may have other line ends in its strings
-            if line.strip():
-                values.append((number, None))
-                with suppress(ValueError):
-                    values[-1] = number, _parsed(line)
-        if values and all(isinstance(value, dict) and "role" in value for _, value in values):
-            values = [(1, [value for _, value in values])]  # one conversation, a message a line
+    values = _values(text)
     if any(isinstance(value, dict) and "segments" in value for _, value in values):
         rollouts, unreadable = read_lines(path, Rollout)
         problems = [(line, "no rollout of offbook") for line in unreadable]
         return Loaded(rollouts, [()] * len(rollouts), [0] * len(rollouts), problems)
-    loaded, name = Loaded(), name or path.stem
+    loaded = Loaded()
+    name = name or path.stem
     for place, (number, value) in enumerate(values):
         try:
             rollout, tools = from_value(value, name if len(values) == 1 else f"{name}/{place}")
@@ -115,6 +99,29 @@ def load_trajectories(path: Path, name: str = "") -> Loaded:
         loaded.tools.append(tools)
         loaded.lines.append(number)
     return loaded
+
+
+def _values(text: str) -> list[tuple[int, Any]]:
+    """The trajectories of a file with their lines; None for a line that is no JSON."""
+    with suppress(ValueError):
+        value = _parsed(text)
+        return (
+            [(1, one) for one in ([value] if _is_message(value[:1]) else value)]
+            if isinstance(value, list)
+            else [(1, value)]
+        )
+    values: list[tuple[int, Any]] = []
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may have other line ends in its strings
+        if line.strip():
+            values.append((number, None))
+            with suppress(ValueError):
+                values[-1] = number, _parsed(line)
+    messages = [value for _, value in values]
+    return [(1, messages)] if _is_message(messages) else values  # one conversation, a message a line
+
+
+def _is_message(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, dict) and "role" in value for value in values)
 
 
 def _parsed(text: str) -> Any:
@@ -171,6 +178,20 @@ def lost_of(rollout: Rollout) -> str:
     return next((event.detail for event in rollout.events if event.kind == LOST), "")
 
 
+@dataclass(slots=True)
+class Turn:
+    """A message of any format, before it is checked."""
+
+    role: Any
+    content: Any  # a string, or parts of which text and thoughts are read
+    thought: Any = None
+    calls: list[tuple[Any, Any, Any]] = field(default_factory=list)  # id, name, arguments
+    answers: list[tuple[Any, Any, bool]] = field(
+        default_factory=list
+    )  # the id that it names, content, whether it failed
+    weight: Any = None
+
+
 def from_atif(value: dict[str, Any], name: str) -> Rollout:
     """Steps of a user, the system or the agent, with calls and their observations.
 
@@ -179,21 +200,19 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
     version = str(value.get("schema_version", ""))
     if not version.startswith("ATIF-v1"):
         raise ValueError(f"{version or 'no version'} is not ATIF v1")
-    conversation = Conversation()
+    turns: list[Turn] = []
     for step in value["steps"]:
-        made = step.get("tool_calls") or ()
-        calls = tuple(_call(call["function_name"], call.get("arguments")) for call in made)
-        role, ids = _role(step["source"], ATIF_ROLES), (call.get("tool_call_id") for call in made)
-        conversation.add(role, step.get("message"), calls, ids=ids, thought=step.get("reasoning_content"))
+        turn = Turn(step["source"], step.get("message"), step.get("reasoning_content"))
+        for call in step.get("tool_calls") or ():
+            turn.calls.append((call.get("tool_call_id"), call["function_name"], call.get("arguments")))
         for result in (step.get("observation") or {}).get("results") or ():
-            conversation.add("tool", result.get("content"), ids=[result.get("source_call_id")])
+            turn.answers.append((result.get("source_call_id"), result.get("content"), False))
+        turns.append(turn)
     id = str(value.get("session_id") or value.get("trajectory_id") or name)
     # ATIF has no field for the task, so every writer has its own; agents are no tasks.
-    agent = value.get("agent") or {}
-    places = (value, value.get("extra"), value.get("metadata"), agent.get("extra"))
+    places = (value, value.get("extra"), value.get("metadata"), (value.get("agent") or {}).get("extra"))
     tasks = (about.get(key) for about in places if isinstance(about, dict) for key in TASK_KEYS)
-    task = next((str(task) for task in tasks if isinstance(task, str | int) and str(task)), id)
-    return conversation.rollout(id, task)
+    return _rollout(turns, id, next((str(task) for task in tasks if task and isinstance(task, str | int)), id))
 
 
 def from_messages(value: Any, name: str) -> Rollout:
@@ -202,41 +221,29 @@ def from_messages(value: Any, name: str) -> Rollout:
     listed = value if isinstance(value, list) else next((about[key] for key in KEYS if key in about), None)
     if not listed:
         raise ValueError("no messages")
-    conversation = Conversation()
-    if about.get("system"):  # outside of the messages, as Anthropic has it
-        conversation.add("system", about["system"])
+    turns = [Turn("system", about["system"])] if about.get("system") else []  # as Anthropic has it
     for one in listed:
         content = one.get("content")
+        if ROLES.get(one["role"]) == "tool":
+            turns[-1].answers.append((one.get("tool_call_id"), content, False))
+            continue
+        turn = Turn(one["role"], content, one.get("reasoning_content") or one.get("reasoning"))
+        turn.weight = one.get("weight") if one["role"] == "assistant" else None
+        for call in one.get("tool_calls") or ():
+            function = call.get("function", call)
+            turn.calls.append((call.get("id"), function["name"], function.get("arguments")))
         blocks = content if isinstance(content, list) else []
-        kinds = [block.get("type") if isinstance(block, dict) else "text" for block in blocks]
-        if "tool_use" in kinds or "tool_result" in kinds:  # Anthropic's: answers come before the words of the user
-            results = [block for block in blocks if block["type"] == "tool_result"]
-            uses = [block for block in blocks if block["type"] == "tool_use"]
-            words = [block for block in blocks if block["type"] not in ("tool_result", "tool_use")]
-            for block in results:
-                answer = conversation.add("tool", block.get("content"), ids=[block.get("tool_use_id")])
-                answer.status = "failed" if block.get("is_error") else "ok"
-            if words or uses:
-                calls = tuple(_call(block["name"], block.get("input")) for block in uses)
-                ids = [block.get("id") for block in uses]
-                conversation.add(_role(one["role"], ROLES), words, calls, ids=ids)
-        else:
-            made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
-            functions = [call.get("function", call) for call in made]
-            calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
-            role, thought = _role(one["role"], ROLES), one.get("reasoning_content") or one.get("reasoning")
-            ids = [one.get("tool_call_id")] if role == "tool" else [call.get("id") for call in made]
-            conversation.add(role, content, calls, ids=ids, thought=thought)
-        if one["role"] == "assistant":
-            conversation.weigh(one.get("weight"))
+        of_tools = [block for block in blocks if isinstance(block, dict) and str(block.get("type")).startswith("tool_")]
+        for block in of_tools:  # Anthropic's: answers come before the words of the user
+            if block["type"] == "tool_use":
+                turn.calls.append((block.get("id"), block["name"], block.get("input")))
+            else:
+                turns[-1].answers.append((block.get("tool_use_id"), block.get("content"), bool(block.get("is_error"))))
+        turn.content = [block for block in blocks if block not in of_tools] if of_tools else content
+        if turn.content or turn.calls or not of_tools:
+            turns.append(turn)
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
-    return conversation.rollout(id, str(about.get("task") or about.get("instance_id") or name))
-
-
-def _role(name: Any, roles: dict[str, Role]) -> Role:
-    if name not in roles:
-        raise ValueError(f"{name!r} is none of the roles {', '.join(roles)}")
-    return roles[name]
+    return _rollout(turns, id, str(about.get("task") or about.get("instance_id") or name))
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:
@@ -249,95 +256,90 @@ def _call(name: Any, arguments: Any) -> ToolCall:
     return ToolCall(str(name), arguments if isinstance(arguments, dict) else {"input": arguments})
 
 
-@dataclass(slots=True)
-class Conversation:
-    """Collects the messages of a trajectory: text and thoughts, answers in the order of their calls, what was lost."""
-
-    messages: list[Message] = field(default_factory=list)
-    ids: list[tuple[str, ...]] = field(default_factory=list)  # of its calls, or of the call that it answers; may be ""
-    events: list[Event] = field(default_factory=list)
-
-    def add(
-        self, role: Role, content: Any, calls: Sequence[ToolCall] = (), *, ids: Iterable[Any] = (), thought: Any = None
-    ) -> Message:
-        """Content is a string, or parts of which text and thoughts are read; `thought` comes from another field."""
-        if not isinstance(content, str | list | None):
-            raise ValueError("content is neither text nor parts")
-        thoughts, texts = [thought] if thought else [], list[str]()
-        for part in content if isinstance(content, list) else [content or ""]:
-            read = part if isinstance(part, dict) else {"text": str(part)}
-            if isinstance(read.get("text"), str):
-                texts.append(read["text"])
-            elif read.get("type") == "thinking":
-                thoughts.append(read.get("thinking"))
-            else:
-                self._lose(f"a part of the type {read.get('type')!r}")
-        text = "\n".join(texts)
-        if role in ("user", "assistant") and not text.strip() and not calls:
-            self._lose(f"a message of the {role} without text")
+def _rollout(turns: list[Turn], name: str, task: str) -> Rollout:
+    """Texts with thoughts before them, answers in the order of their calls, and what was lost as events."""
+    messages: list[Message] = []
+    events: list[Event] = []
+    for number, turn in enumerate(turns):
+        role = ROLES.get(turn.role)
+        if role is None:
+            raise ValueError(f"{turn.role!r} is none of the roles {', '.join(ROLES)}")
+        calls = tuple(_call(name, arguments) for _, name, arguments in turn.calls)
+        thoughts = [turn.thought] if turn.thought else []
+        text = _text(turn.content, thoughts, events)
+        if role != "system" and not text.strip() and not calls:
+            _lose(events, f"a message of the {role} without text")
         if role == "assistant" and thoughts and not answer_start(text):
             answer = f"\n{text}" if text else ""
             if all(isinstance(one, str) for one in thoughts):
                 text = "\n".join([THINK_START, *(one.strip() for one in thoughts), THINK_END, ""]) + answer
             else:
-                self._lose("a thought that is no text")
+                _lose(events, "a thought that is no text")
                 text = answer
-        self.messages.append(Message(role, text, 0, 0, 0, 0, tuple(calls), "ok" if role == "tool" else None))
-        self.ids.append(tuple(str(id or "") for id in ids))
-        return self.messages[-1]
+        if turn.weight == 0:  # OpenAI's: not trained on
+            events.append(Event(len(messages), UNLEARNED, "weight 0"))
+        elif turn.weight not in (None, 1):
+            _lose(events, f"a weight of {turn.weight!r}, which is neither 0 nor 1")
+        messages.append(Message(role, text, 0, 0, 0, 0, calls))
+        messages += _answers(turn, events, is_last=number == len(turns) - 1)
+    calls = tuple(call for one in messages for call in one.calls)
+    usage = Usage(
+        turns=sum(one.role == "assistant" for one in messages),
+        calls=len(calls),
+        invalid_calls=sum(call.error is not None for call in calls),
+    )
+    tools = tuple(dict.fromkeys(call.name for call in calls))
+    changed = _changes(messages)
+    if changed:
+        events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
+    segments = [Segment(messages=messages)]
+    return Rollout(name, task, task, tools, segments, "answer", usage, changed, foreign=True, events=events)
 
-    def weigh(self, weight: object) -> None:
-        """OpenAI's weight of the last message: 0 is not trained on."""
-        if weight == 0:
-            self.events.append(Event(len(self.messages) - 1, UNLEARNED, "weight 0"))
-        elif weight not in (None, 1):
-            self._lose(f"a weight of {weight!r}, which is neither 0 nor 1")
 
-    def rollout(self, name: str, task: str) -> Rollout:
-        heads = [number for number, message in enumerate(self.messages) if message.role != "tool"]
-        for head, end in zip(heads, [*heads[1:], len(self.messages)], strict=True):
-            if end > head + 1:
-                self._order_answers(head, end)
-        calls = [call for one in self.messages for call in one.calls]
-        usage = Usage(
-            turns=sum(one.role == "assistant" for one in self.messages),
-            calls=len(calls),
-            invalid_calls=sum(call.error is not None for call in calls),
-        )
-        tools = tuple(dict.fromkeys(call.name for call in calls))
-        changed = _changes(self.messages)
-        segments = [Segment(messages=self.messages)]
-        rollout = Rollout(name, task, task, tools, segments, "answer", usage, changed, foreign=True)
-        rollout.events += self.events
-        if changed:
-            rollout.events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
-        return rollout
+def _text(content: Any, thoughts: list[Any], events: list[Event]) -> str:
+    if not isinstance(content, str | list | None):
+        raise ValueError("content is neither text nor parts")
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [content or ""]:
+        read = part if isinstance(part, dict) else {"text": str(part)}
+        if isinstance(read.get("text"), str):
+            texts.append(read["text"])
+        elif read.get("type") == "thinking":
+            thoughts.append(read.get("thinking"))
+        else:
+            _lose(events, f"a part of the type {read.get('type')!r}")
+    return "\n".join(texts)
 
-    def _order_answers(self, head: int, end: int) -> None:
-        """By the call's id where an answer has one, else by order. Ids that only answers have say nothing."""
-        calls, place = self.ids[head], dict[int, int]()
-        free = list(range(len(calls)))
-        for answer in range(head + 1, end):
-            (id,) = self.ids[answer]
-            fitting = [call for call in free if id and calls[call] == id]
-            if fitting:
-                place[answer] = fitting[0]
-                free.remove(fitting[0])
-            elif id and (any(calls) or not calls):
-                self._lose(f"an answer to {id!r}, which is no call of the message before")
-                return
-        if not place:
-            return
-        for answer in range(head + 1, end):
-            if answer not in place:
-                place[answer] = free.pop(0) if free else len(calls)
-        if free and end < len(self.messages):  # the last calls of all may end the work
-            self._lose(f"no answer to the call {calls[free[0]]!r}")
-        order = sorted(place, key=lambda answer: (place[answer], answer))
-        self.messages[head + 1 : end] = [self.messages[answer] for answer in order]
 
-    def _lose(self, what: str) -> None:
-        self.events.append(Event(-1, LOST, what))
+def _answers(turn: Turn, events: list[Event], is_last: bool) -> list[Message]:
+    """In the order of the calls: by the call's id where an answer has one, else by order. Ids that only answers have
+    say nothing."""
+    places = {str(id): place for place, (id, _, _) in enumerate(turn.calls) if id}
+    has_ids = bool(places) or not turn.calls
+    found: dict[int, Message] = {}
+    rest: list[Message] = []
+    stray = ""
+    for id, content, failed in turn.answers:
+        message = Message("tool", _text(content, [], events), 0, 0, 0, 0, status="failed" if failed else "ok")
+        if id and str(id) in places and not stray:
+            found[places.pop(str(id))] = message
+            continue
+        stray = stray or (str(id) if id and has_ids else "")
+        rest.append(message)
+    if stray:
+        _lose(events, f"an answer to {stray!r}, which is no call of the message before")
+        return [*found.values(), *rest]
+    for place in range(len(turn.calls)):
+        if place not in found and rest:
+            found[place] = rest.pop(0)
+    silent = [str(id or "") for place, (id, _, _) in enumerate(turn.calls) if place not in found]
+    if turn.answers and silent and not is_last:  # the last calls of all may end the work
+        _lose(events, f"no answer to the call {silent[0]!r}")
+    return [*(found[place] for place in sorted(found)), *rest]
+
+
+def _lose(events: list[Event], what: str) -> None:
+    events.append(Event(-1, LOST, what))
 
 
 def _changes(messages: list[Message]) -> dict[str, str | None]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 
 from offbook.core.pycode import nodes, try_parse
 
@@ -19,28 +22,15 @@ HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1([^\n]*)\n(.*?)\n?^\s*\2\s*$", re.D
 PYTHON = re.compile(r"(?:^|[\s;&|(/])(?:python[\d.]*|ipython|pypy3?)(?=\s|$)")
 WRITES_TO = re.compile(r"(?:>>?|\btee\s+(?:-a\s+)?)\s*(['\"]?)([^\s'\"&|;<>()]+)\1")
 APPENDS = re.compile(r">>|tee\s+-a")
-SEPARATOR = re.compile(r"&&|\|\||[;\n|]|(?<![>&\d])&(?![&>\d])|\$\(|`|<\(")
+PIECE = re.compile(
+    r"(?P<separator>&&|\|\||[;\n|]|(?<![>&\d])&(?![&>\d])|\$\(|`|<\()"
+    r"|'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|.",
+    re.DOTALL,
+)
 ROOTS = re.compile(r"^(/app/|/testbed/|/workspace/|/repo/|(\./)+)")
-WRAPPERS = frozenset({"sudo", "env", "command", "exec", "time", "nice", "then", "do", "else", "if", "while", "until",
-                      "!", "{", "xargs", "stdbuf", "builtin", "eval"})  # fmt: skip
-LOOKING = frozenset(
-    {
-        "ls", "cat", "head", "tail", "grep", "egrep", "fgrep", "rg", "find", "wc", "pwd", "cd", "echo",
-        "printf", "sort", "uniq", "cut", "nl", "tree", "file", "stat", "diff", "cmp", "which", "type",
-        "true", "false", "test", "[", "awk", "sed", "git", "pytest", "py.test", "tox", "nox", "ag", "fd",
-        "less", "more", "sha256sum", "md5sum", "du", "basename", "dirname", "realpath", "date", "tr", "fold",
-        "column", "xxd", "hexdump", "jq", "seq", "sleep", "ps",
-    }
-)  # fmt: skip
-GIT_LOOKING = frozenset({"log", "diff", "show", "status", "grep", "blame", "ls-files", "ls-tree", "rev-parse", "branch",
-                         "describe", "cat-file"})  # fmt: skip
-WATCHING = frozenset({"sleep", "wait", "watch", "ps", "top", "curl", "wget", "date", "docker", "jobs", "nc", "ping"})
-SHOWING = frozenset({"cat", "less", "more", "nl"})
-PUTTING = frozenset({"cp", "mv", "ln", "install", "tee", "touch"})  # their last word is what they write
-TOUCHING = frozenset({"rm", "unlink", "mv", "truncate", "shred"})
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+WORDS: dict[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in DATA.items()}
 NARROWING = re.compile(r"^(-k|-m|--lf|--last-failed|--ff|--failed-first|--sw|--stepwise|--deselect|--nf|-k.+|-k=.*)")
-TAKES_VALUE = frozenset({"-n", "-p", "-c", "-o", "-r", "-W", "--tb", "--maxfail", "--durations", "--timeout",
-                         "--rootdir", "--color", "--ignore", "--cov", "--junitxml"})  # fmt: skip
 WHOLE = frozenset({"", ".", "tests", "test", "discover"})
 STARTS = re.compile(
     r"^(subprocess\.\w+|os\.(system|popen)|(\w+\.)*(check_output|check_call|Popen)|run|(\w+\.)*pip(\.\w+)*\.main)$"
@@ -136,8 +126,8 @@ class Command:
     @cached_property
     def targets(self) -> list[str]:
         """What it writes to, as far as its words say so."""
-        found = [match.group(1) for match in re.finditer(r">>?\s*['\"]?([^\s'\"&|;<>()]+)", self.text)]
-        return found + [words[-1] for words in self.simple if words[0] in PUTTING and len(words) > 1]
+        found = [match[2] for match in WRITES_TO.finditer(self.text)]
+        return found + [words[-1] for words in self.simple if words[0] in WORDS["putting"] and len(words) > 1]
 
     # What it does by its own words alone.
 
@@ -152,17 +142,21 @@ class Command:
         return re.sub(r"\d?>>?\s*(&\d|/dev/\w+)|&>\s*/dev/\w+|[-=]>", " ", bare)
 
     @cached_property
+    def _redirects(self) -> list[tuple[str, bool]]:
+        """Files that it writes, and whether these keep what they had."""
+        inside = [(one.path, one.appends) for one in self.heredocs if one.path]
+        found = WRITES_TO.finditer(self._unquoted)
+        return [*inside, *((relative(one[2]), bool(APPENDS.match(one[0]))) for one in found)]
+
+    @cached_property
     def written(self) -> dict[str, str | None]:
         """Path -> text where the command holds it."""
-        redirected = (relative(target.group(2)) for target in WRITES_TO.finditer(self._unquoted))
-        return {**self.files_inside, **{path: None for path in redirected if path not in self.files_inside}}
+        return {path: self.files_inside.get(path) for path, _ in self._redirects}
 
     @cached_property
     def appended(self) -> frozenset[str]:
         """The written files that keep what they had."""
-        redirected = (one for one in WRITES_TO.finditer(self._unquoted) if APPENDS.match(one.group(0)))
-        appending = (one.path for one in self.heredocs if one.path and one.appends)
-        return frozenset([*appending, *(relative(target.group(2)) for target in redirected)])
+        return frozenset(path for path, appends in self._redirects if appends)
 
     @cached_property
     def may_write(self) -> bool:
@@ -177,7 +171,12 @@ class Command:
     def shown(self) -> tuple[str, ...]:
         """The files that it prints whole, and nothing else."""
         parts = [words for words in self.own if name_of(words) != "cd"]
-        if self.heredocs or {">", "|"} & {*self._unquoted} or len(parts) != 1 or name_of(parts[0]) not in SHOWING:
+        if (
+            self.heredocs
+            or {">", "|"} & {*self._unquoted}
+            or len(parts) != 1
+            or name_of(parts[0]) not in WORDS["showing"]
+        ):
             return ()
         return tuple(relative(word) for word in parts[0][1:] if not word.startswith("-"))
 
@@ -201,7 +200,7 @@ class Command:
     @cached_property
     def watches(self) -> bool:
         """Something that changes by itself."""
-        return not WATCHING.isdisjoint(map(name_of, self.own))
+        return not WORDS["watching"].isdisjoint(map(name_of, self.own))
 
 
 def simple_commands(shell: str) -> list[Words]:
@@ -216,7 +215,7 @@ def simple_commands(shell: str) -> list[Words]:
         except ValueError:
             words = part.split()
         words = [_bare(word) for word in words if word.strip("(){}`")]
-        while words and (re.fullmatch(r"\w+=.*", words[0], re.DOTALL) or words[0] in WRAPPERS):
+        while words and (re.fullmatch(r"\w+=.*", words[0], re.DOTALL) or words[0] in WORDS["wrappers"]):
             words = words[1:]
         if words and words[0] == "timeout" and len(words) > 2:
             words = words[2:]
@@ -224,18 +223,7 @@ def simple_commands(shell: str) -> list[Words]:
             found += simple_commands(words[2])
         elif words:
             found.append(words)
-            found += _executed(words)
     return found
-
-
-def _executed(words: Words) -> list[Words]:
-    """What `find -exec` runs, on the pattern of names that it looks for."""
-    starts = [place for place, word in enumerate(words) if word in ("-exec", "-execdir", "-ok")]
-    if name_of(words) != "find" or not starts:
-        return []
-    named = [words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-name", "-iname", "-path")]
-    inner = [word for word in words[starts[0] + 1 :] if word not in (";", "+")]
-    return simple_commands(shlex.join([*inner, *(f"**/{name}" for name in named[:1])])) if inner else []
 
 
 def _bare(word: str) -> str:
@@ -245,32 +233,21 @@ def _bare(word: str) -> str:
 
 def _split(shell: str) -> list[str]:
     """At separators that are not inside quotes."""
-    parts, start, quote, place = [], 0, "", 0
-    while place < len(shell):
-        letter = shell[place]
-        if quote:
-            if letter == "\\" and quote == '"':
-                place += 1
-            elif letter == quote:
-                quote = ""
-        elif letter in "'\"":
-            quote = letter
-        elif letter == "\\":
-            place += 1
-        elif match := SEPARATOR.match(shell, place):
-            parts.append(shell[start:place])
-            start = place = match.end()
-            continue
-        place += 1
-    return [part for part in (*parts, shell[start:]) if part.strip()]
+    parts = [""]
+    for match in PIECE.finditer(shell):
+        if match["separator"]:
+            parts.append("")
+        else:
+            parts[-1] += match[0]
+    return [part for part in parts if part.strip()]
 
 
 def _inline_code(words: Words) -> str | None:
     """The code of `python -c`."""
-    for place, word in enumerate(words[1:], 1):
-        if re.fullmatch(r"-[A-Za-z]*c", word):
-            return words[place + 1] if place + 1 < len(words) else None
-        if not word.startswith("-"):
+    for option, code in pairwise(words[1:]):
+        if re.fullmatch(r"-[A-Za-z]*c", option):
+            return code
+        if not option.startswith("-"):
             return None
     return None
 
@@ -280,10 +257,10 @@ def _only_looks(words: Words) -> bool:
     if name.startswith("python"):
         return _selection(words) is not None
     if name == "git":
-        return bool(rest) and rest[0] in GIT_LOOKING and not (rest[0] == "branch" and len(rest) > 1)
+        return bool(rest) and rest[0] in WORDS["git_looking"] and not (rest[0] == "branch" and len(rest) > 1)
     if name == "find":
-        return not any(word in ("-delete", "-exec", "-execdir", "-ok", "-fprint") for word in rest)
-    return name in LOOKING and not (name == "sed" and _in_place(rest))
+        return not WORDS["finds_and_acts"] & {*rest}
+    return name in WORDS["looking"] and not (name == "sed" and _in_place(rest))
 
 
 def _in_place(words: Words) -> bool:
@@ -297,7 +274,7 @@ def _touched(words: Words) -> Words:
     if name in ("sed", "perl"):
         return _edited(rest) if _in_place(rest) else []
     files = [word for word in rest if not word.startswith("-")]
-    return files[:-1] if name == "mv" else files if name in TOUCHING else []
+    return files[:-1] if name == "mv" else files if name in WORDS["touching"] else []
 
 
 def _edited(words: Words) -> Words:
@@ -330,11 +307,12 @@ def _selection(words: Words) -> str | None:
         name, rest = rest[at + 1], rest[at + 2 :]
     if name not in ("pytest", "py.test", "unittest"):
         return None
-    if any(word in ("--co", "--collect-only", "--version", "--help", "-h", "--fixtures") for word in rest):
+    if WORDS["collects_only"] & {*rest}:
         return None
     narrowed = [word for word in rest if NARROWING.match(word)]
-    plain = [word for word in without_options(rest, TAKES_VALUE.__contains__) if not re.match(r"\d?[<>]|&", word)]
-    return " ".join([*narrowed, *(word for word in plain if relative(word).rstrip("/") not in WHOLE)])
+    plain = without_options(rest, WORDS["takes_value"].__contains__)
+    named = [word for word in plain if relative(word).rstrip("/") not in WHOLE and not re.match(r"\d?[<>]|&", word)]
+    return " ".join([*narrowed, *named])
 
 
 def commands_in(code: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +34,6 @@ OWN_KINDS: dict[str, Kind] = {
 }
 SUMMARY = re.compile(r"(?:^|[ =,])(\d{1,9}) (passed|failed|errors?|skipped|xfailed|xpassed|deselected|warnings?)\b")
 SECONDS = re.compile(r"\bin (\d{1,9}(?:\.\d{1,9})?) ?s\b")
-UNITTEST = re.compile(r"^Ran (\d{1,9}) tests? in (\d{1,9}(?:\.\d{1,9})?)s$.*?^(OK|FAILED)\b", re.DOTALL | re.MULTILINE)
 TAIL = 4000  # characters of an answer in which the summary of a test run is looked for
 ERROR_CHARS = 400  # of an answer in which an edit is said to have failed; further on it may quote a file
 NOT_APPLIED = re.compile(  # the text to replace was not there, or there more than once
@@ -97,13 +97,14 @@ class ToolUse:
         return relative(self.given_path)
 
     @cached_property
-    def command(self) -> Command | None:
-        return Command(text_of(self.call, COMMANDS) or "", self.files) if self.kind == "command" else None
+    def command(self) -> Command:
+        """Nothing in it where the call is no command."""
+        return Command((self.kind == "command" and text_of(self.call, COMMANDS)) or "", self.files)
 
     @property
     def text(self) -> str:
         """The command with what it runs; of other calls the path."""
-        return self.command.text if self.command else self.given_path
+        return self.command.text if self.kind == "command" else self.given_path
 
     @property
     def reads(self) -> bool:
@@ -113,23 +114,23 @@ class ToolUse:
     @property
     def simple(self) -> list[Words]:
         """The simple commands in it."""
-        return self.command.simple if self.command else []
+        return self.command.simple
 
     @cached_property
     def programs(self) -> frozenset[str]:
         """The names of the programs that it starts; of `python -m NAME` the module's."""
-        modules = (words[2] for words in self.simple if words[1:2] == ["-m"] and len(words) > 2)
+        modules = (module for words in self.simple if words[1:2] == ["-m"] for module in words[2:3])
         return frozenset([*map(name_of, self.simple), *modules])
 
     @property
     def python(self) -> tuple[str, ...]:
         """Code that it runs."""
-        return self.command.python if self.command else ()
+        return self.command.python
 
     @cached_property
     def written(self) -> dict[str, str]:
         """Path -> what it puts there, as far as the call shows it: a part where the whole is unknown."""
-        if self.command:
+        if self.kind == "command":
             return self.command.files_inside
         new, old = new_text(self.call), text_of(self.call, OLD_TEXTS)
         if self.kind != "edit" or not self.path or new is None:
@@ -153,15 +154,15 @@ class ToolUse:
         """Whether files may be others after it. An edit that was refused changed none."""
         if self.kind == "edit":
             return self.answer is None or self.answer.status in ("ok", None)
-        return self.command is not None and self.ran and self.command.may_write
+        return self.ran and self.command.may_write
 
     @property
     def runs_tests(self) -> bool:
-        return self.ran and (self.kind == "tests" or (self.command is not None and self.command.runs_tests))
+        return self.ran and (self.kind == "tests" or self.command.runs_tests)
 
     @cached_property
     def tests(self) -> TestRun | None:
-        selection = self.command.tests if self.command else None
+        selection = self.command.tests
         if self.kind == "tests":
             selection = next((value for value in self.call.arguments.values() if isinstance(value, str)), "")
         return _test_run(selection, self.output) if selection is not None and self.answer and self.ran else None
@@ -183,12 +184,13 @@ def spoken(rollout: Rollout) -> Iterator[tuple[At, Message]]:
 
 def with_siblings(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[Rollout]]]:
     """Each with the others of its group. What the machine ended is no sibling; other agents' groups are not known."""
-    rollouts, groups = list(rollouts), dict[str, list[Rollout]]()
+    rollouts = list(rollouts)
+    groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         if not rollout.foreign and not rollout.fault:
-            groups.setdefault(rollout.group, []).append(rollout)
+            groups[rollout.group].append(rollout)
     for rollout in rollouts:
-        yield rollout, [other for other in groups.get(rollout.group, ()) if other is not rollout]
+        yield rollout, [other for other in groups[rollout.group] if other is not rollout]
 
 
 def tool_uses_of(rollout: Rollout) -> Iterator[ToolUse]:
@@ -266,15 +268,11 @@ def _is_replacement(value: Any) -> bool:
 
 
 def _test_run(selection: str, answer: str) -> TestRun:
-    tail = answer[-TAIL:]
-    for line in reversed(tail.splitlines()):
+    for line in reversed(answer[-TAIL:].splitlines()):
         counts = {kind: int(number) for number, kind in SUMMARY.findall(line)}
         seconds = SECONDS.search(line)
         if seconds and counts:
             failed = sum(count for kind, count in counts.items() if kind in ("failed", "error", "errors"))
             ran = failed or counts.get("passed")
             return TestRun(selection, failed if ran else None, float(seconds.group(1)))
-    found = UNITTEST.search(tail)
-    if found:
-        return TestRun(selection, int(found.group(3) == "FAILED"), float(found.group(2)))
     return TestRun(selection, None, 0.0)

@@ -114,33 +114,25 @@ class Trajectory:
         if not last or self.rollout.stop not in ("finish", "answer"):
             return None
         [(at, message)] = last
-        return at if not message.calls or self._finishes(at) else None
-
-    def _finishes(self, at: At) -> bool:
-        if not self.rollout.foreign:
-            return self.rollout.stop == "finish"
-        return any(one.tool in FINISHING for one in self.uses if one.at == at)
-
-    @cached_property
-    def last_words(self) -> str:
-        """What the agent said at the end: the arguments of `finish`, or a last message without a call. No thinking."""
-        messages = [m for segment in self.rollout.segments for m in segment.messages if m.role == "assistant"]
-        if not messages or self.rollout.stop not in ("finish", "answer"):
-            return ""
-        last = messages[-1]
-        if not last.calls:
-            return last.text.rpartition("</think>")[2].strip()
-        told = [value for value in last.calls[-1].arguments.values() if isinstance(value, str)]
-        said = last.text[: last.calls[0].start].rpartition("</think>")[2].strip()
-        is_finish = self.rollout.own_names.get(last.calls[-1].name, last.calls[-1].name) == "finish"
-        return "\n".join(part for part in (said, *(told if is_finish else [])) if part)
+        finishes = self.rollout.stop == "finish" and not self.rollout.foreign
+        finishes = finishes or any(one.tool in FINISHING for one in self.uses if one.at == at)
+        return at if finishes or not message.calls else None
 
     @cached_property
     def final(self) -> str:
-        """Those of them that the user reads; what is said before a command that ends the task is a thought."""
-        last = [one for one in self.uses if one.at == self.end]
-        is_told = not last or any(one.tool in FINISHING for one in last)
-        return self.last_words if self.end and is_told else ""
+        """What the user reads at the end: the arguments of `finish`, or a last message without a call. No thinking, and
+        nothing where a command ends the task: what is said before that is a thought."""
+        if self.end is None:
+            return ""
+        segment, number = self.end
+        last = self.rollout.segments[segment].messages[number]
+        if not last.calls:
+            return last.text.rpartition("</think>")[2].strip()
+        if not any(one.tool in FINISHING for one in self.uses if one.at == self.end):
+            return ""
+        told = [value for value in last.calls[-1].arguments.values() if isinstance(value, str)]
+        said = last.text[: last.calls[0].start].rpartition("</think>")[2].strip()
+        return "\n".join(part for part in (said, *told) if part)
 
     @cached_property
     def prose(self) -> str:

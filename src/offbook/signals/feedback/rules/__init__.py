@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from offbook.core.plugins import functions_in, said
 from offbook.signals.feedback.hints import MISTAKES
-from offbook.signals.feedback.rules.calls import (
-    call_not_readable,
-    claimed_success,
-    malformed_arguments,
-    more_than_needed,
-    repeated_call,
-    unknown_tool,
-    whole_file_read,
-    whole_suite_again,
-)
-from offbook.signals.feedback.rules.editing import (
-    camel_case_name,
-    edit_not_applied,
-    edited_tests,
-    lint_introduced,
-    missing_docstring,
-    thinking_in_comments,
-)
-from offbook.signals.feedback.rules.talking import (
-    asked_instead,
-    final_names_nothing,
-    final_too_long,
-    finished_without_edit,
-)
+from offbook.signals.feedback.rules import calls, editing, talking
 from offbook.signals.trajectory import At, ToolUse, Trajectory, shown, spoken
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
 
@@ -69,31 +48,10 @@ class Rule:
         return found
 
 
-BY_CALL = (unknown_tool, call_not_readable, malformed_arguments, more_than_needed)
-# The more specific come first: a message that breaks several rules is a target for the first of them.
-RULES: dict[str, Rule] = {
-    find.__name__: Rule(find.__name__, find, f"Reminder: {text}", by_call=find in BY_CALL)
-    for find, text in (
-        (unknown_tool, "available tools are {tools}."),
-        (call_not_readable, "write a call exactly in the format that the description of the tools shows."),
-        (malformed_arguments, "give a tool one JSON object with exactly its parameters."),
-        (whole_suite_again, "run all tests once after a change, and only the failing ones in between."),
-        (repeated_call, "do not repeat a call, its answer is above."),
-        (edited_tests, "never edit tests, change the source."),
-        (edit_not_applied, "copy the text to replace exactly, with enough around it to occur only once."),
-        (thinking_in_comments, "comments are for readers of the code, think before the call."),
-        (lint_introduced, "leave no unused names, dead code or other findings for the linter of the repository."),
-        (camel_case_name, "name functions the way the repository does."),
-        (missing_docstring, "give a public function a docstring where the others have one."),
-        (whole_file_read, "search a long file first, then read only the lines around the place."),
-        (claimed_success, "say which tests still fail, never call work done that was not seen to pass."),
-        (asked_instead, "nobody answers questions, decide and make the change."),
-        (finished_without_edit, "make the change that was asked for before finishing."),
-        (final_too_long, "end with a few sentences."),
-        (final_names_nothing, "end by naming the files or functions that were changed."),
-        (more_than_needed, "look only at what the change needs, and finish once it is made."),
-    )
-}
+BY_CALL = ("unknown_tool", "call_not_readable", "malformed_arguments", "more_than_needed")
+FINDERS: dict[str, Any] = {**vars(calls), **vars(editing), **vars(talking)}
+HINTS: dict[str, str] = tomllib.loads(Path(__file__).with_name("hints.toml").read_text())
+RULES = {name: Rule(name, FINDERS[name], f"Reminder: {text}", by_call=name in BY_CALL) for name, text in HINTS.items()}
 
 
 def write_hint(rule: str, tools: tuple[str, ...]) -> Hint:

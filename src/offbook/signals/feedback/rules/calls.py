@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterator
 
 from offbook.signals.trajectory import At, ToolUse, Trajectory
-from offbook.signals.trajectory.tool_calls import TestRun
 from offbook.types import Rollout
 
 HUGE_LINES = 600
 HUGE_CHARS = 24_000  # about 6,000 tokens
 WIDE_EDITS = 3  # so many edits of a file are worth reading all of it
 LINES_LEFT = re.compile(r"\[cut: (\d{1,9}) lines are left, read on from line \d+\]$")
-CHARS_LEFT = re.compile(r"\[(\d{1,9}) characters left out\]|(\d{1,9}) characters elided")
+CHARS_LEFT = re.compile(r"\[(\d{1,9}) characters left out\]")
 PROSE = (".md", ".rst", ".txt", ".log", ".out")
 
 
@@ -46,16 +45,19 @@ def malformed_arguments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 
 def repeated_call(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """The same call with the same answer as before, which is still in the window, and nothing changed in between."""
-    seen: dict[tuple[int, str, str, str], ToolUse] = {}
+    seen: dict[tuple[int, str, str], ToolUse] = {}
     for use in trajectory.uses:
-        if not use.went_well or not use.output.strip() or (use.command and use.command.watches):
+        if not use.went_well or not use.output.strip() or use.command.watches:
             continue
-        arguments = json.dumps(use.call.arguments, sort_keys=True, default=repr)
-        key = (use.segment, use.call.name, arguments, use.output)
+        key = (use.segment, _spelled(use), use.output)
         earlier = seen.get(key)
         if earlier and earlier.message != use.message and not _worth_again(trajectory, earlier, use):
             yield use.at, f"{use.call.name}: the same call and answer as in message {earlier.message}"
         seen[key] = use
+
+
+def _spelled(use: ToolUse) -> str:
+    return json.dumps([use.call.name, use.call.arguments], sort_keys=True, default=repr)
 
 
 def _worth_again(trajectory: Trajectory, earlier: ToolUse, again: ToolUse) -> bool:
@@ -67,17 +69,14 @@ def _worth_again(trajectory: Trajectory, earlier: ToolUse, again: ToolUse) -> bo
         if use.may_write and (not files or use.kind != "edit"):
             return True
         # In other agents' shells a folder stays changed, and some of their tools are not known to us.
-        line = next((value for value in use.call.arguments.values() if isinstance(value, str)), "")
-        is_stateful = use.kind == "other" or (use.kind == "command" and re.search(r"\b(cd|pushd|export)\b", line))
-        if trajectory.rollout.foreign and is_stateful:
+        moves = re.search(r"\b(cd|pushd|export)\b", use.command.line)
+        if trajectory.rollout.foreign and (use.kind == "other" or moves):
             return True
     return False
 
 
 def _files_read(use: ToolUse) -> tuple[str, ...]:
-    if use.kind == "read":
-        return (use.path,)
-    return use.command.shown if use.command else ()
+    return (use.path,) if use.kind == "read" else use.command.shown
 
 
 def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
@@ -89,27 +88,16 @@ def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
         given = [value for value in use.call.arguments.values() if value is not None and value != "view"]
         if use.kind == "read" and len(given) != 1:  # any argument other than the path may be a range
             continue
-        lines, chars = _size(use.output)
-        if lines < HUGE_LINES and chars < HUGE_CHARS:
-            continue
-        later = trajectory.uses[use.order + 1 :]
-        if sum(one.kind == "edit" and one.path == files[0] for one in later) < WIDE_EDITS:
-            extent = f"{lines} lines" if lines >= HUGE_LINES else f"{chars} characters"
-            yield use.at, f"{use.call.name} without a range: {extent}"
-
-
-def _size(answer: str) -> tuple[int, int]:
-    """Lines and characters of what was asked for: what is shown and what the answer says was cut off."""
-    lines, chars = answer.count("\n"), len(answer)
-    if cut := LINES_LEFT.search(answer[-200:]):
-        lines += int(cut.group(1))
-    elif "characters" in answer and (cut := CHARS_LEFT.search(answer)):
-        chars += int(cut.group(1) or cut.group(2))
-    return lines, chars
+        # What is shown and what the answer says was cut off.
+        cut_lines, cut_chars = (pattern.search(use.output) for pattern in (LINES_LEFT, CHARS_LEFT))
+        lines = use.output.count("\n") + int(cut_lines[1] if cut_lines else 0)
+        chars = len(use.output) + int(cut_chars[1] if cut_chars else 0)
+        later = [one for one in trajectory.uses[use.order + 1 :] if one.kind == "edit" and one.path == files[0]]
+        if (lines >= HUGE_LINES or chars >= HUGE_CHARS) and len(later) < WIDE_EDITS:
+            yield use.at, f"{use.call.name} without a range: {lines} lines, {chars} characters"
 
 
 LONG_S = 30.0  # a suite that takes so long is worth narrowing
-IN_A_ROW = 3  # long whole runs, the one before failing, without a narrowed one among them
 CLAIM = re.compile(
     r"\b(tests?|suite|checks?)\b[^.\n]{0,40}\b(pass(es|ed|ing)?|succeeds?|succeeded|green)\b"
     r"|\b(done|fixed|implemented|completed?|resolved|finished|works|working)\b",
@@ -121,63 +109,41 @@ FAILURE_SAID = re.compile(
     re.IGNORECASE,
 )
 CONDITION = re.compile(r"\b(should|would|could|once|if|unless|until|when|after|to be|try)\b", re.IGNORECASE)
-FLAKY = re.compile(r"flak[ye]|intermittent|sometimes fail|race condition|non-?determin", re.IGNORECASE)
 
 
 def whole_suite_again(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
-    """All tests although nothing changed since all were run, or a long suite again and again instead of what fails."""
-    if FLAKY.search(trajectory.instruction):
-        return
-    row: list[tuple[ToolUse, TestRun]] = []  # whole runs without a narrowed one among them
+    """All tests, although nothing changed since all were run: by the same call, or where they take long."""
+    last: ToolUse | None = None  # that ran the whole suite
     for use in trajectory.uses:
-        if row and use.segment != row[-1][0].segment:
-            row = []  # what was seen before is not in the window any more
         if use.tests is None:
             continue
-        if use.tests.selection:
-            row = []
-            continue
-        evidence = _again(trajectory, row, use) if row else ""
-        if evidence:
-            yield use.at, evidence
-        row = [*row, (use, use.tests)] if use.tests.failed is not None else []
+        if last and last.tests and not use.tests.selection and last.segment == use.segment:
+            again = _spelled(last) == _spelled(use) or last.tests.seconds >= LONG_S
+            if again and last.message != use.message and not _changed_since(trajectory, last, use):
+                yield use.at, f"all tests ran in message {last.message} and nothing changed since"
+        last = use if not use.tests.selection and use.tests.failed is not None else None
 
 
-def _again(trajectory: Trajectory, row: list[tuple[ToolUse, TestRun]], use: ToolUse) -> str:
-    """What shows that a whole run was not worth it, or nothing."""
-    last, run = row[-1]
-    foreign = trajectory.rollout.foreign  # another agent's unknown tools may do anything
+def _changed_since(trajectory: Trajectory, last: ToolUse, use: ToolUse) -> bool:
+    """Whether files may be others than when the last tests ran. Another agent's unknown tools may do anything."""
+    if not use.command.only_redirects:
+        return True
+    foreign = trajectory.rollout.foreign
     between = trajectory.uses[last.order + 1 : use.order]
-    changed = any(one.may_write or one.kind == "edit" or (foreign and one.kind == "other") for one in between)
-    writes_too = use.command is not None and use.command.may_write and not use.command.only_redirects
-    same = last.call.name == use.call.name and last.call.arguments == use.call.arguments
-    if last.message != use.message and not (changed or writes_too) and (same or run.seconds >= LONG_S):
-        return f"all tests ran in message {last.message} and nothing changed since"
-    long = [one for _, one in row[-(IN_A_ROW - 1) :] if one.seconds >= LONG_S and one.failed]
-    if len(long) == IN_A_ROW - 1:
-        return f"whole run number {len(row) + 1} in a row; the one before took {run.seconds:g} s and failed"
-    return ""
+    return any(one.may_write or one.kind == "edit" or (foreign and one.kind == "other") for one in between)
 
 
 def claimed_success(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """The last message says it is done or passing, and every test run since the last change failed."""
-    runs = [one for one in trajectory.uses if one.tests]
     last_change = max((one.order for one in trajectory.edits), default=-1)
-    since = [one.tests.failed for one in runs if one.tests and one.order >= last_change]
-    if not trajectory.end or not since or not all(since):
+    runs = [one for one in trajectory.uses if one.tests and one.order >= last_change]
+    failed = [one.tests.failed for one in runs if one.tests]
+    if not trajectory.end or not failed or not all(failed) or FAILURE_SAID.search(trajectory.final):
         return
-    if claim := _claim(trajectory.final):
-        yield trajectory.end, f"{claim!r}, but message {runs[-1].message} had {since[-1]} failing"
-
-
-def _claim(words: str) -> str:
-    """The sentence that claims success, if none of them speaks of a failure."""
-    if FAILURE_SAID.search(words):
-        return ""
-    for sentence in re.split(r"(?<=[.!?])\s+|\n", words):
+    for sentence in re.split(r"(?<=[.!?])\s+|\n", trajectory.final):
         if CLAIM.search(sentence) and not CONDITION.search(sentence) and not sentence.rstrip().endswith("?"):
-            return sentence.strip()
-    return ""
+            yield trajectory.end, f"{sentence.strip()!r}, but message {runs[-1].message} had {failed[-1]} failing"
+            return
 
 
 TIMES = 3.0  # the tokens of any lean sibling
@@ -192,11 +158,11 @@ def more_than_needed(trajectory: Trajectory, times: float = TIMES) -> Iterator[t
     Up to a place in its middle a rollout is judged by what all of it spent (harness/again.py keeps that), so a look can
     ask whether another message in that place would have been needed.
     """
-    lean = _lean(trajectory)
-    if not lean or spent(trajectory.rollout) <= times * max(map(spent, lean)):
+    most = max(map(spent, _lean(trajectory)), default=0)
+    if not most or spent(trajectory.rollout) <= times * most:
         return
     for use, why in unneeded(trajectory):
-        tokens = f"{spent(trajectory.rollout)} tokens, lean siblings at most {max(map(spent, lean))}"
+        tokens = f"{spent(trajectory.rollout)} tokens, lean siblings at most {most}"
         yield use.at, f"{use.call.name}: {why}; {tokens}"
         return
 
@@ -209,12 +175,14 @@ def unneeded(trajectory: Trajectory) -> Iterator[tuple[ToolUse, str]]:
     """
     needed = {_look(one) for sibling in _lean(trajectory) for one in Trajectory(sibling, trajectory.task).uses}
     seen: set[str] = set()
-    segment, failing, failed = 0, False, False
+    segment = 0
+    failing = failed = False
     for use in trajectory.uses if needed else ():
         look = _look(use)
-        call = json.dumps([use.call.name, use.call.arguments], sort_keys=True, default=repr)
+        call = _spelled(use)
         if use.may_write or use.segment != segment:  # what a summary left behind may be looked up again
-            seen, segment = set(), use.segment
+            seen = set()
+            segment = use.segment
         if look and call in seen:
             yield use, "the same call as before, and nothing has changed since"
         elif look and look not in needed and not failing and not failed:
@@ -243,9 +211,8 @@ def _look(use: ToolUse) -> Look:
         return ()
     if use.tests:
         return ("tests",)
-    if use.kind == "read":
-        return ("read", use.path)
-    if use.command and not use.command.watches:
-        programs = sorted({words[0] for words in use.simple if words})
-        return ("read", *use.command.shown) if use.command.shown else ("command", *programs)
+    if files := _files_read(use):
+        return ("read", *files)
+    if use.kind == "command" and not use.command.watches:
+        return ("command", *sorted({words[0] for words in use.simple}))
     return (use.tool,) if use.tool in FINDING else ()

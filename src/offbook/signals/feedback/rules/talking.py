@@ -37,23 +37,26 @@ CODE_NAME = re.compile(r"\b(?:[A-Za-z]\w*_\w+|_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[a-z][
 
 def finished_without_edit(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A task that asks for a change ends with none, and the last message does not say why."""
-    if not trajectory.end or not trajectory.changed_nothing or not _was_to_change(trajectory):
-        return
-    if not NOT_NEEDED.search(trajectory.final) and "?" not in trajectory.prose:
+    said_why = "?" in trajectory.prose or NOT_NEEDED.search(trajectory.final)
+    if trajectory.end and _left_undone(trajectory) and not said_why:
         yield trajectory.end, "no file was changed"
 
 
 def asked_instead(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """A task that asks for a change ends with a question and nothing changed."""
-    if (
-        not trajectory.end
-        or not trajectory.question
-        or not trajectory.changed_nothing
-        or not _was_to_change(trajectory)
-    ):
-        return
-    if not INVITED.search(trajectory.instruction) and not NOT_NEEDED.search(trajectory.prose):
+    fine = INVITED.search(trajectory.instruction) or NOT_NEEDED.search(trajectory.prose)
+    if trajectory.end and trajectory.question and _left_undone(trajectory) and not fine:
         yield trajectory.end, trajectory.question
+
+
+def _left_undone(trajectory: Trajectory) -> bool:
+    """Nothing was changed where a change was asked for: by a task of ours, unless it is there to be left alone."""
+    task = trajectory.task
+    if not trajectory.changed_nothing or (task is not None and task.leave):
+        return False
+    if task is not None and (task.deleted or task.fail_to_pass):
+        return True
+    return bool(CHANGE.search(trajectory.instruction)) and not NO_CHANGE_ASKED.search(trajectory.instruction)
 
 
 def final_too_long(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
@@ -67,33 +70,16 @@ def final_too_long(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 def final_names_nothing(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     """Something was changed, and the closing words name neither a file nor a function of it."""
     words = trajectory.final
-    if not trajectory.end or not trajectory.rollout.changed or not words.strip():
+    changed = trajectory.rollout.changed
+    if not trajectory.end or not changed or not words.strip():
         return
+    texts = [line for file in trajectory.diff for line in (*file.added.values(), *file.removed, *file.around)]
+    if not trajectory.rollout.diff:
+        texts = [text or "" for text in changed.values()]
+    code = "\n".join(texts)
+    parts = {part for path in changed for part in re.findall(r"\w+", path) if len(part) > 1}
+    names = {*DEFINED.findall(code), *CODE_NAME.findall(code), *parts} - {*keyword.kwlist, "py", "src", "lib"}
     said = set(re.findall(r"\w+", words.lower()))
-    names = {name.lower() for name in _changed_names(trajectory)}
-    files = [path.rpartition("/")[2] for path in trajectory.rollout.changed]
-    if not said & names and not any(name in words for name in files):
+    files = [path.rpartition("/")[2] for path in changed]
+    if not said & {name.lower() for name in names} and not any(name in words for name in files):
         yield trajectory.end, f"changed {', '.join(files[:3])}; says: {words}"
-
-
-def _changed_names(trajectory: Trajectory) -> Iterator[str]:
-    """Every name that identifies what was changed: files and their folders, functions, names in the lines."""
-    for path, text in trajectory.rollout.changed.items():
-        yield from (part for part in re.findall(r"\w+", path) if len(part) > 1 and part not in ("py", "src", "lib"))
-        if not trajectory.rollout.diff:
-            yield from _names(text or "")
-    for file in trajectory.diff:
-        yield from _names("\n".join([*file.added.values(), *file.removed, *file.around]))
-
-
-def _names(text: str) -> set[str]:
-    return {*DEFINED.findall(text), *CODE_NAME.findall(text)} - set(keyword.kwlist)
-
-
-def _was_to_change(trajectory: Trajectory) -> bool:
-    """A task of ours asks for one, unless it is there to be left alone."""
-    if trajectory.task is not None and trajectory.task.leave:
-        return False
-    if trajectory.task is not None and (trajectory.task.deleted or trajectory.task.fail_to_pass):
-        return True
-    return bool(CHANGE.search(trajectory.instruction)) and not NO_CHANGE_ASKED.search(trajectory.instruction)
