@@ -549,7 +549,7 @@ def demos(
     from offbook.rl.models import chat_folder, model_folder
     from offbook.stages.demos import Demos, demonstrated
 
-    wanted = Demos(tasks, samples, with_code=False)
+    wanted = Demos(tasks, samples)
     wanted.refuse(config)
     with progress_display(plain) as progress:
         folder = chat_folder(model_folder(config.model, config.seed, progress))

@@ -6,15 +6,11 @@ Ids of our own rollouts are kept where they fit the model's chat template; every
 from __future__ import annotations
 
 import hashlib
-import json
 import random
-import re
 from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -25,11 +21,10 @@ from offbook.rl.collector import chat_of
 from offbook.rl.models import Progress, chat_folder, described, positions, quiet
 from offbook.signals.feedback import Rule
 from offbook.signals.trajectory import At, with_siblings
-from offbook.signals.trajectory.formats import UNLEARNED, UNLEARNED_CODE
-from offbook.signals.trajectory.tool_calls import inserted_code
+from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sources import Source, Tools
-from offbook.types import Message, Rollout, Segment
+from offbook.types import Rollout, Segment
 
 Item = TypeVar("Item")
 
@@ -73,29 +68,10 @@ class Renderer:
         """Render the segments. Tokens of messages with weight 0 are context and not learned."""
         segments = [self._written(segment, tools, counts) for segment in rollout.segments]
         for event in rollout.events:
-            if event.kind not in (UNLEARNED, UNLEARNED_CODE):
-                continue
-            segment = segments[event.segment]
-            message = segment.messages[event.message]
-            is_code = event.kind == UNLEARNED_CODE
-            spans = self._code(segment, message) if is_code else [(message.start, message.end)]
-            for start, end in spans:
-                segment.sampled[start:end] = [False] * (end - start)
+            if event.kind == UNLEARNED:
+                message = segments[event.segment].messages[event.message]
+                segments[event.segment].sampled[message.start : message.end] = [False] * (message.end - message.start)
         return segments
-
-    def _code(self, segment: Segment, message: Message) -> Iterator[tuple[int, int]]:
-        """Tokens that lie wholly in code which the message's calls insert, however their dialect spells it. If it
-        cannot be found, all from the call on."""
-        pieces = self.chat.pieces(segment.ids[message.body : message.body_end])
-        starts, text = [0, *accumulate(map(len, pieces))], "".join(pieces)
-        for call in message.calls:
-            for code in filter(str.strip, inserted_code(call)):
-                spellings = {code, json.dumps(code)[1:-1], json.dumps(code, ensure_ascii=False)[1:-1]}
-                at = "|".join(re.escape(one) for one in sorted(spellings, key=len, reverse=True))
-                found = [match.span() for match in re.compile(at).finditer(text, call.start)]
-                for first, last in found or [(call.start, len(text))]:
-                    start, end = bisect_left(starts, first), bisect_right(starts, last) - 1
-                    yield message.body + start, message.body + max(start, end)
 
     def _written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
         if is_in(segment, self.chat, self.vocabulary):

@@ -1,8 +1,8 @@
 """Demonstrations on factory tasks: episodes of the scripted expert that the grader pays and no monitor flags.
 
-They teach the format and the way of working. The answers are to be found by RL on the same tasks, so the code that an
-edit inserts is no part of the loss (`UNLEARNED_CODE`), unless asked for. Neither is what the expert got wrong on
-purpose. Held-out repositories give no demonstrations.
+They teach the format and the way of working. The code of an edit is learned with the rest: a model that learns the old
+text and not the new one learns to write the old text twice (docs/results/repositories.md). What the expert got wrong on
+purpose is not learned. Held-out repositories give no demonstrations.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from offbook.rl.collector import Collector, Job, chat_of
 from offbook.rl.models import Progress, pocket_cache, positions
 from offbook.rl.tasks import refuse_missing_tasks, task_sets, with_source
 from offbook.signals.monitors.policy import action_of
-from offbook.signals.trajectory.formats import UNLEARNED, UNLEARNED_CODE
+from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages import expert
 from offbook.stages.expert import Experts
 from offbook.train.checkpoint import TOKENIZER_FILES
 from offbook.types import Event, Rollout, Task
 
-NAME = re.compile(r"demos(?P<code>\+code)?(?::(?P<source>(?!\d+$).+?))?(?::(?P<count>\d+))?")
+NAME = re.compile(r"demos(?::(?P<source>(?!\d+$).+?))?(?::(?P<count>\d+))?")
 PER_TASK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Demos:
-    """`demos`, `demos:DIR`, `demos:DIR:N`; `demos+code` for those whose code is learned, too."""
+    """`demos`, `demos:DIR`, `demos:DIR:N`."""
 
     source: str
     count: int  # per task
-    with_code: bool
 
     @classmethod
     def named(cls, name: str, config: Config) -> Demos | None:
         found = NAME.fullmatch(name)
         if found is None or Path(name).exists():
             return None
-        return cls(found["source"] or config.tasks.source, int(found["count"] or PER_TASK), bool(found["code"]))
+        return cls(found["source"] or config.tasks.source, int(found["count"] or PER_TASK))
 
     def refuse(self, config: Config) -> None:
         if level_named(self.source):
@@ -81,8 +80,6 @@ def demonstrated(demos: Demos, config: Config, model: Path, progress: Progress) 
         if why := why_left_out(rollout):
             left_out[why] += 1
             continue
-        if demos.with_code:
-            rollout.events = [event for event in rollout.events if event.kind != UNLEARNED_CODE]
         kept.append(rollout)
     without = len({rollout.task for rollout in rollouts} - {rollout.task for rollout in kept})
     left_out["tasks without any demonstration"] = without
@@ -129,12 +126,10 @@ async def _make(tasks: Sequence[Task], count: int, config: Config, model: Path, 
 
 
 def _mark(rollout: Rollout, slips: Sequence[int]) -> None:
-    """Say which messages are not learned, and of which the code is not."""
+    """Say which messages are not learned."""
     for segment in rollout.segments:
         own = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]
-        for turn, number in enumerate(own):
-            kind = UNLEARNED if turn in slips else UNLEARNED_CODE
-            rollout.events.append(Event(number, kind, ""))
+        rollout.events += [Event(number, UNLEARNED, "") for turn, number in enumerate(own) if turn in slips]
 
 
 def why_left_out(rollout: Rollout) -> str:

@@ -46,7 +46,6 @@ REFUSED = re.compile(  # for another reason
 # Kinds of events.
 LOST = "lost"  # something of the trajectory is not in its messages
 UNLEARNED = "unlearned"  # the data marks this message as context that is not trained on
-UNLEARNED_CODE = "unlearned_code"  # of this message the code that its calls insert is not trained on
 
 
 @dataclass(slots=True)
