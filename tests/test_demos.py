@@ -95,7 +95,7 @@ def code_lines(made: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("profile", ["standard", "worked", "bash"])
-def test_every_task_is_shown_and_no_code_is_learned(
+def test_every_task_is_shown_and_its_code_is_learned(
     profile: str, made: Path, model: Path, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings(model, f"demos:{made}:3", profile=profile)
@@ -106,18 +106,19 @@ def test_every_task_is_shown_and_no_code_is_learned(
     assert len(spoken) == len(rollouts), "no two are the same"
     lines = code_lines(made)
     assert len(lines) > 3
-    conversations = conversations_of(config)
+    conversations, with_code = conversations_of(config), 0
     for conversation in conversations:
         whole, learned = chat.decode(conversation.segment.ids), learned_text(conversation, chat)
         written = {line for line in lines if line in whole or json.dumps(line)[1:-1] in whole}
         assert written, "the edits are there to be read"
-        assert [line for line in written if line in learned or json.dumps(line)[1:-1] in learned], "and learned"
+        with_code += any(line in learned or json.dumps(line)[1:-1] in learned for line in written)
         edits = (
             r"sed -i|new = r'''"
             if profile == "bash"
             else r'"edit_file", "arguments": \{"path": "little/\w+.py", "old": "'
         )
         assert re.search(edits, learned), "how an edit is called is learned"
+    assert with_code > len(conversations) / 2, "of some the only edit with code is a mistake made on purpose"
     sampled = [list(conversation.segment.sampled) for conversation in conversations]
     assert [conversation.segment.sampled for conversation in conversations_of(config)] == sampled
     monkeypatch.setattr(demos_of.asyncio, "run", None)  # what is cached is not made again
