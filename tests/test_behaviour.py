@@ -236,7 +236,8 @@ def test_terminal_only(work: Any, steps: tuple[Step, ...], value: float) -> None
 @pytest.mark.parametrize(("stop", "value"), [("finish", 0.0), ("answer", 0.0), ("turns", -1.0), ("context", -1.0)])
 def test_unfinished(work: Any, stop: Any, value: float) -> None:
     task, rollout = work(FINISH)
-    assert PARTS["unfinished"](task, replace(rollout, stop=stop)) == value
+    assert PARTS["unfinished"](task, replace(rollout, stop=stop, changed={"a.py": "x = 1\n"})) == value
+    assert PARTS["unfinished"](task, replace(rollout, stop=stop, changed={})) == -1, "giving up is no end of the work"
 
 
 def test_a_rollout_that_crashed_is_scored_too(tmp_path: Path) -> None:

@@ -319,14 +319,15 @@ class Decoder:
         new_rows = [by_slot[slot] for slot in slots]
         had_room = not self.tokens_reread
         logits_RV = self._read({slot: row.prompt_ids for slot, row in by_slot.items()})
-        if had_room and self.tokens_reread:
-            longest = max(self.longest, *(row.need for row in [*self.running, *rows]))
+        longest = max(self.longest, *(row.need for row in [*self.running, *rows]))
+        needed = self._most * bucket(max(longest, SHORTEST))
+        if had_room and self.tokens_reread and needed > self.slots.budget:
             log.warning(
                 "the engine's KV cache holds %d tokens, too few for %d rollouts at once: evicted tokens are computed "
                 "again (reread_tokens in metrics.jsonl); raise engine.kv_tokens to %d",
                 self.slots.budget,
                 self._most,
-                self._most * bucket(max(longest, SHORTEST)),
+                needed,
             )
         device = self.model.device
         new = torch.tensor(slots, device=device)

@@ -94,8 +94,9 @@ def terminal_only(task: Task, rollout: Rollout) -> float:
 
 
 def unfinished(task: Task, rollout: Rollout) -> float:
-    """-1 where a limit ended the work. The tests grade whatever files are there, so they do not teach handing it in."""
-    return 0.0 if rollout.stop in HANDED_IN else -1.0
+    """-1 where a limit ended the work, or nothing was changed. The tests grade whatever files are there, so they do not
+    teach handing it in; and where no rollout solves its task, giving up at once would earn the most."""
+    return 0.0 if rollout.stop in HANDED_IN and rollout.changed else -1.0
 
 
 PARTS: dict[str, Callable[[Task, Rollout], float]] = {

@@ -233,18 +233,6 @@ def new_text(call: ToolCall) -> str | None:
     return text_of(call, (*NEW_PARTS, *NEW_WHOLES))
 
 
-def inserted_code(call: ToolCall) -> list[str]:
-    """What a call puts into files: new texts of edits, and the here-documents of a command; of a script that replaces
-    text, the text that it calls new."""
-    found = [new_text(call) or ""]
-    for value in call.arguments.values():
-        found += [one["new"] for one in value if _is_replacement(one)] if isinstance(value, list) else []
-    for one in Command(text_of(call, COMMANDS) or "").heredocs:
-        named = re.search(r"^new = r?(\"\"\"|''')(.*?)\1", one.text, re.DOTALL | re.MULTILINE)
-        found.append(named[2] if named else one.text)
-    return found
-
-
 def _kind(rollout: Rollout, call: ToolCall, tool: str) -> Kind:
     """By name where the rollout knows its tools, else by what the call is given."""
     if call.error:
