@@ -157,7 +157,7 @@ async def test_sandboxes_do_not_see_each_other(sandbox: BwrapSandbox, base: Path
         running = asyncio.create_task(other.exec(f"echo {SECRET} | tee here ~/here /tmp/here; sleep {mark}", 20))
         while "here" not in await other.files():
             await asyncio.sleep(0.01)
-        look = f"ls /proc | grep -c '^[0-9]'; cat /proc/*/cmdline | tr '\\0' ' '; ls {other._held.place} /tmp ~ .; ipcs"
+        look = f"ls /proc | grep -c '^[0-9]'; cat /proc/*/cmdline | tr '\\0' ' '; ls {other.place} /tmp ~ .; ipcs"
         seen = (await sandbox.exec(look, 20)).output
         assert int(seen.split()[0]) < 10
         assert mark not in seen
@@ -185,7 +185,7 @@ async def test_a_fork_bomb_is_bounded_and_the_harness_goes_on(sandbox: BwrapSand
     await asyncio.sleep(0.5)
     async with BwrapSandbox(base) as other:
         assert (await other.exec("echo fine", 20)).output == "fine\n"
-    if group := sandbox._held.group:
+    if group := sandbox.group:
         assert int((group.folder / "pids.current").read_text()) <= 64
     await bomb
     more = await sandbox.exec("for i in $(seq 200); do sleep 20 & done; wait", 20)
@@ -278,7 +278,7 @@ async def test_memory_is_bounded(sandbox: BwrapSandbox) -> None:
     result = await sandbox.exec(many + "; exit 9", 20)
     if "memory" in isolation().controllers:
         assert result.exhausted == "memory"
-        assert int((sandbox._held.group.folder / "memory.peak").read_text()) / 2**20 == pytest.approx(256, abs=8)
+        assert int((sandbox.group.folder / "memory.peak").read_text()) / 2**20 == pytest.approx(256, abs=8)
 
 
 @in_loop
@@ -567,7 +567,7 @@ async def main():
         assert await said("i=0; while :; do i=$((i+1)); head -c 4000000 /dev/zero > f$i; done") == "disk"
         assert await said("rm f*; tail -c 2000000000 /dev/zero; echo $?; ls") != "0"
         await sandbox.exec(f"(setsid sleep {mark} &) ; sleep 0.2", 20)
-        place = sandbox._held.place
+        place = sandbox.place
     assert not os.path.exists(place)
     for folder in Path("/proc").glob("[0-9]*"):
         try:

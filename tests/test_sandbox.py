@@ -304,7 +304,7 @@ async def test_close_removes_everything_and_may_be_called_again(
     base: Path, kind: type[ProcessSandbox] | type[BwrapSandbox]
 ) -> None:
     sandbox = kind(base)
-    place = sandbox.root.parent if isinstance(sandbox, ProcessSandbox) else Path(sandbox._held.place)
+    place = sandbox.root.parent if isinstance(sandbox, ProcessSandbox) else Path(sandbox.place)
     await sandbox.exec(
         "mkdir -p locked/inner && touch locked/inner/file && chmod 000 locked/inner locked . ~ $TMPDIR", 20
     )
@@ -578,7 +578,7 @@ async def test_two_hundred_snapshots(isolated: BwrapSandbox) -> None:
         if number % 50 == 0:
             await isolated.exec("rm -rf pkg run.sh; mkdir pkg; touch pkg/again", 20)
         await isolated.snapshot()
-        most = max(most, len(isolated._held.layers))
+        most = max(most, len(isolated.layers))
     assert 20 < most <= MAX_LAYERS + 2
     expected = sorted(str(number) for number in range(200) if (number + 1) % 3 or number == 199)
     assert await isolated.list("files") == expected
@@ -638,7 +638,7 @@ async def main():
     asyncio.create_task(sandbox.exec("touch running; sleep " + sys.argv[2], 60))
     while "running" not in await sandbox.files():
         await asyncio.sleep(0.01)
-    print(sandbox._held.place, *[sandbox._held.group.folder] if sandbox._held.group else [], flush=True)
+    print(sandbox.place, *[sandbox.group.folder] if sandbox.group else [], flush=True)
     globals()["kept"] = sandbox
     if sys.argv[3] == "kill":
         import os

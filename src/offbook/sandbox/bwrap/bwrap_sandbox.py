@@ -11,10 +11,9 @@ import errno
 import json
 import os
 import shutil
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
 
@@ -40,7 +39,7 @@ from offbook.sandbox.bwrap.isolation import (
     take_user,
 )
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, KILLED, Launch
-from offbook.sandbox.bwrap.layers import Layer, is_owned, merge, next_name, owned_copy, owner_name, store, too_high
+from offbook.sandbox.bwrap.layers import Layer, is_owned, merge, next_name, owner_name, store, too_high
 from offbook.sandbox.bwrap.merged import Merged
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
@@ -48,34 +47,6 @@ from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox
 
 LOOK_S = 0.1
 MIN_FREE = 0.02  # share of a file system that all sandboxes together leave free
-
-
-@dataclass(slots=True)
-class Held:
-    """What a sandbox holds on the machine, in an object of its own so that a finalizer can release it."""
-
-    place: str
-    owner: int = field(default_factory=os.getpid)
-    layers: list[Layer] = field(default_factory=list)  # top first; the first one is written to
-    group: ControlGroup | None = None
-    launch: Launch | None = None
-
-    def release(self) -> None:
-        if self.owner != os.getpid():  # a forked child also runs atexit callbacks
-            return
-        if self.launch is not None:
-            self.launch.kill_and_wait()
-        if self.group is not None:
-            self.group.remove()
-        for layer in self.layers:
-            layer.release()
-        self.layers.clear()
-        for name in os.listdir(self.place) if os.path.isdir(self.place) else ():
-            if not name.startswith("layer-"):  # a fork may still have layers that began here
-                path = os.path.join(self.place, name)
-                remove_tree(path) if os.path.isdir(path) else os.unlink(path)
-        with suppress(OSError):
-            os.rmdir(self.place)
 
 
 class BwrapSandbox(Sandbox):
@@ -106,7 +77,14 @@ class BwrapSandbox(Sandbox):
         os.makedirs(home)
         base = os.path.realpath(tree)
         try:
-            self._begin(spec, view, home, base if is_owned(base) else owned_copy(base, f"{home}/base"), [], "")
+            self._begin(
+                spec,
+                view,
+                home,
+                base if is_owned(base) else shutil.copytree(base, f"{home}/base", symlinks=True),
+                [],
+                "",
+            )
         except BaseException:
             remove_tree(home)
             raise
@@ -118,14 +96,16 @@ class BwrapSandbox(Sandbox):
         self.spec = spec
         self._view = view
         self._base = base
-        self._held = Held(place)
-        self._finalizer = weakref.finalize(self, self._held.release)
+        self.place = place
+        self.layers: list[Layer] = []  # top first; the first one is written to
+        self.group: ControlGroup | None = None
+        self._running: Launch | None = None
         self._locks: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._closed = False
         self._num_kills = 0
         self._full_bytes = 0  # used disk space when a command exceeded the limit
         top = self._new_path("layer")
-        self._held.layers = [Layer.make(top, frozen[0].modes()) if frozen else Layer.make(top), *frozen]
+        self.layers = [Layer.make(top, frozen[0].modes()) if frozen else Layer.make(top), *frozen]
         self._history = self._copied(history)
 
     @classmethod
@@ -167,22 +147,20 @@ class BwrapSandbox(Sandbox):
             return await self._launch(command, timeout_s, report)
 
     async def _launch(self, command: str, timeout_s: float, report: bool) -> ExecResult:
-        if self._held.group is None and (groups := control_groups()):
-            self._held.group = make_group(groups, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
-        group = self._held.group
+        if self.group is None and (groups := control_groups()):
+            self.group = make_group(groups, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
+        group = self.group
         used = await asyncio.to_thread(self._disk_bytes)  # a short command may have filled the sandbox unnoticed
         self._full_bytes = used if used > self.spec.disk_mb << 20 else 0
         if self._closed:
             return ExecResult(KILLED, "", False, False)
-        self._held.layers[0].keep_open()
+        self.layers[0].keep_open()
         limits = rlimits(self.spec, bool(self._full_bytes))
         launch = Launch(limits, group.entrance if group else "", self.spec.watch and can_watch())
-        self._held.launch = launch
+        self._running = launch
         user = take_user() if isolation().own_user else None
         filter_end = os.open(seccomp_file(store(), inotify=user is not None), os.O_RDONLY | os.O_CLOEXEC)
-        arguments = sandbox_arguments(
-            self._base, self._held.layers, self._held.place, self._history, self._view, filter_end, user
-        )
+        arguments = sandbox_arguments(self._base, self.layers, self.place, self._history, self._view, filter_end, user)
         inherited = [filter_end] if user is None else [filter_end, user]
         watching = asyncio.create_task(self._watch_limits(launch))
         try:
@@ -196,7 +174,7 @@ class BwrapSandbox(Sandbox):
             if user is not None:
                 give_back_user(user)
             watching.cancel()
-            self._held.launch = None
+            self._running = None
         before = self._num_kills
         self._num_kills = group.num_memory_kills() if group else 0
         if self._num_kills > before and result.exit_code and not result.exhausted:
@@ -206,7 +184,7 @@ class BwrapSandbox(Sandbox):
     async def _watch_limits(self, launch: Launch) -> None:
         """Kill a launch that exceeds a limit which the kernel does not enforce: of the disk, and of processes without a
         control group, because RLIMIT_NPROC does not bound root's."""
-        counts = self._held.group is None and isolation().is_root
+        counts = self.group is None and isolation().is_root
         try:
             while not launch.exhausted:
                 await asyncio.sleep(LOOK_S)
@@ -214,7 +192,7 @@ class BwrapSandbox(Sandbox):
                     launch.exhausted = "processes"
                     return
                 used = await asyncio.to_thread(self._disk_bytes, launch)
-                if used > self._disk_limit() or _is_nearly_full(self._held.place):
+                if used > self._disk_limit() or _is_nearly_full(self.place):
                     launch.exhausted = "disk"
                     self._full_bytes = used
         finally:
@@ -224,7 +202,7 @@ class BwrapSandbox(Sandbox):
         return max(self.spec.disk_mb << 20, self._full_bytes)
 
     def _disk_bytes(self, launch: Launch | None = None) -> int:
-        top, *frozen = self._held.layers
+        top, *frozen = self.layers
         used = bytes_in(top.path) + sum(layer.bytes_frozen() for layer in frozen)
         return used + (deleted_bytes(launch.pids(), tuple(POINTS.values())) if launch else 0)
 
@@ -269,7 +247,7 @@ class BwrapSandbox(Sandbox):
             await self._freeze()
             sandbox = type(self).__new__(type(self))
             place = _temporary_place(self.spec)
-            frozen = self._held.layers[1:]
+            frozen = self.layers[1:]
             os.mkdir(place)
             sandbox._begin(self.spec, self._view, place, self._base, frozen, self._history)
             for layer in frozen:
@@ -281,10 +259,10 @@ class BwrapSandbox(Sandbox):
         self._refuse_if_closed()
         async with self._lock:
             await self._freeze()
-            place = self._held.place
+            place = self.place
             saved = {
                 "tree": self._base,
-                "layers": [layer.path for layer in self._held.layers[1:]],
+                "layers": [layer.path for layer in self.layers[1:]],
                 "history": os.path.basename(self._history),
                 "python": self._view.python,
                 "mounts": self._view.mounts,
@@ -302,7 +280,7 @@ class BwrapSandbox(Sandbox):
 
     async def _freeze(self) -> None:
         """Nothing below the top changes from here on. An empty top stays the top."""
-        layers = self._held.layers
+        layers = self.layers
         if layers[0].is_empty():
             return
         top = Layer.make(self._new_path("layer"), layers[0].modes())
@@ -310,31 +288,42 @@ class BwrapSandbox(Sandbox):
             layers.insert(0, top)
             return
         merged = await asyncio.to_thread(merge, layers, self._new_path("layer"))
-        self._held.layers = [top, merged]
+        self.layers = [top, merged]
         for layer in layers:
             layer.release()
 
     async def close(self) -> None:
         self._closed = True
-        if self._held.launch is not None:
-            self._held.launch.kill()
+        if self._running is not None:
+            self._running.kill()
         async with self._lock:
-            if self._finalizer.alive:
-                await asyncio.to_thread(self._finalizer)
+            await asyncio.to_thread(self._release)
+
+    def _release(self) -> None:
+        if self.group is not None:
+            self.group.remove()
+        for layer in self.layers:
+            layer.release()
+        self.layers.clear()
+        for name in os.listdir(self.place) if os.path.isdir(self.place) else ():
+            if not name.startswith("layer-"):  # a fork may still have layers that began here
+                path = os.path.join(self.place, name)
+                remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+        with suppress(OSError):
+            os.rmdir(self.place)
 
     async def leave(self) -> None:
         """Kill what runs and leave the files: `restore` finds the sandbox as of its last snapshot."""
         self._closed = True
-        if self._held.launch is not None:
-            self._held.launch.kill()
+        if self._running is not None:
+            self._running.kill()
         async with self._lock:
-            self._finalizer.detach()
-            if self._held.group is not None:
-                self._held.group.remove()
+            if self.group is not None:
+                self.group.remove()
 
     def _new_path(self, kind: str) -> str:
         """An earlier process may have taken a number in this folder."""
-        while os.path.exists(path := f"{self._held.place}/{kind}-{next_name()}"):
+        while os.path.exists(path := f"{self.place}/{kind}-{next_name()}"):
             pass
         return path
 
@@ -344,7 +333,7 @@ class BwrapSandbox(Sandbox):
 
     def _merged(self) -> Merged:
         self._refuse_if_closed()
-        return Merged([*(f"{layer.path}/tree" for layer in self._held.layers), self._base], TREE)
+        return Merged([*(f"{layer.path}/tree" for layer in self.layers), self._base], TREE)
 
     def _files(self, path: str) -> Merged:
         if in_history(path):

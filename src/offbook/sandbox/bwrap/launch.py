@@ -25,6 +25,7 @@ COMMAND_BYTES = 120_000  # the kernel takes 128 KiB for one argument
 STATUS_BYTES = 64 * 1024
 KILL_S = 30.0
 KILLED = -int(signal.SIGKILL)
+RUNNING: set[Launch] = set()
 
 
 class Launch:
@@ -55,6 +56,7 @@ class Launch:
         output = Output()
         report = Output(REPORT_BYTES)
         ended: asyncio.Future[None] = loop.create_future()
+        RUNNING.add(self)
         try:
             status = self._start(arguments, inherited, environment, command, output, report if wants_report else None)
             assert self._process is not None
@@ -89,6 +91,7 @@ class Launch:
             )
         finally:
             self.kill_and_wait()
+            RUNNING.discard(self)
             output.close()
             report.close()
             if self._access is not None:

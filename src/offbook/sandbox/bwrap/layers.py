@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 
 from offbook.sandbox.bwrap.isolation import ControlGroup, control_groups
+from offbook.sandbox.bwrap.launch import RUNNING
 from offbook.sandbox.bwrap.merged import Merged, make_folder, make_whiteout
 from offbook.sandbox.folders import bytes_in, remove_tree, walk
 
@@ -108,25 +109,6 @@ def _all_owned(tree: str, inode: int, changed_ns: int, uid: int, gid: int) -> bo
     return all((status.st_uid, status.st_gid) == (uid, gid) for status in found)
 
 
-def owned_copy(tree: str, target: str) -> str:
-    """A copy that is ours, with the modes and times of the original."""
-    os.mkdir(target)
-    for parts, entries in walk(tree):
-        for entry in entries:
-            source = os.path.join(tree, *parts, entry.name)
-            place = os.path.join(target, *parts, entry.name)
-            status = entry.stat(follow_symlinks=False)
-            if entry.is_symlink():
-                os.symlink(os.readlink(source), place)
-            elif entry.is_dir(follow_symlinks=False):
-                os.mkdir(place)
-            elif stat.S_ISREG(status.st_mode):
-                Path(place).write_bytes(Path(source).read_bytes())
-                os.chmod(place, stat.S_IMODE(status.st_mode))
-                os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
-    return target
-
-
 def next_name() -> str:
     """A number that no other sandbox or layer of this process has."""
     return f"{next(_numbers):x}"
@@ -148,8 +130,14 @@ def _store(pid: int, folder: str) -> str:
 
 
 def _remove_own(path: str, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child also runs atexit callbacks
-        remove_tree(path)
+    if os.getpid() != pid:  # a forked child also runs atexit callbacks
+        return
+    for launch in [*RUNNING]:
+        launch.kill_and_wait()
+    if groups := control_groups():
+        for folder in groups.folder.glob(f"{owner_name(pid)}-*"):
+            ControlGroup(folder).remove()
+    remove_tree(path)
 
 
 @cache
