@@ -43,7 +43,6 @@ from functools import partial
 from conftest import tiny_model
 from test_engine_kv import STOPS, conversations, errors, run
 from offbook.engine import LocalEngine, attention, triton_kernels
-from offbook.engine import decode
 
 triton_kernels.PROGRAMS = 8
 make = partial(tiny_model, head_width=16)
@@ -53,10 +52,9 @@ calls = []
 def kernel(*given):
     calls.append(given[0].shape[2])
     return triton_kernels.attend(*given)
-decode.kernel_for = attention.kernel_for = lambda keys, values: kernel
+attention.kernel_for = lambda keys, values: kernel
 found = run(engine, *conversations(2))
 assert {*calls} == {1, 64}, {*calls}  # steps and short prefills
-assert engine.decoder.slots.own_keys
 for one, other in zip(found, wanted, strict=True):
     assert max(errors(make(), one)) < 1e-5
     assert [done.ids for _, done in one] == [done.ids for _, done in other]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 import random
 import time
@@ -16,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     MistralConfig,
@@ -32,7 +29,6 @@ from offbook.engine import LocalEngine, attention, decode
 from offbook.engine.attention import NewTokens, Part, grouped
 from offbook.engine.decode import Decoder, KvSlots, Row, plan_fills
 from offbook.engine.local import LocalSession, Mode
-from offbook.engine.padded import PaddedDecoder
 from offbook.engine.sampling import sample, uniforms
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
 
@@ -430,105 +426,38 @@ def model_without_numbers_for(*tokens: int) -> PreTrainedModel:
     return model
 
 
-def test_a_row_without_numbers_spoils_no_other() -> None:
-    """The next one in its place reads behind its own tokens what was left there, masked, and multiplies it by 0."""
-    engine = LocalEngine(model_without_numbers_for(0), frozenset())
-    long = [0] * 40
-
-    async def spoilt(session: LocalSession) -> list[Turn]:
-        return [(long, await session.complete(Prompt(long), 20))]
-
-    async def sound(session: LocalSession) -> list[Turn]:
-        return [([1, 2, 3], await session.complete(Prompt([1, 2, 3]), 5))]
-
-    assert math.isnan(run(engine, spoilt)[0][0][1].logprobs[0])
-    assert not any(map(math.isnan, run(engine, sound)[0][0][1].logprobs))
-
-
 @pytest.mark.parametrize("how", MODES, ids=str)
-def test_a_row_that_moves_to_where_no_numbers_are_stays_sound(how: dict) -> None:
+def test_a_token_without_a_finite_probability_ends_the_run(how: dict) -> None:
+    """What it left in the KV cache is gone."""
     engine = LocalEngine(model_without_numbers_for(0), frozenset(), **how)
 
-    def rollout(*turns: tuple[list[int], int]) -> Callable:
-        async def one(session: LocalSession) -> list[Turn]:
-            return [(ids, await session.complete(Prompt(ids), count)) for ids, count in turns]
+    async def ask(session: LocalSession) -> list[Turn]:
+        with pytest.raises(ModelLost, match="log-probability is not finite"):
+            await session.complete(Prompt([0] * 40), 20)
+        return [([1, 2, 3], await session.complete(Prompt([1, 2, 3]), 1))]
 
-        return one
-
-    first = rollout(([1, 2, 3], 4), ([1, 2, 3, *[0] * 90], 6))
-    spoilt, *sound = run(engine, first, rollout(([4] * 20, 4), ([4] * 30, 60)), rollout(([9] * 30, 4), ([9] * 70, 60)))
-    assert math.isnan(spoilt[1][1].logprobs[0])
-    for _, completion in [turn for turns in sound for turn in turns]:
-        upto = [*completion.ids, 0].index(0)  # whoever draws it has none from there on
-        assert not any(map(math.isnan, completion.logprobs[: upto + 1]))
+    assert math.isfinite(run(engine, ask)[0][0][1].logprobs[0])
 
 
-@pytest.mark.parametrize("how", MODES, ids=str)
-def test_what_is_written_behind_an_end_spoils_nobody(how: dict) -> None:
-    """The token that ended a message has no numbers. It is read for nobody, in the place where another goes on."""
-    stops = range(30)
-    engine = LocalEngine(model_without_numbers_for(*stops), frozenset(stops), **how)
-
-    def rollout(number: int) -> Callable:
-        async def one(session: LocalSession) -> list[Turn]:
-            rng, done = random.Random(number), []
-            for _ in range(3):
-                ids = [rng.randrange(30, 300) for _ in range(rng.randrange(5, 150))]
-                done.append((ids, await session.complete(Prompt(ids), 40)))
-            return done
-
-        return one
-
-    for _, completion in [turn for turns in run(engine, *map(rollout, range(9))) for turn in turns]:
-        assert not any(map(math.isnan, completion.logprobs))
-
-
-def test_a_model_with_windows_is_written_with_its_own_cache() -> None:
-    engine = LocalEngine(windowed_model(), STOPS, kv_tokens=300)
-    assert isinstance(engine.decoder, PaddedDecoder)
-    for turns in run(engine, *conversations()):
-        assert max(errors(windowed_model(), turns)) < 1e-5
-    with pytest.raises(OffbookError, match=r"^mistral has layers that are not plain attention.*to lockstep"):
-        LocalEngine(windowed_model(), STOPS, mode="continuous")
-
-
-def test_a_model_with_sinks_is_written_with_its_own_cache() -> None:
-    """What a sink takes of the weights is no token's: attention that is not told of it gives others too much."""
-    torch.manual_seed(0)
-    shape = {
-        "hidden_size": 48,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "head_dim": 12,
-    }
+def with_sinks() -> PreTrainedModel:
+    shape = {"hidden_size": 48, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2}
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
-    config = GptOssConfig(vocab_size=300, num_key_value_heads=2, **shape, **experts, **rope)
-    model = GptOssForCausalLM(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):
-            torch.nn.init.normal_(parameter, std=2.0)
-    model.set_attn_implementation("eager")
-    engine = LocalEngine(copy.deepcopy(model), STOPS)
-    assert isinstance(engine.decoder, PaddedDecoder)
-    for turns in run(engine, *conversations(3)):
-        assert max(errors(model, turns)) < 1e-5
+    config = GptOssConfig(vocab_size=300, num_key_value_heads=2, head_dim=12, **shape, **experts, **rope)
+    return GptOssForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("kind", attention.OWN_ATTENTION)
-def test_a_model_with_a_way_of_its_own_is_written_with_its_own_cache(kind: str) -> None:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = AutoConfig.for_model(kind, vocab_size=300, num_key_value_heads=2, pad_token_id=0, **shape)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith(".A"):  # doge's mask, which is none as long as this is 0
-            torch.nn.init.normal_(parameter)
-    model.set_attn_implementation("eager")
-    engine = LocalEngine(copy.deepcopy(model), STOPS)
-    for turns in run(engine, *conversations(3)):
-        assert max(errors(model, turns)) < 1e-5
+def stretched() -> PreTrainedModel:
+    """Positions that depend on the context's length: rows of other lengths would change how every token is encoded."""
+    model = tiny_model("llama")
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "dynamic", "factor": 2.0}
+    return model
+
+
+@pytest.mark.parametrize("make", [windowed_model, with_sinks, stretched])
+def test_models_without_plain_attention_are_refused(make: Callable[[], PreTrainedModel]) -> None:
+    with pytest.raises(OffbookError, match=r"layers that are not plain attention.*set engine\.kind to vllm"):
+        LocalEngine(make(), STOPS)
 
 
 def test_the_last_position_of_a_place_is_nobodys_though_nothing_is_asked_for() -> None:
@@ -541,14 +470,6 @@ def test_the_last_position_of_a_place_is_nobodys_though_nothing_is_asked_for() -
 
     run(engine, rollout)
     assert engine.decoder.slots.length > 256
-
-
-def test_positions_that_go_by_a_forwards_length_are_not_read_beside_others() -> None:
-    """Padding, and rows of other lengths, would change how every token is encoded."""
-    plain, stretched = tiny_model("llama"), tiny_model("llama")
-    stretched.config.rope_parameters = {**stretched.config.rope_parameters, "rope_type": "dynamic", "factor": 2.0}
-    assert isinstance(LocalEngine(plain, STOPS).decoder, Decoder)
-    assert isinstance(LocalEngine(stretched, STOPS).decoder, PaddedDecoder)
 
 
 def test_without_places_the_model_does_what_it_did() -> None:
@@ -641,7 +562,7 @@ def test_short_prefills_come_in_few_sizes_and_their_padding_is_never_read() -> N
     rows = [Row(number, ids, 1, uniforms(0, "", number, 1)) for number, ids in grown.items()]
     decoder.admit(rows[:2], 8)
     decoder.admit(rows[2:], 8)
-    assert sizes == [(8, 256, decoder.slots.length), *[(2, 64, decoder.slots.length)] * 2]
+    assert sizes == [(8, 256), (2, 64), (2, 64)]
     for row in rows:
         logp_V = model(torch.tensor([row.prompt_ids])).logits[0, -1].log_softmax(-1)
         assert row.logprobs[0] == pytest.approx(logp_V[row.ids[0]].item(), abs=1e-5)

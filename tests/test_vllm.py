@@ -501,30 +501,6 @@ def test_weights_that_do_not_arrive_are_an_error(tmp_path: Path) -> None:
         server(tmp_path, url=played.url).call("/sleep?level=1")
 
 
-def test_memory_of_a_run_that_was_killed_is_given_back_by_the_next(tmp_path: Path) -> None:
-    there = server(tmp_path, url="http://127.0.0.1:9")
-    alive = Sender(there, torch.float32)
-    weights = Weights(1, {"a": torch.zeros(4)}, {"r": 4})
-    kept = alive.adapter(weights, "adapter-1")
-    code = (
-        "import os, signal, torch\n"
-        "from offbook.engine.vllm.weights import Sender\n"
-        "from offbook.core.weights import Weights\n"
-        "sender = Sender(None, torch.float32)\n"
-        "print(sender.adapter(Weights(1, {'a': torch.zeros(4)}, {'r': 4}), 'adapter-1'), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    left = Path(killed.stdout.strip())
-    assert (killed.returncode, left.is_dir(), left.name) == (-signal.SIGKILL, True, "adapter-1"), killed.stderr
-    assert kept.is_dir(), "whoever lives keeps its own"
-    Sender(there, torch.float32).close()
-    assert not left.parent.exists()
-    assert kept.is_dir()
-    alive.close()
-    assert not kept.parent.exists()
-
-
 def test_a_server_that_hangs_while_it_gets_weights_gets_them_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

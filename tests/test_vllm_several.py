@@ -22,10 +22,10 @@ from test_vllm import Played, interpreter, tokens
 from offbook.core.config import VllmConfig, load_config
 from offbook.core.weights import Gathered, Weights
 from offbook.engine import VllmEngine
-from offbook.engine.vllm import SeveralEngines, gpus, refuse_missing_engine, servers_of, several
+from offbook.engine.vllm import SeveralEngines, gpus, refuse_missing_engine, servers_of
 from offbook.engine.vllm import engine as one_engine
 from offbook.engine.vllm.gpus import gpus_of_copies
-from offbook.engine.vllm.several import FAR, Balance
+from offbook.engine.vllm.several import Balance
 from offbook.rl.collector import Collector, Job
 from offbook.rl.plan import VLLM, Device, make_plan
 from offbook.rl.tasks import task_sets
@@ -64,25 +64,22 @@ def test_a_group_stays_together_and_groups_are_spread() -> None:
     assert balance.enter("new") == next(iter(places["b"])), "the least busy one"
 
 
-def test_a_group_that_is_too_large_for_one_server_goes_on_at_the_next() -> None:
-    balance = Balance(2)
-    places = [balance.enter("judge") for _ in range(4 * FAR)]
-    assert places[: 3 * FAR] == [0] * FAR + [1] * 2 * FAR, "in pieces that read their beginning once"
-    assert max(balance.open) - min(balance.open) <= FAR
-
-
 @given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=200))
-def test_none_has_far_more_than_another_when_a_session_is_opened(servers: int, acts: list[tuple[bool, int]]) -> None:
+def test_open_sessions_are_counted(servers: int, acts: list[tuple[bool, int]]) -> None:
     balance, opened = Balance(servers), list[tuple[str, int]]()
     for enters, number in acts:
+        group = str(number) if number else ""
         if enters:
-            least = min(balance.open)
-            opened.append((str(number), balance.enter(str(number))))
-            assert balance.open[opened[-1][1]] <= least + FAR
+            opened.append((group, balance.enter(group)))
         elif opened:
             balance.leave(*opened.pop(number % len(opened)))
         assert balance.open == [Counter(server for _, server in opened)[place] for place in range(servers)]
-    assert set(balance._groups) == {group for group, _ in opened}
+    assert set(balance._home) == {group for group, _ in opened} - {""}
+
+
+def test_sessions_without_a_group_are_spread() -> None:
+    balance = Balance(2)
+    assert [balance.enter("") for _ in range(4)] == [0, 1, 0, 1]
 
 
 def test_a_session_asks_the_server_that_it_was_opened_at(tmp_path: Path) -> None:
@@ -277,8 +274,9 @@ def test_each_server_has_deaths_of_its_own(
     small: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of each between two steps are four, and none has three."""
-    monkeypatch.setattr(several, "FAR", 1)
     monkeypatch.setattr(one_engine, "PAUSE_S", 0.05)
+    enter = Balance.enter
+    monkeypatch.setattr(Balance, "enter", lambda self, group: enter(self, ""))  # the one group is at both servers
 
     def dying(left: list[int]) -> Played:
         return Played(

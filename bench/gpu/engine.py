@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbook.engine import LocalEngine, attention, decode
+from offbook.engine import LocalEngine, attention
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.sampling import uniforms
 from offbook.types import Completion, Prompt
@@ -220,11 +220,11 @@ def grouped(args: argparse.Namespace, model: PreTrainedModel, constant: str, val
 def by_torch(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     """Without the kernel."""
     before = attention.kernel_for
-    attention.kernel_for = decode.kernel_for = lambda keys, values: None
+    attention.kernel_for = lambda keys, values: None
     try:
         return measure()
     finally:
-        attention.kernel_for = decode.kernel_for = before
+        attention.kernel_for = before
 
 
 class Clock:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from offbook.engine.decode import KvSlots
 
 NAME = "offbook_slots"  # of the attention function; must not start with the trainer's names
-OWN_ATTENTION = ("diffllama", "doge")  # models that call the attention function with other arguments
 ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's encoding depends on the longest row of the forward
 RECOMPILED = 64  # times that a layer is compiled before torch falls back to eager
 # Prefill behind kept tokens: one call of attention more costs as much as so many mask entries (GPU_CALL is a guess) ...
@@ -41,19 +40,17 @@ FEWEST = 64  # queries of a part, however long its row is
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer is full causal attention (no windows, recurrent states, soft caps, sinks), and a token's
-    position alone says how it is encoded."""
+    """Whether every layer is full causal attention (no windows, recurrent states, soft caps, sinks), and the encoding
+    of a position does not depend on other tokens."""
     config = model.config.get_text_config()
-    has_sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
-    if has_sinks or config.model_type in OWN_ATTENTION:
-        return False
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ROPE_BY_LENGTH:
-        return False
     kinds = getattr(config, "layer_types", None)
-    if kinds is None and getattr(config, "sliding_window", None):
-        return False
-    capped = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "attention_chunk_size"))
-    return model._supports_attention_backend and not capped and set(kinds or ()) <= {"full_attention"}
+    is_plain = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", None)
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    is_capped = getattr(config, "attn_logit_softcapping", None)
+    is_other = (
+        is_capped or rope in ROPE_BY_LENGTH or any(name.endswith("sinks") for name, _ in model.named_parameters())
+    )
+    return bool(is_plain and model._supports_attention_backend and not is_other)
 
 
 def install(model: PreTrainedModel, fused: bool = False) -> None:
@@ -107,7 +104,34 @@ def _attention(
     return tokens.attend(layer, query, key, value, scaling), None
 
 
-class NextTokens:
+class _SlotTokens:
+    """The new tokens of a forward, whose keys and values are written to slots."""
+
+    def __init__(self, slots: KvSlots):
+        self.slots = slots
+        self._index: dict[int, Tensor] = {}
+
+    def _places(self, heads: int) -> Tensor:
+        """Index of each new key, in the order of the model's keys, into the flattened keys of all slots."""
+        raise NotImplementedError
+
+    def _where(self, heads: int) -> Tensor:
+        if heads not in self._index:
+            self._index[heads] = self._places(heads).flatten()
+        return self._index[heads]
+
+    def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
+        self.slots.keep_routes(layer, experts_NK, self._where(1))
+
+    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, with the new ones."""
+        pair = self.slots.layer(layer, key, value)
+        for kept, new in zip(pair, (key, value), strict=True):
+            kept.view(-1, kept.shape[3]).index_copy_(0, self._where(key.shape[1]), new.reshape(-1, kept.shape[3]))
+        return pair
+
+
+class NextTokens(_SlotTokens):
     """A forward of W tokens in each of some slots, each token at its own position.
 
     A decode step is one token in each of the first slots. A short prefill is several in the slots `slot_R`: their
@@ -119,31 +143,24 @@ class NextTokens:
     def __init__(
         self, slots: KvSlots, position_RW: Tensor, length: int, dtype: torch.dtype, slot_R: Tensor | None = None
     ):
-        rows, device = len(position_RW), position_RW.device
-        self.slots, self.position_RW, self.length, self.dtype = slots, position_RW, length, dtype
+        super().__init__(slots)
+        self.position_RW = position_RW
+        self.length = length
+        self.dtype = dtype
         self.is_flat = slot_R is not None
-        self.slot_R = torch.arange(rows, device=device) if slot_R is None else slot_R
-        self._index: dict[int, Tensor] = {}
+        self.slot_R = torch.arange(len(position_RW), device=position_RW.device) if slot_R is None else slot_R
         self._mask_R1QL: Tensor | None = None
 
-    def _where(self, heads: int) -> Tensor:
-        """Index of each row, head and token into the flattened keys of all slots."""
-        if heads not in self._index:
-            head_H = torch.arange(heads, device=self.slot_R.device)
-            first_RH = (self.slot_R[:, None] * heads + head_H) * self.slots.length
-            self._index[heads] = (first_RH[:, :, None] + self.position_RW[:, None]).flatten()
-        return self._index[heads]
-
-    def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
-        self.slots.keep_routes(layer, experts_NK, self._where(1))
+    def _places(self, heads: int) -> Tensor:
+        head_H = torch.arange(heads, device=self.slot_R.device)
+        first_RH = (self.slot_R[:, None] * heads + head_H) * self.slots.length
+        return first_RH[:, :, None] + self.position_RW[:, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         if self.is_flat:
             shape = self.position_RW.shape
             query, key, value = (each[0].unflatten(1, shape).transpose(0, 1) for each in (query, key, value))
-        pair = self.slots.layer(layer, key, value)
-        for kept, new in zip(pair, (key, value), strict=True):
-            kept.view(-1, kept.shape[3]).index_copy_(0, self._where(key.shape[1]), new.reshape(-1, kept.shape[3]))
+        pair = self._stored(layer, key, value)
         if kernel := kernel_for(*pair):
             scale = query.shape[3] ** -0.5 if scaling is None else scaling
             out_RWHD = kernel(query, *pair, self.position_RW, self.slot_R, scale)
@@ -183,11 +200,11 @@ class Part(NamedTuple):
         return self.start + self.size
 
 
-class NewTokens:
+class NewTokens(_SlotTokens):
     """A forward of many parts in one flat row, each for its own slot."""
 
     def __init__(self, slots: KvSlots, parts: list[Part], device: torch.device):
-        self.slots = slots
+        super().__init__(slots)
         self.position_T = torch.cat([torch.arange(p.start, p.start + p.end - p.begin) for p in parts]).to(device)
         slot_T = torch.cat([torch.full((part.end - part.begin,), part.slot) for part in parts])
         self.slot_T = slot_T.to(device)
@@ -201,23 +218,14 @@ class NewTokens:
                 self.fresh[-1] = begin, part.end, count + 1
             else:
                 self.fresh.append((part.begin, part.end, 1))
-        self._index: dict[int, Tensor] = {}
         self._groups: list[_Group] | None = None
 
-    def _where(self, heads: int) -> Tensor:
-        if heads not in self._index:
-            head_H = torch.arange(heads, device=self.slot_T.device)
-            first_HT = (self.slot_T * heads + head_H[:, None]) * self.slots.length
-            self._index[heads] = (first_HT + self.position_T).flatten()
-        return self._index[heads]
-
-    def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
-        self.slots.keep_routes(layer, experts_NK, self._where(1))
+    def _places(self, heads: int) -> Tensor:
+        head_H = torch.arange(heads, device=self.slot_T.device)
+        return (self.slot_T * heads + head_H[:, None]) * self.slots.length + self.position_T
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        pair = self.slots.layer(layer, key, value)
-        for kept, new in zip(pair, (key, value), strict=True):
-            kept.view(-1, kept.shape[3]).index_copy_(0, self._where(key.shape[1]), new.reshape(-1, kept.shape[3]))
+        pair = self._stored(layer, key, value)
         out_THD = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
         for begin, end, count in self.fresh:
             q, k, v = (each[0, :, begin:end].unflatten(1, (count, -1)).transpose(0, 1) for each in (query, key, value))

@@ -33,8 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from offbook.core.routers import routers_of
-from offbook.engine.attention import MASK_ENTRIES, NewTokens, NextTokens, Part, bucket, install, unfused
-from offbook.engine.kernels import kernel_for
+from offbook.engine.attention import NewTokens, NextTokens, Part, bucket, install, unfused
 from offbook.engine.sampling import sample
 from offbook.types import Routes
 
@@ -42,7 +41,6 @@ PREFILL_TOKENS = 16_384  # in one forward
 FUSED_TOKENS = 4_096  # shorter prefills use plain layers: calling compiled ones costs the host more
 STEPS = 8  # between two looks, where looking is expensive
 FEWEST_ROWS = 8  # of a static step: fewer cost a GPU as much, and each size is one more graph
-FEWEST_KEYS = 512  # of a static step, for the same reason
 SHORT_ROWS = (2, 8)  # sizes of a short prefill
 SHORT_TOKENS = (64, 256)  # of each row
 SHORT_WORK = 2**39  # tokens x parameters at most: some milliseconds of a GPU, where the launches take the host 30
@@ -106,12 +104,6 @@ class KvSlots:
             self.layers[layer] = keys, values
         return self.layers[layer]
 
-    @property
-    def own_keys(self) -> bool:
-        """Whether the kernel reads each slot up to its own token: then one CUDA graph serves all lengths."""
-        kept = [pair for layer, pair in self.layers.items() if layer > ROUTES]
-        return bool(kept) and all(kernel_for(*pair) is not None for pair in kept)
-
     def assign(self, owners: list[Hashable], busy: set[int]) -> list[int]:
         """A slot for each owner: the one it has, or the cheapest to evict among those that are not `busy`."""
         by_owner = {owner: slot for slot, owner in enumerate(self.owners) if owner is not None}
@@ -158,11 +150,6 @@ class KvSlots:
             if owner in gone:
                 self.owners[slot] = None
                 self.ids[slot] = []
-
-    def zero_tail(self, slot: int) -> None:
-        """Zero what follows the kept tokens: NaNs there would leak through the mask."""
-        for tensor in self._tensors():
-            tensor[slot, :, len(self.ids[slot]) :] = 0
 
     def _index(self, slots: list[int]) -> Tensor:
         """Made once for all layers: a list would be copied to the device for each."""
@@ -283,7 +270,6 @@ class Decoder:
         """Drop all rows, all keys and values, and their memory."""
         self.rows: list[Row | None] = []  # by slot; None: the row has ended, and steps go on there in vain
         self.slots = KvSlots(self.slots.budget)
-        self._has_nan = False  # a slot may contain NaNs
         self._allocate()
 
     @property
@@ -304,7 +290,6 @@ class Decoder:
         """Prefill the prompts and sample the first tokens. `wished`: slots to keep, if the budget allows."""
         if not rows:
             return
-        self._zero_tails()
         self._most = max(self._most, wished)
         count, length = len(self.running) + len(rows), max(row.need for row in [*self.running, *rows])
         if not self.slots.has_room(count, length):
@@ -399,12 +384,8 @@ class Decoder:
         self._short_logits: dict[tuple[int, ...], Tensor] = {}  # of the last short prefill of each size
 
     def _rounded(self, length: int) -> int:
-        """Keys that a step looks at: all, if the kernel reads each row's own only; else, where each size is a graph,
-        eight sizes from a power of two to the next."""
-        if self.slots.own_keys:
-            return self.slots.length
-        size = max(FEWEST_KEYS, (1 << length.bit_length()) // 16) if self.static else 32
-        return min(-(-length // size) * size, self.slots.length)
+        """Keys that a step looks at. A static step looks at all: the kernel reads each row's own only."""
+        return self.slots.length if self.static else min(-(-length // 32) * 32, self.slots.length)
 
     def _read(self, wanted: dict[int, list[int]]) -> Tensor:
         """Prefill ids into slots. Returns the logits after the last token of each, in the order of the slots."""
@@ -459,25 +440,18 @@ class Decoder:
             logits[part.slot] = logits_V
         self.tokens_prefilled += len(ids)
 
-    def _short_size(self, fills: list[Fill]) -> tuple[int, int, int] | None:
-        """Rows, tokens of each and keys of the smallest short prefill that these fit in, if it is a cheap one."""
+    def _short_size(self, fills: list[Fill]) -> tuple[int, int] | None:
+        """Rows and tokens of each of the smallest short prefill that these fit in, if it is a cheap one."""
         longest = max((len(fill.ids) - fill.shared for fill in fills), default=0)
         if not self.static or not 0 < longest <= SHORT_TOKENS[-1] or len(fills) > SHORT_ROWS[-1]:
             return None
         rows = next(rows for rows in SHORT_ROWS if rows >= len(fills))
         width = next(width for width in SHORT_TOKENS if width >= longest)
-        if rows * width * self._parameters > SHORT_WORK:
-            return None
-        if self.slots.own_keys:
-            return rows, width, self.slots.length
-        length = min(bucket(max(FEWEST_KEYS, *(len(fill.ids) for fill in fills))), self.slots.length)
-        config = self.model.config.get_text_config()
-        shared = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or 1)
-        return (rows, width, length) if rows * width * length * shared <= MASK_ENTRIES else None
+        return None if rows * width * self._parameters > SHORT_WORK else (rows, width)
 
-    def _prefill_short(self, fills: list[Fill], size: tuple[int, int, int], logits: dict[int, Tensor]) -> None:
+    def _prefill_short(self, fills: list[Fill], size: tuple[int, int], logits: dict[int, Tensor]) -> None:
         """Padding goes to the scratch position of its row's slot, rows of padding to that of the first row's."""
-        rows, width, _ = size
+        rows, width = size
         scratch = self.slots.length - 1
         given: list[list[int]] = []  # of each row: ids, positions, slot, index of its last token
         for row, fill in enumerate(fills):
@@ -496,15 +470,15 @@ class Decoder:
             logits[fill.slot] = logits_V
         self.tokens_prefilled += sum(len(fill.ids) - fill.shared for fill in fills)
 
-    def _short_forward(self, rows: int, width: int, length: int) -> None:
+    def _short_forward(self, rows: int, width: int) -> None:
         """Captured, as `_step`. A graph writes its logits where its capture did."""
         given = self._short_input[:rows, : 2 * width + 2]
         id_RW, position_RW, slot_R1, last_R1 = given.split([width, width, 1, 1], dim=1)
         position_RW = position_RW.contiguous()
         slot_R, last_R = slot_R1[:, 0].contiguous(), last_R1[:, 0].contiguous()
-        tokens = NextTokens(self.slots, position_RW, length, self.model.dtype, slot_R)
+        tokens = NextTokens(self.slots, position_RW, self.slots.length, self.model.dtype, slot_R)
         logits_1RV = self._forward(id_RW.reshape(1, -1), position_RW.view(1, -1), tokens, logits_to_keep=last_R)
-        self._short_logits[rows, width, length] = logits_1RV[0]
+        self._short_logits[rows, width] = logits_1RV[0]
 
     def _run(self, work: Callable[..., None], *size: int) -> None:
         """A size that comes a second time is captured: the first time was the warm-up that a capture needs."""
@@ -549,11 +523,7 @@ class Decoder:
         return logits
 
     def _take(self, slots: Sequence[int], tokens_KR: list[list[int]], logprobs_KR: list[list[float]]) -> None:
-        """Append sampled tokens to the rows of these slots. Rows that end leave what they fed for their next turn.
-
-        `logprobs_KR` also has slots without a row, which may leave NaNs behind, too.
-        """
-        self._has_nan |= not math.isfinite(sum(map(sum, logprobs_KR)))
+        """Append sampled tokens to the rows of these slots. Rows that end keep their slot for their next turn."""
         for at, slot in enumerate(slots):
             row = self.rows[slot]
             if row is None:
@@ -564,13 +534,15 @@ class Decoder:
                 if self._is_whole(row):
                     break
             new = len(row.ids) - len(row.versions)
+            if not math.isfinite(sum(row.logprobs[-new:])):  # the KV cache has NaNs, too, which leak through masks
+                raise RuntimeError("a token's log-probability is not finite; the weights or the precision are broken")
             row.versions += [self.version] * new
             self.tokens_sampled += new
             if self._is_whole(row) or row.abandoned:
                 self.rows[slot] = None
                 row.over = True
                 row.routes = self._routes_of(slot, row)
-                self.slots.ids[slot] = row.fed if math.isfinite(sum(row.logprobs)) else []
+                self.slots.ids[slot] = row.fed
 
     def _is_whole(self, row: Row) -> bool:
         return row.ids[-1] in self.stop_ids or len(row.ids) >= row.max_tokens
@@ -596,7 +568,6 @@ class Decoder:
         few = _static_rows(held) < 2 * _static_rows(size) if self.static else (held - size) * 8 < held
         if size == held or (size and few and not wholly):
             return
-        self._zero_tails()  # first: a tail stays as it is when a row moves in
         gaps = [slot for slot in range(size) if self.rows[slot] is None]
         movers = [slot for slot in range(size, held) if self.rows[slot] is not None]
         for gap, mover in zip(gaps, movers, strict=True):
@@ -609,14 +580,6 @@ class Decoder:
                 tensor[gaps] = tensor[movers]
         self._position_S[size:held] = self.slots.length - 1
         del self.rows[size:]
-
-    def _zero_tails(self) -> None:
-        """Of slots without a running row. A running row with NaNs says so again with its next token."""
-        if self._has_nan:
-            self._has_nan = False
-            for slot in range(self.slots.count):
-                if slot >= len(self.rows) or self.rows[slot] is None:
-                    self.slots.zero_tail(slot)
 
 
 def _static_rows(rows: int) -> int:

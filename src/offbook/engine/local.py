@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
@@ -38,7 +37,6 @@ from offbook.core.weights import Weights
 from offbook.engine.attention import has_plain_attention
 from offbook.engine.base import Engine, Session
 from offbook.engine.decode import STEPS, Decoder, Row
-from offbook.engine.padded import PaddedDecoder
 from offbook.engine.sampling import uniforms
 from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
 
@@ -139,18 +137,13 @@ class LocalEngine(Engine):
     def __post_init__(self) -> None:
         self.budget = self.kv_tokens or _free_tokens(self.model)
         static = self.model.device.type == "cuda" if self.static is None else self.static
-        settings = self.model, self.stop_ids, self.temperature, self.budget
-        self.decoder: Decoder | PaddedDecoder
-        if has_plain_attention(self.model):
-            self.decoder = Decoder(*settings, static)
-            self.decoder.longest = min(self.context, self.model.config.get_text_config().max_position_embeddings)
-        elif self.mode == "lockstep":
-            self.decoder = PaddedDecoder(*settings)
-        else:
+        if not has_plain_attention(self.model):
             raise OffbookError(
-                f"{self.model.config.model_type} has layers that are not plain attention: the local engine decodes it"
-                " in lockstep only; set engine.kind to lockstep"
+                f"{self.model.config.model_type} has layers that are not plain attention, which the local engine cannot"
+                " decode; set engine.kind to vllm"
             )
+        self.decoder = Decoder(self.model, self.stop_ids, self.temperature, self.budget, static)
+        self.decoder.longest = min(self.context, self.model.config.get_text_config().max_position_embeddings)
         self.decoder.version = self.version
 
     @property
@@ -183,8 +176,7 @@ class LocalEngine(Engine):
 
     @property
     def kv_load(self) -> float:
-        held = self.decoder.slots.ids if isinstance(self.decoder, Decoder) else []
-        return sum(map(len, held)) / self.budget
+        return sum(map(len, self.decoder.slots.ids)) / self.budget
 
     def at(self, temperature: float) -> LocalEngine:
         """In lockstep, with a KV cache of its own."""
@@ -204,13 +196,12 @@ class LocalEngine(Engine):
         """
         own = self.model.state_dict() if weights.adapter is None else adapter_tensors(self.model)
         _refuse_others(own, weights)
-        work, signs = self._submit(partial(self._swap, own, weights)), (-1, -1)
-        while self._signs != signs:
-            signs = self._signs
-            with suppress(TimeoutError):
-                return work.result(self.deadline_s)
-        work.cancel()
-        raise ModelHung(f"the model has not taken version {weights.version} of the weights: it hangs (loop.deadline_s)")
+        work = self._submit(partial(self._swap, own, weights))
+        try:
+            work.result(self.deadline_s)
+        except TimeoutError:
+            work.cancel()
+            raise ModelHung(f"the model hangs: it has not taken version {weights.version} of the weights") from None
 
     @torch.no_grad()
     def _swap(self, own: dict[str, Tensor], weights: Weights) -> None:
@@ -237,15 +228,14 @@ class LocalEngine(Engine):
         return self._thread.submit(run)
 
     async def _done(self, job: Callable[[], T]) -> T:
-        """By the thread. One that hangs stays where it is, so whoever asks next is told the same, after as long."""
-        work, signs, since = asyncio.wrap_future(self._submit(job)), self._signs, time.monotonic()
+        """In the engine's thread. If that hangs, later jobs time out in the same way."""
+        work = asyncio.wrap_future(self._submit(job))
         try:
             while not work.done():
-                await asyncio.wait({work}, timeout=LOOK_S)
-                if self._signs != signs:
-                    signs, since = self._signs, time.monotonic()
-                elif not work.done() and (silent_s := time.monotonic() - since) >= self.deadline_s:
-                    self.hung = ModelHung(f"the model has not written a token for {silent_s:.0f} s (loop.deadline_s)")
+                signs = self._signs
+                await asyncio.wait({work}, timeout=self.deadline_s)
+                if not work.done() and self._signs == signs:
+                    self.hung = ModelHung(f"the model has not written for {self.deadline_s:.0f} s (loop.deadline_s)")
                     raise self.hung
         finally:
             work.cancel()
@@ -270,18 +260,38 @@ class LocalEngine(Engine):
             return
         if self.mode == "lockstep" and len(self._asking()) < self.open_sessions:
             return
-        serve = self._in_lockstep if self.mode == "lockstep" else self._continuously
-        self._decoding = asyncio.get_running_loop().create_task(self._serve(serve))
+        self._decoding = asyncio.get_running_loop().create_task(self._serve())
 
     def _asking(self) -> list[_Request]:
         return [request for request in self.waiting if not request.done.done()]
 
-    async def _serve(self, serve: Callable[[list[_Request]], Awaitable[None]]) -> None:
-        """Every request gets its completion, the error that stopped the decoding, or a cancellation: never silence."""
+    async def _serve(self) -> None:
+        """Write messages until no request is left. In the continuous mode new requests join.
+
+        Every request gets its completion, the error that stopped the decoding, or a cancellation.
+        """
         asked: list[_Request] = []
+        is_first = True
         try:
-            await serve(asked)
-        except Exception as error:  # not handled here: every rollout that waits for the batch gets it
+            while True:
+                closed: list[LocalSession] = []
+                if is_first or self.mode == "continuous":
+                    asked += sorted(self._asking(), key=lambda request: (len(request.row.prompt_ids), request.key))
+                    closed = self.closed
+                    self.waiting = []
+                    self.closed = []
+                    is_first = False
+                if not asked:
+                    return
+                rows = [request.row for request in asked]
+                await self._done(partial(self._go_on, rows, closed, self.open_sessions))
+                for request in asked:
+                    if request.row.over:
+                        _answer(request)
+                    elif request.heard and request.row.ids and not request.row.abandoned:
+                        request.heard([*request.row.ids])
+                asked[:] = [request for request in asked if not request.row.over]
+        except Exception as error:  # every rollout that waits for the batch gets it
             lost = _lost(error)
             for request in asked:
                 if not request.done.done():
@@ -294,76 +304,31 @@ class LocalEngine(Engine):
             self._decoding = None
             self.decode_if_due()
 
-    async def _in_lockstep(self, asked: list[_Request]) -> None:
-        """What was closed and who is open now follows from the rollouts; what happens from here on may not."""
-        asked += sorted(self._asking(), key=lambda request: (len(request.row.prompt_ids), request.key))
-        self.waiting, closed, self.closed, wished = [], self.closed, [], self.open_sessions
-        left = asked
-        while left := [request for request in left if not request.done.done()]:
-            rows = [request.row for request in left]
-            count = await self._done(partial(self._write, rows, closed, wished))
-            for request in left[:count]:
-                _answer(request)
-
-    def _write(self, rows: list[Row], closed: list[LocalSession], wished: int) -> int:
-        """As many as fit, to the end of all their messages."""
-        self._refuse_torn()
-        count = self.decoder.fitting(rows)
-        if isinstance(self.decoder, PaddedDecoder):
-            self.decoder.write(rows[:count])
-            return count
-        self.decoder.slots.free(closed)
-        self._read(self.decoder, rows[:count], wished)
-        while self.decoder.running:
-            self._step(self.decoder)
-        return count
-
-    def _read(self, decoder: Decoder, rows: list[Row], wished: int) -> None:
-        began = time.monotonic()
-        decoder.admit(rows, wished)
-        self._read_s += time.monotonic() - began
-
-    def _step(self, decoder: Decoder) -> None:
-        began = time.monotonic()
-        decoder.step()
-        self._write_s += time.monotonic() - began
-
-    async def _continuously(self, asked: list[_Request]) -> None:
-        """A few steps at a time, until nobody is left; those who came meanwhile join."""
-        while True:
-            asked += self._asking()
-            self.waiting, closed, self.closed = [], self.closed, []
-            if not asked:
-                return
-            rows = [request.row for request in asked]
-            await self._done(partial(self._go_on, rows, closed, self.open_sessions))
-            for request in asked:
-                if request.row.over:
-                    _answer(request)
-                elif request.heard and request.row.ids and not request.row.abandoned:
-                    request.heard([*request.row.ids])
-            asked[:] = [request for request in asked if not request.row.over]
-
     def _go_on(self, rows: list[Row], closed: list[LocalSession], wished: int) -> None:
-        assert isinstance(self.decoder, Decoder)
-        self._refuse_torn()
-        self.decoder.slots.free(closed)
-        running = set(self.decoder.running)
-        if any(row.ids and row not in running for row in rows):
+        """Admit the rows that fit and write: a few steps in the continuous mode, in lockstep to the end of all."""
+        decoder = self.decoder
+        if self._torn:
+            raise RuntimeError("new weights were put in halfway; apply them again")
+        if not {row for row in rows if row.ids} <= {*decoder.running}:
             raise RuntimeError("what was being written is lost with the weights that could not be put in")
         new = [row for row in rows if not row.ids]
         for row in new:
             row.over = row.abandoned
         new = [row for row in new if not row.over]
-        self._read(self.decoder, new[: self.decoder.fitting(new)], wished)
-        for _ in range(1 if self.decoder.static else STEPS):
-            if any(row.over for row in rows):
-                return
-            self._step(self.decoder)
-
-    def _refuse_torn(self) -> None:
-        if self._torn:
-            raise RuntimeError("new weights were put in halfway; apply them again")
+        decoder.slots.free(closed)
+        began = time.monotonic()
+        decoder.admit(new[: decoder.fitting(new)], wished)
+        read = time.monotonic()
+        self._read_s += read - began
+        steps = 0
+        while decoder.running:
+            if self.mode == "continuous" and (
+                steps == (1 if decoder.static else STEPS) or any(row.over for row in rows)
+            ):
+                break
+            decoder.step()
+            steps += 1
+        self._write_s += time.monotonic() - read
 
 
 def _answer(request: _Request) -> None:

@@ -99,8 +99,8 @@ def _text(message: ReplyMessage, render_call: RenderCall) -> str:
 def chat_messages(messages: Sequence[Message], render_call: RenderCall) -> list[dict[str, Any]]:
     """The conversation as the API has it: calls beside the content, each answer with the id of its call.
 
-    Servers refuse calls that they cannot parse and calls without answers. So a message with such a call goes as the
-    text it is, and what the tools said to it as the user's words.
+    Servers refuse calls that they cannot parse and calls without answers. So a message with such a call is sent as
+    plain text, and the answers to it as the user's text.
     """
     sent: list[dict[str, Any]] = []
     place = 0
@@ -112,25 +112,19 @@ def chat_messages(messages: Sequence[Message], render_call: RenderCall) -> list[
             answers.append(messages[place].text)
             place += 1
         rendered = [render_call(call.name, call.arguments) for call in message.calls]
-        sendable = all(
-            not call.error and text in message.text for call, text in zip(message.calls, rendered, strict=True)
-        )
-        if rendered and sendable and len(answers) == len(rendered):
-            sent += _native(message, rendered, answers, f"call_{len(sent)}")
-        else:
+        are_sendable = all(not call.error for call in message.calls) and all(text in message.text for text in rendered)
+        if not rendered or not are_sendable or len(answers) != len(rendered):
             sent.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
             sent += [{"role": "user", "content": "\n".join(answers)}] if answers else []
+            continue
+        content = message.text
+        calls = []
+        tools = []
+        for number, (call, text, answer) in enumerate(zip(message.calls, rendered, answers, strict=True)):
+            content = content.replace(text, "", 1)
+            id = f"call_{len(sent)}_{number}"
+            function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+            calls.append({"id": id, "type": "function", "function": function})
+            tools.append({"role": "tool", "tool_call_id": id, "content": answer})
+        sent += [{"role": "assistant", "content": content.strip(), "tool_calls": calls}, *tools]
     return sent
-
-
-def _native(message: Message, rendered: list[str], answers: list[str], name: str) -> list[dict[str, Any]]:
-    content = message.text
-    for text in rendered:
-        content = content.replace(text, "", 1)
-    ids = [f"{name}_{number}" for number in range(len(rendered))]
-    calls = [
-        {"id": id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-        for id, call in zip(ids, message.calls, strict=True)
-    ]
-    tools = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in zip(ids, answers, strict=True)]
-    return [{"role": "assistant", "content": content.strip(), "tool_calls": calls}, *tools]

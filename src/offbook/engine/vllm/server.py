@@ -36,13 +36,6 @@ CALL_S = 60.0
 DRAFTS = "--speculative-config"  # of vLLM's options
 BATCHED_TOKENS = 16_384  # in one forward, on a GPU: what vLLM takes for itself where it is not a server
 SHARE = 0.4  # of a GPU, where nobody says how much
-# What its log says on the way up.
-STAGES = {
-    "Starting to load model": "loading the model",
-    "Model loading took": "measuring memory",
-    "Dynamo bytecode transform": "compiling",
-    "apturing CUDA graph": "recording CUDA graphs",
-}
 # Why it did not come up, in its own words, and what to do about it.
 REASONS = {
     r"less than desired GPU memory utilization": "too little of the GPU's memory is free: lower engine.vllm.gpu_share",
@@ -108,7 +101,7 @@ class Server:
         return f"; what it said is in {self.log}" if self.is_ours else ""
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Return when it answers."""
         deadline = time.monotonic() + self.settings.start_s
         if self.is_ours and not self.is_unwanted:
             self._launch()
@@ -125,7 +118,7 @@ class Server:
                 self.stop()
                 waited = f"after {self.settings.start_s:g} s (engine.vllm.start_s)"
                 raise ServerLost(f"vLLM at {self.url} does not answer {waited}{self.where_it_talks}")
-            self.progress(f"{self.name}: {self._stage()}", 1 - (deadline - time.monotonic()) / self.settings.start_s)
+            self.progress(f"{self.name}: starting", 1 - (deadline - time.monotonic()) / self.settings.start_s)
             time.sleep(POLL_S)
         self.progress(f"{self.name}: ready", 1.0)
 
@@ -243,11 +236,6 @@ class Server:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
-
-    def _stage(self) -> str:
-        said = self._said()
-        reached = [stage for words, stage in STAGES.items() if words in said]
-        return reached[-1] if reached else "starting"
 
     def _reason(self) -> str:
         said = self._said()

@@ -1,9 +1,7 @@
-"""Several vLLM servers as one engine: each has all of the model, and a rollout stays at the one that it was opened at.
+"""Several vLLM servers as one engine: each has the whole model, and a rollout stays at the server it was opened at.
 
-Rollouts of a group begin alike, so they go to one server, which then reads their beginning once. A new group goes to
-the server with the fewest open sessions. Where a group's server has FAR more of them than the least busy one, the rest
-of the group goes there: a beginning is read once for FAR sessions at least, and no server stands still beside a group
-of any size. Left out: moving a rollout that is open, whose keys and values would be read again.
+Rollouts of a group have a common prefix, so a group goes to one server, which reads the prefix once: the one with the
+fewest open sessions. An open rollout is never moved.
 """
 
 from __future__ import annotations
@@ -12,96 +10,66 @@ import asyncio
 import copy
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from offbook.core.config import VllmConfig
 from offbook.core.routers import Mixture
-from offbook.core.weights import Gathered, Weights
-from offbook.engine.base import Engine, Session
+from offbook.core.weights import Weights
+from offbook.engine.base import Engine
 from offbook.engine.vllm.engine import VllmEngine, VllmSession, running_loop
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.engine.vllm.server import Place, Progress, Server
-from offbook.types import Completion, Prompt, ServerLost
+from offbook.types import ServerLost
 
 log = logging.getLogger(__name__)
-FAR = 16  # open sessions
 
 
 def servers_of(
     model: Path, settings: VllmConfig, context: int, logs: Path, progress: Progress, mixture: Mixture | None
 ) -> list[Server]:
-    """All that a configuration names, or has started: each with settings, GPUs and a log of its own."""
-    if urls := settings.given_urls:
-        own = [settings.model_copy(update={"url": url}) for url in urls]
-        places = [Place(f"vLLM at {url}") for url in urls]
-    else:
-        gpus, ports = gpus_of_copies(settings), set[int]()
-        own = [settings] * len(gpus)
-        places = [Place(f"vLLM {number}", each, ports) for number, each in enumerate(gpus)]
-    if len(own) == 1:
-        return [Server(model, own[0], context, logs / "vllm.log", progress, mixture)]
-    files = [logs / f"vllm-{number}.log" for number in range(len(own))]
-    each = zip(own, files, places, strict=True)
-    return [Server(model, one, context, file, progress, mixture, place) for one, file, place in each]
-
-
-@dataclass(slots=True)
-class _Group:
-    home: int  # the server that the next session of the group goes to
-    sessions: int = 0  # that are open
+    """All servers of a configuration, named or to be started: each with settings, GPUs and a log of its own."""
+    urls = settings.given_urls
+    gpus = [""] * len(urls) if urls else gpus_of_copies(settings)
+    ports = set[int]()
+    servers = []
+    for number, own_gpus in enumerate(gpus):
+        own = settings.model_copy(update={"url": urls[number]}) if urls else settings
+        place = Place(f"vLLM at {urls[number]}" if urls else f"vLLM {number}", own_gpus, ports)
+        if len(gpus) == 1:
+            place = Place()
+        name = "vllm.log" if len(gpus) == 1 else f"vllm-{number}.log"
+        servers.append(Server(model, own, context, logs / name, progress, mixture, place))
+    return servers
 
 
 class Balance:
-    """Who is where."""
+    """Open sessions by server, and the server of each group that has some."""
 
     def __init__(self, servers: int):
         self.open = [0] * servers
-        self._groups: dict[str, _Group] = {}  # with open sessions
+        self._home: dict[str, int] = {}
+        self._sessions = Counter[str]()
 
-    def enter(self, name: str) -> int:
-        """The server for one more session of this group."""
+    def enter(self, group: str) -> int:
+        """The server for one more session of this group; without a name it is a group of its own."""
         least = self.open.index(min(self.open))
-        group = self._groups.setdefault(name, _Group(least))
-        if self.open[group.home] >= self.open[least] + FAR:
-            group.home = least
-        group.sessions += 1
-        self.open[group.home] += 1
-        return group.home
+        server = self._home.setdefault(group, least) if group else least
+        self._sessions[group] += 1
+        self.open[server] += 1
+        return server
 
-    def leave(self, name: str, server: int) -> None:
+    def leave(self, group: str, server: int) -> None:
         self.open[server] -= 1
-        self._groups[name].sessions -= 1
-        if not self._groups[name].sessions:
-            del self._groups[name]
-
-
-@dataclass(slots=True, eq=False)
-class CountedSession(Session):
-    """One rollout's way to its server."""
-
-    session: VllmSession
-    leave: Callable[[], None]
-    is_open: bool = True
-
-    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-        return await self.session.complete(prompt, max_tokens)
-
-    async def alive(self) -> None:
-        """As of the server that this is at; the others' losses are not its own."""
-        await self.session.alive()
-
-    def close(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.leave()
+        self._sessions[group] -= 1
+        if not self._sessions[group]:
+            self._home.pop(group, None)
 
 
 class SeveralEngines(Engine):
-    """As VllmEngine is. Of its servers all are given the same weights; each is brought back by itself where it dies."""
+    """All servers get the same weights; each is restarted by itself if it dies."""
 
     keeps_weights = True
 
@@ -117,7 +85,7 @@ class SeveralEngines(Engine):
 
     @property
     def version(self) -> int:
-        """That all have: where one did not take new weights, the one before."""
+        """The version that all servers have."""
         return min(engine.version for engine in self.engines)
 
     @property
@@ -128,60 +96,48 @@ class SeveralEngines(Engine):
     def losses(self) -> list[ServerLost]:
         return [loss for engine in self.engines for loss in engine.losses]
 
-    def open(self, key: str) -> CountedSession:
+    def open(self, key: str) -> VllmSession:
         """A rollout's key is its group's name and its number in it."""
-        group = key.rpartition("/")[0] or key
+        group = key.rpartition("/")[0]
         server = self.balance.enter(group)
-        return CountedSession(self.engines[server].open(key), partial(self.balance.leave, group, server))
+        session = self.engines[server].open(key)
+        session.leave = partial(self.balance.leave, group, server)
+        return session
 
     def apply(self, weights: Weights) -> None:
-        """To all at once. Where it fails at one the others have the new weights, tokens carry the version of the server
-        that sampled them, and this raises when all are through: the next call brings all to the same ones."""
+        """To all in parallel. If it fails at one, the others have the new weights, and the next call brings all to the
+        same ones; tokens always carry the version of the server that sampled them."""
         caller = running_loop()
-        if isinstance(weights.tensors, Gathered):
-            weights = replace(weights, tensors=_one_at_a_time(weights.tensors))
-        self._at_once(lambda engine: engine.apply(weights, caller))
+        self._in_parallel(lambda engine: engine.apply(weights, caller))
 
     def pause(self) -> None:
-        self._at_once(lambda engine: engine.pause())
+        self._in_parallel(lambda engine: engine.pause())
 
     async def aclose(self) -> None:
         ends = await asyncio.gather(*(engine.aclose() for engine in self.engines), return_exceptions=True)
-        _raise_first(ends)
+        _raise_first([end for end in ends if end is not None])
 
-    def _at_once(self, work: Callable[[VllmEngine], None]) -> None:
-        """By threads that no end of the process waits for: a server may take minutes to come up."""
-        ends: list[BaseException] = []
+    def _in_parallel(self, work: Callable[[VllmEngine], None]) -> None:
+        """In daemon threads, which do not delay the end of the process: a server may take minutes to start."""
+        problems: list[BaseException] = []
 
         def one(engine: VllmEngine) -> None:
             try:
                 work(engine)
             except Exception as problem:
-                ends.append(problem)
+                problems.append(problem)
 
         threads = [threading.Thread(target=one, args=(engine,), daemon=True) for engine in self.engines]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        _raise_first(ends)
+        _raise_first(problems)
 
 
-def _raise_first(ends: Sequence[BaseException | None]) -> None:
-    """And tell of the others."""
-    problems = [problem for problem in ends if problem is not None]
+def _raise_first(problems: Sequence[BaseException]) -> None:
+    """Raise the first error and log the others."""
     for other in problems[1:]:
         log.warning("%s", other)
     if problems:
         raise problems[0]
-
-
-def _one_at_a_time(tensors: Gathered) -> Gathered:
-    """All ranks take part in putting a tensor together, so threads wait for one another."""
-    lock = threading.Lock()
-
-    def gather(name: str) -> Any:
-        with lock:
-            return tensors.gather(name)
-
-    return replace(tensors, gather=gather)

@@ -1,19 +1,18 @@
-"""The trainer's weights to vLLM, through memory that both see: a GPU's own (CUDA IPC) or a mapped file.
+"""Sends the trainer's weights to vLLM through shared memory: a GPU's own (CUDA IPC) or a mapped file.
 
-A flat buffer of a few hundred megabytes is filled again and again until all tensors are over. The worker adds up what
-it finds there, and names the parameters that nothing was loaded into: an update that did not arrive is an error here,
-not a policy that never changes.
+A flat buffer of a few hundred megabytes is filled until all tensors are sent. The worker returns a checksum of the
+buffer and the parameters that nothing was loaded into, so an update that did not arrive is an error.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
     from offbook.engine.vllm.server import Server
 
 BUCKET_BYTES = 256 << 20
-PREFIX = "offbook-vllm-"  # of the folders in memory
 ALIGN = 256  # bytes, so that any dtype may begin there
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 
+_GATHERING = threading.Lock()  # all ranks take part in gathering a tensor, one at a time
 Place = tuple[str, Tensor, int]  # a tensor's name, what it is like, and the byte where it begins
 
 
@@ -42,8 +41,7 @@ class Sender:
     def __init__(self, server: Server, dtype: torch.dtype, deadline_s: float = 300.0):
         self.server, self.dtype, self.deadline_s = server, dtype, deadline_s
         self._flat: Tensor | None = None
-        _clear_left()
-        self._folder, self._lock = _own_folder()
+        self._folder = Path(tempfile.mkdtemp(prefix="offbook-vllm-"))  # of adapters
 
     def forget(self) -> None:
         """The server is a new one: it has opened nothing yet."""
@@ -52,9 +50,6 @@ class Sender:
     def close(self) -> None:
         self._flat = None
         shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
     @torch.no_grad()
     def send(self, weights: Weights) -> None:
@@ -65,7 +60,10 @@ class Sender:
             for name, like, start in bucket:
                 dtype = _sent_dtype(like, self.dtype)
                 room = flat[start : start + like.numel() * dtype.itemsize]
-                room.view(dtype).view(like.shape).copy_(weights.tensors[name])
+                with _GATHERING:
+                    tensor = weights.tensors[name]
+                room.view(dtype).view(like.shape).copy_(tensor)
+                del tensor  # before the next is gathered
                 told.append([name, str(dtype).removeprefix("torch."), list(like.shape), start])
             total = int(flat[:end].view(torch.int32).sum(dtype=torch.int64))  # waits for the copies, too
             about = {"tensors": told, "bytes": end, "first": not number, "last": number == len(buckets) - 1}
@@ -76,7 +74,8 @@ class Sender:
         """A folder in PEFT's format. All have names of their own: vLLM's prefix cache goes by name and path."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.tensors.items()}
+        with _GATHERING:
+            tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.tensors.items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(weights.adapter, default=sorted))  # it has sets in it
         return folder
@@ -105,47 +104,12 @@ class Sender:
         return None
 
     def _in_file(self, size: int) -> Tensor:
-        path = self._folder / "weights"
-        with path.open("wb") as file:
+        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.NamedTemporaryFile(prefix="offbook-vllm-", dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm would else kill the process on a write
-        flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-        self.server.rpc("offbook_open", json.dumps({"path": str(path), "bytes": size}), self.deadline_s)
-        path.unlink()  # both have it: its memory goes with them, however they end
-        return flat
-
-
-def _memory_folder() -> str:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-
-
-def _own_folder() -> tuple[Path, int]:
-    """A new one, and the descriptor by which this process holds a lock on it as long as it lives."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_memory_folder()))
-        with contextlib.suppress(OSError):  # somebody clears it: it was there before its lock
-            lock = _locked(path)
-            if path.exists():
-                return path, lock
-            os.close(lock)
-
-
-def _clear_left() -> None:
-    """What processes left that were killed: nobody holds its lock."""
-    for path in Path(_memory_folder()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # held, of another user, or gone meanwhile
-            lock = _locked(path)
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
-
-
-def _locked(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+            flat = torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8)
+            self.server.rpc("offbook_open", json.dumps({"path": file.name, "bytes": size}), self.deadline_s)
+        return flat  # both processes have it mapped, so its memory is freed when they end
 
 
 def _sent_dtype(tensor: Tensor, wanted: torch.dtype) -> torch.dtype:
