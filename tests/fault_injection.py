@@ -42,7 +42,7 @@ class Blow:
 
 
 def _writing(lines: Lines, folder: RunFolder) -> bool:
-    return any(line["state"] in ("turn", "scored") for line in lines)
+    return any(line["state"] == "scored" for line in lines)
 
 
 def _training(lines: Lines, folder: RunFolder) -> bool:
@@ -56,14 +56,13 @@ def _saving(lines: Lines, folder: RunFolder) -> bool:
 
 
 def _published(lines: Lines, folder: RunFolder) -> bool:
-    return any((store_of(folder.path) / "versions").glob("*/manifest"))
+    return any((store_of(folder.path) / "manifests").glob("*"))
 
 
 def damage(store: Path) -> None:
-    """HEAD says nothing, and of the newest version half of the manifest is left."""
-    newest = max(store.glob("versions/*/manifest"))
+    """Of the newest version half of the manifest is left."""
+    newest = max(store.glob("manifests/*"))
     newest.write_bytes(newest.read_bytes()[:40])
-    (store / "HEAD").write_bytes(b"\0\0junk")
 
 
 BLOWS = (

@@ -22,7 +22,7 @@ from offbook.cli import main
 from offbook.cli.options import pocket_tasks, tasks_in
 from offbook.core.config import Config, load_config
 from offbook.core.runfolder import RunFolder, load_lines
-from offbook.rl.hint_probe import effects_of, measure, with_donor_hints
+from offbook.rl.hint_probe import effects_of, measure
 from offbook.signals.feedback import MISTAKES, RULES
 from offbook.signals.feedback.coach import (
     Found,
@@ -115,22 +115,6 @@ def test_an_effect_by_hand() -> None:
     assert (first.rule, first.targets, first.tokens, first.largest) == ("a", 2, 3, 1.5)
     assert (first.kl, first.log_odds) == (pytest.approx(0.7), pytest.approx((-2.5 + 0.5) / 2))
     assert (second.rule, second.kl) == ("b", 0.0)
-    assert first.donor_log_odds is None
-    first, second = effects_of([other, strong], [replace(weak), replace(strong)])
-    assert (first.donor_log_odds, second.donor_log_odds) == (pytest.approx((0.5 - 2.5) / 2), None)
-
-
-def test_a_donor_hint_is_another_rules_before_the_same_message(chat: ChatFormat) -> None:
-    pairs = [(rollout := rollout_of(chat, str(number)), feedback_on(rollout, 4)) for number in range(8)]
-    donors = with_donor_hints(pairs)
-    assert [item.target for _, item in donors] == [item.target for _, item in pairs]
-    assert all(item.hint.rule != item.target.rule and item.hint.text for _, item in donors)
-    assert len({item.hint.rule for _, item in donors}) > 1
-    assert not measure([*pairs, *donors], Decoder(tiny_model(vocabulary=320)), chat)
-    other = Hint("repeated_call", "Reminder: do not repeat a call, its answer is above.")
-    untold = [(replace(pairs[0][0], id=str(number), tools=()), feedback_on(rollout, 4, other)) for number in range(99)]
-    assert all(item.hint.rule != "unknown_tool" for _, item in with_donor_hints(untold)), "it would name no tool"
-    assert all(item.divergence for _, item in [*pairs, *donors])
 
 
 def test_other_agents_words_are_written_again(chat: ChatFormat) -> None:
@@ -146,8 +130,8 @@ def test_other_agents_words_are_written_again(chat: ChatFormat) -> None:
     beyond = rollout_of(chat, "beyond")
     beyond.segments[0].ids[5] = 100_000
     pairs = [(rollout, feedback_on(rollout, 4)) for rollout in (own, bare, foreign, beyond)]
-    counts = measure([*pairs, *with_donor_hints(pairs)], Decoder(tiny_model(vocabulary=320)), chat)
-    assert counts == {"written again": 3}, "with two hints each"
+    counts = measure(pairs, Decoder(tiny_model(vocabulary=320)), chat)
+    assert counts == {"written again": 3}
     for _, item in pairs[1:]:
         assert item.divergence == pytest.approx(pairs[0][1].divergence, abs=1e-4)
         assert item.pieces == pairs[0][1].pieces
@@ -287,7 +271,6 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
     effect = next(effect for effect in told["effects"] if effect["rule"] == "unknown_tool")
     assert (effect["targets"], told["models"]) == (2, [str(run.path / "ckpt" / "step_00001")])
     assert effect["kl"] > 0.001
-    assert effect["donor_log_odds"] not in (None, effect["log_odds"])
     assert "unknown_tool: 4 in 4 rollouts (80%)" in done.stdout
     assert "step1/t/0, message 4: open_file" in done.stdout
     assert "hint: Reminder: available tools are read_file, finish." in done.stdout

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from conftest import made_once
 from scripted import Scripted, sampled_runs
+from smollm2 import smollm2
 from test_rollout import task  # noqa: F401
 
 from offbook.agent.chat import byte_chat, render_call
 from offbook.agent.harness import make_toolset
 from offbook.core.config import Config, ConfigError, load_config
 from offbook.rl.collector import Collector
-from offbook.rl.models import load_model, model_folder
+from offbook.rl.models import load_model
 from offbook.rl.train import train
 from offbook.rl.train_step import candidates
 from offbook.signals.feedback import RULES
@@ -223,7 +224,7 @@ def test_mini_swe_agent(task: Path, mini: Path) -> None:  # noqa: F811
 @pytest.mark.slow
 def test_mini_swe_agent_on_a_real_model(task: Path, mini: Path) -> None:  # noqa: F811
     """What SmolLM2 is asked by it and says: the ids, and their probabilities under a forward of all of them."""
-    folder = model_folder("smollm2-135m", 0)
+    folder = smollm2()
     harness = {"command": MINI, "mounts": {"/mini": str(mini)}, "wall_s": 240, "turns": 3}
     limits = {"message_tokens": 48, "context": 6000, "tokens": 20_000}
     given = {"model": str(folder), "engine": {"kind": "continuous"}, "harness": {**harness, **limits}}

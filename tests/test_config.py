@@ -110,11 +110,8 @@ def test_feedback_that_does_something_is_taken(given: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"url": "http://h/v1", "feedback": "0.5"}, "judge.name is empty"),
-        ({"url": "http://h/v1", "name": "m"}, "would read nothing"),
-        ({"url": "local"}, "would read nothing"),
-        ({"feedback": "0.5"}, "judge.url is empty, so there is no model for judge.feedback"),
-        ({"url": "local", "feedback": "1", "monitors": "0.1"}, "judge.monitors needs a server"),
+        ({"url": "http://h/v1", "feedback": "0.5"}, "so there is no model for judge.feedback; give both"),
+        ({"monitors": "0.5"}, "judge.url or judge.name is empty, so there is no model for judge.monitors"),
         ({"feedback": "2"}, "judge.feedback = 2"),
         ({"model": "2"}, "unknown configuration key judge.model"),
     ],
@@ -125,11 +122,10 @@ def test_a_judge_that_would_read_nothing_or_cannot_is_refused(given: dict[str, s
 
 
 def test_a_judge_that_reads_something_is_taken() -> None:
-    load_config([], {"judge.url": "local", "judge.feedback": "0.5", "feedback.weight": "0"})
     server = {"judge.url": "http://h/v1", "judge.name": "m"}
     load_config([], {**server, "judge.monitors": "0.1", "monitors.on": "false"})
     load_config([], {**server, "rewards.weights.clarity": "0.1"})
-    with pytest.raises(ConfigError, match=r"judge\.url is empty, so there is no model for rewards\.weights\.clarity"):
+    with pytest.raises(ConfigError, match=r"there is no model for rewards\.weights\.clarity"):
         load_config([], {"rewards.weights.clarity": "0.1"})
 
 

@@ -14,7 +14,6 @@ from test_remote import KEY, Answer, Server, reply, serving
 from offbook.cli.evaluate import _files
 from offbook.core.config import Config, EvalConfig
 from offbook.core.runfolder import RunFolder, only_writer
-from offbook.evals.compare import find_evaluation
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites
 from offbook.rl.evaluate import roll_out
@@ -167,39 +166,6 @@ def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite:
         later = run_eval(Subject("m", config, None, "step 2"), all_tasks, files)
         assert (later["rollouts"], later["resumed"]) == (3, 0)
         assert run_eval(first, one_task, files, fresh=True)["rollouts"] == 1
-
-
-def test_a_finished_evaluation_stays_until_the_next_one_is_complete(suite: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    files = RolloutFiles.in_run(run, "final")
-    with serving(*GIVING_UP) as server:
-        config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
-        suites = load_suites([str(suite)], config)
-        run_eval(Subject("m", config, None, "step 1"), suites, files)
-        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, files.fingerprint)}
-        server.asked.clear()
-        server.answers = (*GIVING_UP, Answer({}, 503, {"Retry-After": "0.01"}))
-        later = Subject("later", config, None, "step 2")
-        with pytest.raises(ServerLost):
-            run_eval(later, suites, files, parallel=1)
-        assert {path: path.read_bytes() for path in stored} == stored
-        assert find_evaluation(run) == files
-        server.asked.clear()
-        server.answers = tuple(GIVING_UP)
-        assert run_eval(later, suites, files)["resumed"] == 1, "the same command goes on with the new one"
-        assert len(server.asked) == 2
-        new = {path: path.read_bytes() for path in stored}
-        assert new[files.fingerprint] != stored[files.fingerprint]
-        assert {path.name for path in (run / "eval").iterdir()} == {path.name for path in stored}
-        # kill -9 while it takes its place: the results come last
-        beside = run / "eval" / ".final.next"
-        beside.mkdir()
-        files.results.rename(beside / "results.json")
-        files.results.write_bytes(stored[files.results])
-        server.asked.clear()
-        result = run_eval(later, suites, files)
-        assert (result["resumed"], result["model"], len(server.asked)) == (3, "later", 0)
-        assert not beside.exists()
 
 
 def test_a_folder_that_is_being_written_is_refused(suite: Path, tmp_path: Path) -> None:

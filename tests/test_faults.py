@@ -66,12 +66,12 @@ def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer({"error": "overheated"}, 500), r"status 500 \(3 of 3\), as in: .* answered 500: overheated"),
-        (PAGE, r"no chat completion, not JSON but text/html \(3 of 3\)"),
-        (Answer({"hello": "world"}), r"no chat completion, but other JSON \(3 of 3\)"),
+        (Answer({"error": "overheated"}, 500), r"status 500 \(3 of 3\)"),
+        (PAGE, r"no chat completion \(3 of 3\)"),
+        (Answer({"hello": "world"}), r"no chat completion \(3 of 3\)"),
         (
             Answer({"error": {"message": FULL}}, 400),
-            r"do not fit the model's context \(3 of 3\), as in: .* maximum con",
+            r"do not fit the model's context \(3 of 3\)",
         ),
     ],
 )

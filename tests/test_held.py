@@ -1,26 +1,21 @@
-"""Runs that share a model and an engine end where they would have ended by themselves."""
+"""A tiny model and task for runs; an engine that is lent."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import tiny_model
-from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from offbook.agent.chat import ChatFormat
 from offbook.core.config import load_config
-from offbook.core.runfolder import latest_checkpoint
 from offbook.pocket.tasks import draft_tasks
 from offbook.rl.collector import Collector
-from offbook.rl.train import Loaded, train
 from offbook.tasks.folder import Contents, places, write_task
-from offbook.types import Completion, Prompt, Task
+from offbook.types import Prompt, Task
 
 SMALL = {
     "train.groups": "1", "train.group_size": "2", "train.steps": "2", "train.learning_rate": "1e-2",
@@ -57,53 +52,10 @@ def given(tmp_path: Path, chat: ChatFormat) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("rank", ["0", "2"])
-def test_a_run_after_another_is_as_if_it_were_alone(tmp_path: Path, given: dict[str, str], rank: str) -> None:
-    """With all weights and with an adapter. The other run has another seed."""
-
-    def run(out: str, loaded: Loaded | None = None, **more: str) -> Path:
-        settings = {**given, "train.lora.rank": rank, **more, "out": str(tmp_path / out)}
-        return latest_checkpoint(train(load_config(["standard"], settings), loaded=loaded))
-
-    start = Path(given["model"]) if rank == "0" else run("start", **{"train.steps": "1"})
-    held, from_start = Loaded(), {"model": str(start)}
-    run("other", held, seed="5", **from_start)
-    shared = held.engine, held.trained
-    ours, alone = run("ours", held, **from_start), run("alone", **from_start)
-    assert (held.engine, held.trained) == shared
-    (name,) = (path.name for path in alone.glob("*model.safetensors"))
-    mine, expected, before = (load_file(folder / name) for folder in (ours, alone, start))
-    assert all(torch.equal(mine[key], expected[key]) for key in expected)
-    assert any(not torch.equal(mine[key], before[key]) for key in expected)
-
-
-def test_a_lent_engine_samples_what_was_published(tmp_path: Path, given: dict[str, str]) -> None:
-    config, held = load_config(["standard"], {**given, "out": str(tmp_path / "run")}), Loaded()
-    weights = held.load(config, Path(given["model"]))
-    with torch.no_grad():
-        for parameter in weights.parameters():
-            parameter.mul_(0)  # every token is as likely as any other
-    collector = Collector(config, Path(given["model"]), lent=held.publish(7))
-
-    async def sample() -> Completion:
-        session = collector.engine.open("k")
-        drawn = await session.complete(Prompt([1, 2, 3], (), ()), 4)
-        session.close()
-        await collector.aclose()
-        return drawn
-
-    for _ in range(2):  # closing is left to the lender
-        drawn = asyncio.run(sample())
-        assert drawn.versions == [7] * len(drawn.ids)
-        assert drawn.logprobs == pytest.approx([-math.log(weights.config.vocab_size)] * len(drawn.ids))
-
-
 def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[str, str]) -> None:
     """And not what an engine read again before it was lent."""
-    held = Loaded()
     config = load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")})
-    held.load(config, Path(given["model"]))
-    first = Collector(config, Path(given["model"]), lent=held.publish(1))
+    first = Collector(config, Path(given["model"]))
 
     async def step() -> None:
         """Two rollouts of two turns with one place: what each had read is lost to the other."""
@@ -123,6 +75,6 @@ def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[
     assert min(seconds) > 0
     assert sum(seconds) < time.monotonic() - began
     asyncio.run(step())
-    second = Collector(config, Path(given["model"]), lent=held.engine)
+    second = Collector(config, Path(given["model"]), lent=first.engine)
     assert second.engine is first.engine
     assert second.metrics()["reread_tokens"] == 0

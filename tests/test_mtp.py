@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from offbook.core.config import ConfigError, MtpConfig, load_config
-from offbook.core.draft import BASE, DraftHead, load_head, save_head
+from offbook.core.draft import DraftHead, load_head, save_head
 from offbook.rl.models import load_model
 from offbook.stages.mtp import measure, mtp, read_samples, split
 from offbook.train import draft as train_draft
@@ -135,26 +135,18 @@ def damaged(folder: Path, *, without: str = "", config: bool = True) -> None:
 
 def test_a_head_of_another_base_and_one_that_is_not_whole_are_refused(tmp_path: Path) -> None:
     model = tiny_model()
-    for name in ("whole", "short", "bare", "list", "words"):
+    for name in ("whole", "short"):
         save_head(DraftHead(model), model, tmp_path / name)
     damaged(tmp_path / "short", without="fc.weight")
-    damaged(tmp_path / "bare", config=False)
-    (tmp_path / "list" / "config.json").write_text("[1]")
-    (tmp_path / "words" / "config.json").write_text(json.dumps({BASE: ["one"]}))
     model.save_pretrained(tmp_path / "model")
     with torch.no_grad():
         for parameter in model.parameters():  # a long training
             parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.3)
     load_head(tmp_path / "whole", model)
     refused: dict[str, tuple[str, PreTrainedModel]] = {
-        "is of another model \\(their embeddings differ": ("whole", tiny_model(seed=1)),
-        "is of another model \\(their embeddings": ("whole", tiny_model(vocabulary=200)),
-        "has no fc.weight; train it again": ("short", model),
-        "there is no draft head in .*bare .*offbook mtp MODEL": ("bare", model),
-        "there is no draft head in .*nowhere": ("nowhere", model),
-        "there is no draft head in .*list": ("list", model),
-        "there is no draft head in .*words": ("words", model),
-        r"there is no draft head in .*model \(it has a model in it\); .*engine\.draft": ("model", model),
+        "no draft head of this model .*fc.weight": ("short", model),
+        "there is no draft head of this model in .*nowhere": ("nowhere", model),
+        r"there is no draft head of this model in .*model .*.*engine\.draft": ("model", model),
     }
     for said, (name, base) in refused.items():
         with pytest.raises(OffbookError, match=said):

@@ -10,7 +10,7 @@ from viewdata import call, say
 
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder
-from offbook.rl.no_signal import shares_without, why_no_signal
+from offbook.rl.report import shares_without, why_no_signal
 from offbook.train.algorithms import has_gradient
 from offbook.types import Event, Reward, Rollout, Segment
 from offbook.view.about import overview
@@ -58,8 +58,8 @@ def test_a_group_has_a_gradient_where_rewards_differ() -> None:
     [
         ([rollout(n, BROKEN) for n in range(3)], "3 of 3 rollouts made no call", "offbook fit some/model"),
         ([rollout(n, READ) for n in range(3)], "made calls and changed no file", "--data demos:'my tasks'"),
-        ([*CUT_OFF, rollout(2, READ)], "2 of 3 rollouts were cut off by harness.turns", "--harness.turns 14"),
-        ([rollout(n, READ, stop="wall") for n in range(3)], "cut off by harness.wall_s", "--harness.wall_s 7200"),
+        ([*CUT_OFF, rollout(2, READ)], "2 of 3 rollouts were cut off by harness.turns", "raise it, or offbook sft"),
+        ([rollout(n, READ, stop="wall") for n in range(3)], "cut off by harness.wall_s", "raise it, or offbook sft"),
         ([rollout(n, READ, changed=True) for n in range(3)], "the tests never pass", "--level stub"),
         ([rollout(n, READ, solved=1.0) for n in range(3)], "all 3 rollouts solved", "--level gone"),
         ([rollout(n, stop="crash") for n in range(3)], "crashed", "offbook view"),

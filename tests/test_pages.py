@@ -18,10 +18,8 @@ from offbook.agent.recorder import Session
 from offbook.agent.serve.app import Sessions, make_app
 from offbook.agent.serve.server import Serving, listen
 from offbook.core.config import load_config
-from offbook.core.runfolder import RunFolder
 from offbook.rl.collector import Collector
 from offbook.rl.tasks import task_sets
-from offbook.rl.train import train
 from offbook.sandbox import open_sandbox
 from offbook.types import Limits, OffbookError, ToolCall
 
@@ -75,19 +73,6 @@ def test_every_route_gives_the_same_answer(pages: Path, tmp_path: Path, given: d
     assert ours.splitlines()[0] == "guide/parsing.md"
     assert "Use parse_date to read a date." in ours
     assert refused == 401
-
-
-def test_pages_are_pinned(pages: Path, tmp_path: Path, given: dict[str, str]) -> None:
-    told = {**given, "tools.pages": json.dumps([str(pages)]), "out": str(tmp_path / "run"), "train.steps": "1"}
-    train(load_config(["standard"], told))
-    recorded = json.loads((RunFolder(tmp_path / "run").path / "own_files.json").read_text())
-    assert recorded["tools.pages"] == [f"sha256:{Pages([str(pages)]).version}"]
-    train(load_config(["standard"], told))
-    (pages / "logo.png").write_bytes(b"another picture is no other page")
-    train(load_config(["standard"], told))
-    (pages / "words.txt").write_text("something else\n")
-    with pytest.raises(OffbookError, match="others than when this run last began, and they are pinned"):
-        train(load_config(["standard"], told))
 
 
 def test_a_page_with_removed_code_is_refused(pages: Path, given: dict[str, str]) -> None:

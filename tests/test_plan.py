@@ -46,8 +46,6 @@ from offbook.engine.vllm.find import Found
 from offbook.rl import plan as plan_room
 from offbook.rl.models import described
 from offbook.rl.plan import (
-    CONTEXT_BYTES,
-    IN_A_STEP,
     MODES,
     Device,
     Mode,
@@ -232,7 +230,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> Non
     with pytest.raises(OffbookError) as caught:
         refuse_too_large(config, plan)
     assert str(caught.value).startswith(f"{large} needs ")
-    assert "a GPU of 150 GB has 150 GB; fits with: --train.lora.rank 16, " in str(caught.value)
+    assert "a GPU of 150 GB has 150 GB; each of these takes less: --train.lora.rank 16, " in str(caught.value)
     adapted = load_config(["standard"], {"model": str(large), **HALF, "train.lora.rank": "16"})
     refuse_too_large(adapted, make_plan(adapted, GPU))
     whole, host = load_config(["standard"], {"model": str(large)}), Device("a machine", 30e9, is_gpu=False)
@@ -241,22 +239,19 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> Non
     short = load_config([], {"model": "smollm2-135m"})
     refuse_too_large(short, make_plan(short, Device("a small machine", 5e9, is_gpu=False)))  # its rollouts may be short
     tiny = Device("a GPU of 4 GB", 4e9, is_gpu=True)
-    with pytest.raises(OffbookError, match="take a smaller model, or plan for a larger GPU"):
+    with pytest.raises(OffbookError, match="or a smaller model"):
         refuse_too_large(adapted, make_plan(adapted, tiny))
-    crowded = Device("a GPU", 1e9, is_gpu=True, whole=150e9)
-    with pytest.raises(OffbookError, match="a GPU has 1 GB; that is what is free of 150 GB: end what else"):
-        refuse_too_large(adapted, make_plan(adapted, crowded))
 
 
 @pytest.mark.parametrize(
     ("options", "device", "said"),
     [
-        ({"engine.kv_tokens": "8191"}, GPU, "holds 8191; raise engine.kv_tokens to 8192 or more, or lower harness.con"),
+        ({"engine.kv_tokens": "8191"}, GPU, "holds 8191; raise engine.kv_tokens"),
         ({"engine.kv_tokens": "8191"}, Device("a machine", 150e9, is_gpu=False), "holds 8191; raise engine.kv_tokens"),
         (
             {"engine.kind": "vllm", "engine.vllm.gpu_share": "0.1"},
             GPU,
-            "holds 0 in its share of the GPU; raise engine.v",
+            "holds 0; raise engine.kv_tokens or engine.vllm.gpu_share, or lower harness.context",
         ),
     ],
 )
@@ -355,88 +350,12 @@ def test_every_recipe_fits_the_gpu_that_it_is_documented_for(recipe: str, tmp_pa
         assert float(command[command.index("--gpu-memory-utilization") + 1]) == plan.gpu_share
 
 
-@pytest.mark.parametrize(
-    ("given", "gb", "fits_with"),
-    [
-        ("Qwen/Qwen3-4B", 80, "--train.lora.rank 16"),
-        ("@ standard --model Qwen/Qwen3-0.6B", 33, "--train.precision bfloat16"),
-        ("@ standard --model Qwen/Qwen3-4B", 36, "--train.lora.rank 16 --train.precision bfloat16"),
-        ("Qwen/Qwen3-8B", 24, "--harness.context 4096 --harness.summarize_at 3072"),
-        ("Qwen/Qwen3-0.6B --engine.kv_tokens 99999", 24, "--engine.kv_tokens 0"),
-        ("Qwen/Qwen3-4B --engine.kind vllm", 112, "--engine.vllm.sleep true"),
-        ("@ qwen3-4b --model Qwen/Qwen3-8B --stage pretrain", 141, "--train.lora.rank 16"),
-        ("Qwen/Qwen3-32B", 24, ""),
-    ],
-)
-def test_plan_ends_with_what_would_fit(given: str, gb: int, fits_with: str) -> None:
-    """And that does, at the size that is said. `train` says the same."""
-    command = ["plan", *given.split(), "--gpu-memory", str(gb)]
-    last = CliRunner().invoke(app, command).stdout.splitlines()[-1]
-    if not fits_with:
-        assert last.startswith("take a smaller model, or plan for a larger GPU")
-        return
-    assert last.startswith(f"fits with: {fits_with}, ")
-    found = json.loads(CliRunner().invoke(app, [*command, *fits_with.split(), "--json"]).stdout)
-    assert found["fits"]
-    assert last.endswith(f", {found['need_bytes'] / 1e9:.3g} GB")
-    if "stage" not in given:
-        options = given.split()
-        named, rest = ([options[1]], options[2:]) if options[0] == "@" else ([], ["--model", *options])
-        config = load_config(named, {key[2:]: value for key, value in zip(rest[::2], rest[1::2], strict=True)})
-        with pytest.raises(OffbookError, match=re.escape(f"GPU of {gb} GB has {gb} GB; {last}")):
-            refuse_too_large(config, make_plan(config, this_device(gb)))
-
-
 def test_plan_says_which_recipe_it_takes_and_speaks_of_small_models_in_small_units() -> None:
     shown = lines_of(CliRunner().invoke(app, ["plan", "pocket"]).stdout)
     assert shown[0] == "recipe pocket, chosen by the model; for another: offbook plan @ RECIPE --model pocket"
     assert shown[1] == "pocket: 0.6M parameters"
     assert (shown[2], shown[3]) == ("part MB", "weights 2.36")
     assert "recipe" not in CliRunner().invoke(app, ["plan", "@", "pocket"]).stdout
-
-
-def test_vllm_gets_what_its_rollouts_need_and_no_more(large: Path) -> None:
-    options = {"model": str(large), **HALF, "train.lora.rank": "16", "engine.kind": "vllm"}
-
-    def share(gb: float, **more: str) -> float:
-        found = make_plan(load_config(["standard"], options | more), Device("", gb * 1e9, is_gpu=True))
-        assert found.fits
-        return found.gpu_share or 0.0
-
-    assert share(200) == 0.4
-    few = share(200, **{"train.groups": "1", "train.group_size": "2"})
-    assert 0.1 < few < 0.2
-    assert share(200, **{"engine.vllm.sleep": "true"}) > 0.4
-    shared = make_plan(load_config(["standard"], options), Device("", 100e9, is_gpu=True, whole=200e9))
-    assert shared.fits
-    assert 200 * (shared.gpu_share or 1.0) == pytest.approx(100 * share(100), abs=0.3), "of the whole GPU, for vLLM"
-
-
-def test_a_vllm_that_sleeps_is_awake_beside_what_the_trainer_holds() -> None:
-    given = {"engine.kind": "vllm", "engine.vllm.sleep": "true"}
-    device = Device("an H200", 141e9, is_gpu=True)
-    large = load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.9"})
-    plan = make_plan(large, device)
-    assert plan.need == pytest.approx(plan.held)
-    with pytest.raises(
-        OffbookError, match=r"needs 215 GB .* has 141 GB; fits with: --engine\.vllm\.gpu_share 0\.3\d*, 13"
-    ):
-        refuse_too_large(large, plan)
-    small = make_plan(load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.1"}), device)
-    asleep = small.parts["engine (vLLM's share)"] - CONTEXT_BYTES
-    assert small.need == pytest.approx(sum(small.parts.values()) - min(asleep, sum(map(small.parts.get, IN_A_STEP))))
-
-
-def test_a_share_that_is_too_large_is_refused_with_one_that_fits() -> None:
-    given = {"engine.kind": "vllm", "engine.vllm.gpu_share": "0.4"}
-    config, device = load_config(["qwen3-4b"], given), Device("an H200", 141e9, is_gpu=True)
-    with pytest.raises(
-        OffbookError, match=r"needs 15\d GB .*; fits with: --engine\.vllm\.gpu_share (0\.\d+), 13\d GB"
-    ) as caught:
-        refuse_too_large(config, make_plan(config, device))
-    advised = str(caught.value).split("gpu_share ")[1].split(",")[0]
-    config = load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": advised})
-    refuse_too_large(config, make_plan(config, device))
 
 
 def test_a_dry_run_says_that_there_is_no_vllm() -> None:
@@ -546,12 +465,6 @@ def test_a_run_goes_on_with_another_share_for_vllm(tmp_path: Path) -> None:
     hotter = EngineConfig(kind="vllm", temperature=0.5)
     with pytest.raises(OffbookError, match=r"another configuration \(engine.temperature is 0.5 now and 1.0 there\)"):
         refuse_another_run(RunFolder(tmp_path), Config(out=str(tmp_path), engine=hotter))
-
-
-MOE = {
-    "vocab_size": 151_936, "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48, "head_dim": 128,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 96, "max_position_embeddings": 262_144,
-}  # fmt: skip
 
 
 def test_a_rank_is_planned_by_its_share(large: Path) -> None:

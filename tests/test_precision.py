@@ -184,13 +184,3 @@ def test_a_chip_that_lacks_fp8_is_refused_and_told_what_to_do() -> None:
     config = load_config(["pocket"], {"train.linear.kind": "fp8"})
     with pytest.raises(OffbookError, match=r"NVIDIA A100 has no FP8 .* leave train.linear.kind plain"):
         make_plan(config, Device("NVIDIA A100", 80e9, is_gpu=True, capability=(8, 0)))
-
-
-def test_the_plan_counts_quantized_copies() -> None:
-    device, plans = Device("", 80e9, is_gpu=True, capability=(9, 0)), {}
-    for kind in ("plain", "fp8", "nvfp4"):
-        options = {"train.linear.kind": kind, "train.compile": "true", "train.recompute": "all"}
-        plans[kind] = make_plan(load_config(["pocket"], options), device)
-    part = "head, or a layer's backward"
-    assert plans["plain"].parts[part] <= plans["fp8"].parts[part] <= plans["nvfp4"].parts[part]
-    assert "linear layers in nvfp4" in str(plans["nvfp4"])

@@ -10,12 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx2
 import pytest
 
 from offbook.agent.chat import ChatFormat, Transcript, render_call
@@ -337,18 +334,6 @@ def test_a_server_that_is_busy_is_asked_again_when_it_says(chat: ChatFormat, ask
     assert len({json.dumps(body) for _, _, body in server.asked}) == 1
 
 
-def test_when_to_ask_again_is_a_number_or_a_date() -> None:
-    now = datetime.now(UTC)
-    dates = [format_datetime(now + timedelta(hours=hours), usegmt=True) for hours in (1, -1)]
-    later, earlier, number, unreadable, unsaid = (
-        client._retry_after(httpx2.Response(429, headers={"retry-after": value} if value else {}))
-        for value in (*dates, "7", "soon", "")
-    )
-    assert later is not None
-    assert 3000 < later <= 3600
-    assert (earlier, number, unreadable, unsaid) == (0.0, 7.0, None, None)
-
-
 def test_pauses_grow(ask: Callable[..., Any]) -> None:
     with serving(Answer("", 500)) as server, pytest.raises(OffbookError):
         ask(server, max_retries=3)
@@ -490,17 +475,17 @@ PAGE = Answer("<html>hello</html>", headers={"Content-Type": "text/html"})
         (
             PAGE,
             "sent something that is not a chat completion (not JSON but text/html)",
-            "no chat completion, not JSON but text/html",
+            "no chat completion",
         ),
         (
             Answer("[" * 100_000),
             "sent something that is not a chat completion (not JSON but of no type)",
-            "no chat completion, not JSON but of no type",
+            "no chat completion",
         ),
         (
             Answer({"error": "x"}),
             "sent something that is not a chat completion (choices: Field required)",
-            "no chat completion, but other JSON",
+            "no chat completion",
         ),
         (replace(PAGE, delay_s=0.5), "did not answer within 0.2 s (after 1 attempts)", "no answer in time"),
     ],
@@ -557,32 +542,6 @@ def test_a_conversation_that_outgrew_the_server_s_model_is_told_apart(answer: An
     with serving(answer) as server, pytest.raises(PromptTooLong):
         ask(server)
     assert len(server.asked) == 1, "to ask again is no help"
-
-
-def test_a_hung_server_is_one_line(
-    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert client.SILENCE_S <= 10
-    monkeypatch.setattr(client, "SILENCE_S", 0.1)
-
-    async def act(session: RemoteSession) -> None:
-        await asyncio.gather(*(session.complete(Prompt([1]), 8) for _ in range(5)))
-
-    with serving(replace(reply("ok"), delay_s=0.4)) as server:
-        ask(server, act=act, timeout_s=3, max_retries=1)
-    (told,) = caplog.messages
-    assert told == (
-        "the model server 127.0.0.1 has not answered for 0.1 s; each request waits for 3 s and is sent 2 times at most"
-    )
-
-
-def test_a_server_that_hangs_past_every_deadline_is_told_too(
-    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(client, "SILENCE_S", 0.3)
-    with serving(Answer("", delay_s=0.3)) as server, pytest.raises(NoAnswer, match="after 5 attempts"):
-        ask(server, timeout_s=0.1, max_retries=4)
-    assert caplog.messages[0].startswith("the model server 127.0.0.1 has not answered for 0.3 s; each request")
 
 
 def test_a_server_that_answers_is_not_called_silent(ask: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:

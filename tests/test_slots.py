@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.agent.harness import RolloutCheckpoint
 from offbook.core.runfolder import RunFolder
 from offbook.rl.rollout_buffer import (
     FilteredGroup,
     Group,
     RolloutBuffer,
-    add_length,
-    forget_other_work,
-    quantile,
     read_journal,
 )
 from offbook.rl.scheduler import LEAST, LOOK_S, ConcurrencyLimit, choose
@@ -35,65 +30,55 @@ def task(id: str) -> Task:
 
 def rollout_of(group: Group, number: int, tokens: int = 100) -> Rollout:
     usage = Usage(turns=2, sampled_tokens=tokens)
-    return Rollout(group.seats[number].id, group.task.id, group.name, (), [Segment([1])], "finish", usage)
+    return Rollout(group.jobs[number].id, group.task.id, group.name, (), [Segment([1])], "finish", usage)
 
 
 def over(slots: RolloutBuffer, group: Group, version: int = 0, tokens: int = 100) -> Group:
     slots.running(group, version)
-    for number in range(len(group.seats)):
-        slots.scored(group, number, rollout_of(group, number, tokens))
-    slots.grouped(group)
+    for number in range(len(group.jobs)):
+        slots.scored(group.jobs[number], rollout_of(group, number, tokens))
+    group.is_over = True
     return group
 
 
 def test_a_group_that_another_took_the_place_of_does_not_come_back(slots: RolloutBuffer) -> None:
     first, second = slots.request(1, [task("a"), task("b")])
     over(slots, first)
-    new = slots.refill(first, 2, task("c"))
+    new = slots.refill(first, task("c"))
     slots.running(new, 0)
-    slots.scored(new, 0, rollout_of(new, 0))
+    slots.scored(new.jobs[0], rollout_of(new, 0))
     assert slots.counts["filtered"] == 2
-    slots.close()
-    later = RolloutBuffer(slots.run, 2, fingerprint="c")
-    later.restore(0, {id: task(id) for id in "abc"})
-    assert [(group.name, group.place, [*group.rollouts]) for group in later.waiting] == [
-        (second.name, 1, []),
-        ("step1/c", 2, [0]),
+    later = RolloutBuffer(slots.run, 2, "c")
+    later.restore({id: task(id) for id in "abc"})
+    assert [(group.name, group.place, len(group.rollouts)) for group in later.waiting] == [
+        (second.name, 1, 0),
+        ("step1/c", 2, 1),
     ]
-    assert (later.refills[1], sorted(later.taken())) == (1, ["a", "b", "c"])
+    assert (later.refills[1], sorted(later.taken)) == (1, ["a", "b", "c"])
     shown = FilteredGroup("a", Record(rollouts=2, turns=4))
-    assert (later.filtered, later.learned) == ([shown], {}), "no step has learned from it"
+    assert (later.filtered, later.learned) == ([], [shown])
     second, new = later.waiting
-    later.scored(new, 1, rollout_of(new, 1))
+    later.scored(new.jobs[1], rollout_of(new, 1))
     later.given(1, [over(later, second), new])
-    later.close()
-    last = RolloutBuffer(slots.run, 2, fingerprint="c")
-    last.restore(1, {id: task(id) for id in "abc"})
-    assert (last.filtered, last.learned) == ([], {1: [shown]})
-    last.close()
+    last = RolloutBuffer(slots.run, 2, "c", 1)
+    last.restore({id: task(id) for id in "abc"})
+    assert (last.waiting, last.learned) == ([], [shown])
 
 
 @pytest.fixture
-def slots(tmp_path: Path) -> Iterator[RolloutBuffer]:
-    slots = RolloutBuffer(RunFolder(tmp_path), size=2, fingerprint="c")
-    yield slots
-    slots.close()
+def slots(tmp_path: Path) -> RolloutBuffer:
+    return RolloutBuffer(RunFolder(tmp_path), size=2, fingerprint="c")
 
 
 def again(
     slots: RolloutBuffer, done: int, *tasks: str
 ) -> tuple[RolloutBuffer, list[Group], dict[int, list[list[Rollout]]]]:
     """As another process finds them."""
-    slots.close()
     with open(slots.folder / "journal.jsonl", "ab") as journal:
         journal.write(b'{"at": 1, "state": "sco')  # torn
-    new = RolloutBuffer(slots.run, 2, fingerprint="c")
-    assert b'"sco\n' not in (slots.folder / "journal.jsonl").read_bytes(), "half a line is dropped"
+    new = RolloutBuffer(slots.run, 2, "c", done)
     assert [line["state"] for line in read_journal(slots.run.path)][-1] == "started", "not behind half a line"
-    for step in slots.run.steps():
-        if step <= done:
-            new.already(slots.run.rollouts(step)[0])
-    new.restore(done, {id: task(id) for id in tasks})
+    new.restore({id: task(id) for id in tasks})
     return new, new.waiting, new.stored
 
 
@@ -104,18 +89,17 @@ def test_what_was_scored_is_there_after_a_kill_and_what_a_step_was_given_is_give
     over(slots, second, tokens=900)
     slots.given(1, [first, second])
     slots.running(third, 0)
-    slots.scored(third, 1, rollout_of(third, 1))
+    slots.scored(third.jobs[1], rollout_of(third, 1))
     assert slots.counts["trained"] == 4
     new, groups, stored = again(slots, 0, *"abcd")
     assert [[one.id for one in group] for group in stored[1]] == [
         ["step1/a/0", "step1/a/1"],
         ["step1/b/0", "step1/b/1"],
     ]
-    assert [(group.name, list(group.rollouts), group.version) for group in groups] == [
-        ("step2/c", [1], 0),
-        ("step2/d", [], None),
+    assert [(group.name, [job.state for job in group.jobs], group.version) for group in groups] == [
+        ("step2/c", ["requested", "scored"], 0),
+        ("step2/d", ["requested", "requested"], None),
     ]
-    assert new.lengths()["lengths/sampled_p90"] == slots.lengths()["lengths/sampled_p90"] > 800
     _, groups, stored = again(new, 1, *"abcd")
     assert ([group.name for group in groups], stored) == (["step2/c", "step2/d"], {}), "step 1 is in a checkpoint"
     assert not fourth.rollouts
@@ -133,19 +117,14 @@ def test_what_a_kill_kept_out_of_the_journal_is_written_there_when_the_run_goes_
     lost = [line for line in lines if '"trained"' in line or '"1.1.0"' in line]
     assert len(lost) == 2
     journal.write_text("".join(line for line in lines if line not in lost))
-    first.seats[1].write(rollout_of(first, 1))  # was not cleared
+    first.jobs[1].write(rollout_of(first, 1))  # was not cleared
     new, (ready, _), stored = again(slots, 0, *"abc")
     assert [len(stored[1]), ready.name, len(ready.rollouts)] == [1, "step1/b", 2]
-    new.running(ready, 0)
-    new.grouped(ready)
     for _ in range(2):  # once more changes nothing
         new, _, _ = again(new, 0, *"abc")
         states = Counter(line["state"] for line in read_journal(slots.run.path))
-        assert (states["scored"], states["grouped"], states["trained"]) == (4, 2, 1)
-    assert new.lengths()["lengths/sampled_p50"] > 0
-    assert sum(new.sampled.values()) == 4
+        assert states["scored"] == 4
     assert sorted(path.name for path in slots.folder.glob("1.*")) == ["1.1.0", "1.1.1"]
-    new.close()
 
 
 def test_a_task_that_comes_twice_in_a_batch_is_two_groups(slots: RolloutBuffer) -> None:
@@ -161,45 +140,24 @@ def test_work_for_another_configuration_is_forgotten_and_steps_that_are_kept_are
     one, other = slots.request(1, [task("a"), task("b")])
     for step, group in enumerate((over(slots, one), over(slots, other)), 1):
         slots.given(step, [group])
-    slots.close()
-    forget_other_work(slots.run, 1, "c")
+    slots.request(2, [task("c")])
+    RolloutBuffer(slots.run, 2, "c", 1)
     assert slots.run.steps() == [1, 2]
-    forget_other_work(slots.run, 1, "another")
-    assert (slots.run.steps(), slots.folder.exists()) == ([1], False)
+    other = RolloutBuffer(slots.run, 2, "another", 1)
+    other.restore({id: task(id) for id in "abc"})
+    assert (slots.run.steps(), other.waiting) == ([1], [])
 
 
 def test_what_a_lost_model_was_writing_is_asked_for_again_and_nothing_else(slots: RolloutBuffer) -> None:
     (group,) = slots.request(1, [task("a")])
     slots.running(group, 3)
-    slots.scored(group, 0, rollout_of(group, 0))
+    slots.scored(group.jobs[0], rollout_of(group, 0))
     slots.failed(group, "lost", whole=False)
-    assert ([seat.state for seat in group.seats], list(group.rollouts)) == (["scored", "requested"], [0])
+    assert [job.state for job in group.jobs] == ["scored", "requested"]
     slots.failed(group, "lost", whole=True)
-    assert (group.rollouts, group.version, slots.sampled[104]) == ({}, None, 0)
+    assert (group.rollouts, group.version) == ([], None)
     failed = [line["slot"] for line in read_journal(slots.run.path) if line["state"] == "failed"]
     assert failed == ["1.0.1", "1.0.0"]
-
-
-def test_a_seat_without_a_whole_snapshot_begins_anew(slots: RolloutBuffer) -> None:
-    (group,) = slots.request(1, [task("a")])
-    seat = group.seats[0]
-    (seat.folder / "sandbox").mkdir(parents=True)
-    (seat.folder / "turn-1.json").write_text("{")
-    assert seat.checkpoint() is None
-    assert not seat.folder.exists()
-
-
-def test_a_rollout_checkpoint_is_kept_to_the_last_digit(slots: RolloutBuffer) -> None:
-    from offbook.rl.rollout_buffer import CHECKPOINT
-
-    (group,) = slots.request(1, [task("a")])
-    rollout = rollout_of(group, 0)
-    rollout.segments[0].logprobs = [-0.1234567890123456, float("nan")]
-    (read,) = CHECKPOINT.validate_json(
-        CHECKPOINT.dump_json([RolloutCheckpoint(rollout, [{"text": "t", "status": "done"}], True, "answer")])
-    )
-    assert read.rollout.segments[0].logprobs[0] == -0.1234567890123456
-    assert (read.todos, read.interrupted, read.stop) == ([{"text": "t", "status": "done"}], True, "answer")
 
 
 @settings(max_examples=60)
@@ -224,8 +182,7 @@ def test_every_group_is_trained_once_and_none_too_old(
         running = [group for group in waiting if not group.is_over]
         for group in running:
             if rng.random() > slow or group is running[-1]:
-                slots.scored(group, 0, rollout_of(group, 0))
-                slots.grouped(group)
+                over(slots, group, group.version or 0)
         chosen = choose(waiting, version + 1, count, window, staleness)
         if not chosen:
             continue
@@ -235,66 +192,51 @@ def test_every_group_is_trained_once_and_none_too_old(
         waiting = [group for group in waiting if group not in chosen]
         trained += chosen
         version += 1
-    slots.close()
     assert len({group.name for group in trained}) == len(trained) == steps * count
     if not staleness:
         assert [group.batch for group in trained] == sorted(group.batch for group in trained)
 
 
-def test_lengths_are_told_by_bucket() -> None:
-    lengths: dict[int, int] = {}
-    for tokens in (0, 1, 15, 100, 101, 1000, 5000):
-        add_length(lengths, tokens)
-    assert quantile(lengths, 0.5) == 104
-    assert 5000 <= quantile(lengths, 1.0) <= 5632
-
-
 def test_the_concurrency_limit_follows_the_load() -> None:
     use = [0.0, 0.0]
-    pace = ConcurrencyLimit(lambda: (use[0], use[1]), limit=8)
+    limit = ConcurrencyLimit(lambda: (use[0], use[1]), limit=8)
+
+    def look() -> None:
+        limit._looked -= LOOK_S
+        limit.look()
 
     async def main() -> None:
         done, most = asyncio.Event(), 0
 
         async def one() -> None:
             nonlocal most
-            async with pace:
-                most = max(most, pace.running)
+            async with limit:
+                most = max(most, limit.running)
                 await done.wait()
 
         jobs = [asyncio.create_task(one()) for _ in range(40)]
-        await asyncio.sleep(0)
-        assert pace.running == 8
-        pace._looked -= LOOK_S
-        pace.look()
-        assert (pace.limit, pace.running) == (12, 12)
+        await asyncio.sleep(0.01)
+        assert (limit.limit, limit.running) == (8, 8)
+        look()
+        assert limit.limit == 12
         use[0] = 0.95
-        pace._looked -= LOOK_S
-        pace.look()
-        assert pace.limit == 8
+        look()
+        assert limit.limit == 5
         use[:] = 0.0, 9.0
         for _ in range(9):
-            pace._looked -= LOOK_S
-            pace.look()
-        assert pace.limit == LEAST
+            look()
+        assert limit.limit == LEAST
         jobs[20].cancel()
         done.set()
         await asyncio.gather(*jobs, return_exceptions=True)
-        assert (pace.running, most) == (0, 12)
+        assert (limit.running, most) == (0, 8)
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("torn", [b"{", b"\0" * 9000, b'{"state": "trained"}'])
-def test_a_torn_last_line_is_dropped_with_a_sentence(
-    slots: RolloutBuffer, torn: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    slots.close()
+@pytest.mark.parametrize("torn", [b"{", b"\0" * 9000, b'{"state": "trai'])
+def test_a_torn_last_line_is_skipped(slots: RolloutBuffer, torn: bytes) -> None:
     journal = slots.folder / "journal.jsonl"
-    before = journal.read_bytes()
-    journal.write_bytes(before + torn)
-    RolloutBuffer(slots.run, 2, fingerprint="c").close()
-    assert f"was torn ({len(torn)} bytes) and is dropped" in caplog.text
-    assert journal.read_bytes().startswith(before + b'{"at"')
-    journal.write_bytes(b'5\n["x"]\n' + journal.read_bytes())
-    assert [line["state"] for line in read_journal(slots.run.path)] == ["started", "started"], "the rest is no line"
+    journal.write_bytes(b'5\n["x"]\n' + journal.read_bytes() + torn)
+    RolloutBuffer(slots.run, 2, fingerprint="c")
+    assert [line["state"] for line in read_journal(slots.run.path)] == ["started", "started"]

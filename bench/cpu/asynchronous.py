@@ -164,10 +164,12 @@ class Replayed:
     def apply(self, weights: Any) -> None:
         self.version = weights.version
 
-    async def rollouts(self, jobs: Sequence[Any], watch: Callable[[Any, bool], None], places: Any) -> None:
+    async def side_by_side(self, jobs: Sequence[Any], work: Callable[[Any], Any]) -> None:
         for job in jobs:
-            async with places:
-                watch(replace(self.rollout, id=job.id, task=job.task.id, group=job.group), True)
+            await work(job)
+
+    async def rollout(self, job: Any, watch: Any) -> Any:
+        return replace(self.rollout, id=job.id, task=job.task.id, group=job.group)
 
     def settle(self, group: Sequence[Any]) -> None:
         """Nobody looks for cheating here."""

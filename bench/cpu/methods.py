@@ -56,8 +56,7 @@ ALONE = {"train.rl_weight": "0", "feedback.weight": "0"}
 TEACHERS = {
     "opd": {"teachers.weights.opd": "1", "teachers.model": "{larger}"},
     "opsd": {"teachers.weights.opsd": "1"},
-    "sdft": {"teachers.weights.sdft": "1", "teachers.data": '["{expert}"]'},
-    "corrections": {"feedback.corrections.weight": "1"},
+    "sdft": {"teachers.weights.sdft": "1"},
 }
 ARMS: dict[str, dict[str, str]] = {
     "rl": {"feedback.weight": "0"},
@@ -192,7 +191,6 @@ class Bench:
         rows, _ = folder.metrics()
         trained = sum(row.get("train_tokens", 0) for row in rows)
         sampled = sum(len(s.ids) for step in folder.steps() for one in folder.rollouts(step)[0] for s in one.segments)
-        sampled += sum(row.get("corrections/tokens", 0) for row in rows)
         size = _parameters(self.start)
         of_teacher = _parameters(self.larger) if "opd" in name else size
         taught = trained if any(part in name for part in ("opd", "opsd", "sdft", "sdpo", "hints")) else 0

@@ -41,10 +41,10 @@ from offbook.pocket.demonstrations import LEARNED
 from offbook.pocket.tasks import level_named, make_pocket_tasks
 from offbook.rl.collector import Collector
 from offbook.rl.evaluate import collect_into
-from offbook.rl.models import _convert, model_folder
+from offbook.rl.models import load_model, model_folder
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import task_sets
-from offbook.rl.train import Loaded, train
+from offbook.rl.train import train
 from offbook.stages.sft import sft
 from offbook.types import OffbookError
 
@@ -108,6 +108,20 @@ def steps_of(name: str, options: argparse.Namespace) -> int:
     return 0 if name == "before" else options.steps * (options.longer if name in SAME_RUN else 1)
 
 
+def _convert(weights: Path, folder: Path) -> None:
+    """4 bits to float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
+    tensors = load_gguf_checkpoint(str(weights), return_tensors=True, model_to_load=model)["tensors"]
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
+    model.load_state_dict(tensors)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
 class OutOfTime(Exception):
     """The budget is spent."""
 
@@ -115,7 +129,6 @@ class OutOfTime(Exception):
 @dataclass
 class Experiment:
     options: argparse.Namespace
-    held: Loaded = field(default_factory=Loaded)
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -236,7 +249,7 @@ class Experiment:
         result |= {"arm": SAME_RUN.get(name, name), "label": arm.label, "tier": arm.tier, "seed": seed, "steps": last}
         result |= {"order": ["before", *ARMS].index(name), "groups": config.train.groups}
         if name != "before":
-            train(config, on_step=lambda row: self.check(name, seed, row), held=self.held)
+            train(config, on_step=lambda row: self.check(name, seed, row))
             result |= {"curve": folder.metrics()[0][:last], "taught": taught(folder, last)}
             result["train_s"] = result.get("train_s", 0.0) + time.monotonic() - started
             self.keep(path, result)
@@ -259,9 +272,9 @@ class Experiment:
     def measured(self, config: Config, checkpoint: Path, version: int) -> dict[str, Any]:
         """Held-out rollouts, the reading of faults with and without their hints, and text of another kind."""
         started = time.monotonic()
-        model = self.held.load(config, checkpoint)
+        model = load_model(checkpoint, config.train.precision)
         tasks = task_sets(config).heldout[: self.options.eval_tasks]
-        collector = Collector(config, checkpoint, lent=self.held.publish(version))
+        collector = Collector(config, checkpoint)
         files = RolloutFiles.in_run(Path(config.out), f"steps-{version}")
         files.results.parent.mkdir(parents=True, exist_ok=True)
         with files.writing("evaluation", collector, tasks) as place:
@@ -280,11 +293,6 @@ class Experiment:
             "perplexity": perplexity(model, config),
             "text": unrelated_text()[1],
         }
-
-    def close(self) -> None:
-        engine = self.held.engine
-        if engine is not None and hasattr(engine, "aclose"):
-            asyncio.run(engine.aclose())
 
 
 STEP_SHOWN = (
@@ -412,10 +420,7 @@ def main() -> None:
         for seed in options.seeds:
             (experiment.prepare if options.prepare else experiment.start)(seed)
         return
-    try:
-        failed = run_all(experiment)
-    finally:
-        experiment.close()
+    failed = run_all(experiment)
     report(experiment.out / "results", options.json, options.markdown)
     sys.exit("; ".join(failed) or 0)
 

@@ -18,7 +18,7 @@ from offbook.pocket.demonstrations import episodes, harness_of
 from offbook.pocket.script import LONG_HABITS, Habits
 from offbook.pocket.tasks import draft_tasks, level_named
 from offbook.rl.collector import chat_of
-from offbook.rl.hint_probe import effects_of, measure, with_donor_hints
+from offbook.rl.hint_probe import effects_of, measure
 from offbook.signals.feedback import read_all, write_hint
 from offbook.train.forward import Decoder
 from offbook.types import Feedback, Rollout, Task
@@ -72,18 +72,15 @@ def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, d
         for rollout in asyncio.run(scripted())
         for target in read_all(rollout, None, config.feedback.rules)
     ]
-    donors = with_donor_hints(pairs)
     decoder = Decoder(model)
     measure(pairs, decoder, chat, config.engine.temperature)
-    measure(donors, decoder, chat, config.engine.temperature)
-    found = effects_of([item for _, item in pairs], [item for _, item in donors])
+    found = effects_of(item for _, item in pairs)
     said = {effect.rule: [sum(one.student) for _, one in pairs if one.target.rule == effect.rule] for effect in found}
     return {
         effect.rule: {
             "targets": effect.targets,
             "fault": sum(said[effect.rule]) / len(said[effect.rule]),
             "hint": effect.log_odds,
-            "donor": effect.donor_log_odds,
         }
         for effect in found
     }

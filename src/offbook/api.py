@@ -9,8 +9,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import tomli_w
-
 if TYPE_CHECKING:
     from offbook.core.config import Config
     from offbook.core.runfolder import RunFolder
@@ -27,23 +25,19 @@ def configure(*files: str | Path, **sections: Any) -> Config:
     """
     from offbook.core.config import load_config
 
-    given = dict(_dotted(sections))
-    config = load_config(files, given)
-    config._given = frozenset(given)
-    return config
+    return load_config(files, _dotted(sections))
 
 
-def _dotted(sections: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    flat = []
+def _dotted(sections: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in sections.items():
-        is_table = isinstance(value, Mapping)
-        flat += _dotted(value, f"{prefix}{key}.") if is_table else [(f"{prefix}{key}", _as_toml(value))]
+        if isinstance(value, Mapping):
+            flat |= _dotted(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            flat[prefix + key] = [str(item) if isinstance(item, Path) else item for item in value]
+        else:
+            flat[prefix + key] = str(value) if isinstance(value, Path) else value
     return flat
-
-
-def _as_toml(value: Any) -> str:
-    plain = [str(item) if isinstance(item, Path) else item for item in value] if isinstance(value, list) else value
-    return tomli_w.dumps({"value": str(plain) if isinstance(plain, Path) else plain}).partition("= ")[2].strip()
 
 
 def _in_a_thread(call: Callable[[], T]) -> T:
@@ -65,10 +59,8 @@ def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row
 
 def sft(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the imitation that the configuration describes, of what `sft.data` names."""
-    from offbook.core.config import refuse_mistaken
     from offbook.stages.sft import sft as run
 
-    refuse_mistaken("sft", config._given)
     return _in_a_thread(lambda: run(config, on_step))
 
 

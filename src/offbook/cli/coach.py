@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from offbook.signals.feedback import Rule
     from offbook.signals.feedback.coach import Found, Stored
     from offbook.signals.judge import Judgement
-    from offbook.types import Feedback, Task
+    from offbook.types import Task
 
 MAX_SHOWN = 3  # examples of one rule
 LINE = 100  # characters of an example
@@ -151,18 +151,15 @@ def _measure(result: Result, model: str, limit: int, tasks: str, samples: int, p
         return
     from offbook.core.config import load_config
     from offbook.rl.collector import Collector
-    from offbook.rl.hint_probe import HintProbe, effects_of, measure, with_donor_hints
+    from offbook.rl.hint_probe import HintProbe, effects_of, measure
     from offbook.rl.models import load_model, model_chat, model_folder
     from offbook.train.forward import Decoder
 
-    others: list[Feedback] = []
     for stored, name, pairs in plans:
         folder = model_folder(name, 0, progress)
-        donors = with_donor_hints(pairs)
-        others += [item for _, item in donors]
         decoder = Decoder(load_model(folder))
         counts = measure(
-            [*pairs, *donors],
+            pairs,
             decoder,
             model_chat(folder, stored.setting("harness", "profile", ""), stored.setting("harness", "dialect", "auto")),
             float(stored.setting("engine", "temperature", 1.0)),
@@ -183,7 +180,7 @@ def _measure(result: Result, model: str, limit: int, tasks: str, samples: int, p
             probe = HintProbe(Collector(config, folder), known, result.rules, samples)
             found = [one for one in result.found if one.source == stored.source]
             result.looked[stored.source] = probe.measured(asyncio.run(probe.sampled(found, "coach")), found, decoder)
-    result.effects = effects_of((one.feedback for one in chosen), others)
+    result.effects = effects_of(one.feedback for one in chosen)
 
 
 def _files(result: Result, out: Path | None) -> list[tuple[Path, list[Found]]]:
@@ -252,11 +249,11 @@ def _show(result: Result, facts: dict[str, Any]) -> None:
         say(f"\nWhat the hints do, on {', '.join(dict.fromkeys(result.models))}")
         effects = Table(box=None, pad_edge=False)
         effects.add_column("rule", no_wrap=True)
-        for name in ("targets", "tokens", "nats per token", "largest", "log-odds", "donor"):
+        for name in ("targets", "tokens", "nats per token", "largest", "log-odds"):
             effects.add_column(name, justify="right")
         for one in result.effects:
-            odds = ["" if value is None else f"{value:+.2f}" for value in (one.log_odds, one.donor_log_odds)]
-            effects.add_row(one.rule, str(one.targets), str(one.tokens), f"{one.kl:.3f}", f"{one.largest:.2f}", *odds)
+            moved = f"{one.kl:.3f}", f"{one.largest:.2f}", f"{one.log_odds:+.2f}"
+            effects.add_row(one.rule, str(one.targets), str(one.tokens), *moved)
         results.print(effects)
         for reason, count in result.unmeasured.items():
             say(f"{_count(count, 'target')} not measured: {reason}")

@@ -19,18 +19,14 @@ def fit(
     out: Annotated[Path, typer.Option(help="The recipe to write, for `offbook train @ FILE`.")] = Path("fit.toml"),
     limit: Annotated[int, typer.Option(min=1, help="Training tasks to try.")] = 8,
     samples: Annotated[int, typer.Option("-n", min=1, help="First messages a task.")] = 4,
-    rollouts: Annotated[
-        int, typer.Option(min=0, help="Whole rollouts of each candidate that writes readable calls.")
-    ] = 8,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
     """Try MODEL with every profile and call dialect on training tasks, and write what fits as a recipe.
 
-    Takes configuration as `train` does: --tasks.source, --harness.turns, --engine.kind. A rollout ends after 300
-    seconds, unless --harness.wall_s says otherwise.
+    Takes configuration as `train` does: --tasks.source, --harness.context, --engine.kind.
     """
-    config = config_from(ctx, {"model": model}, defaults={"harness.wall_s": "300"})
+    config = config_from(ctx, {"model": model})
     if not config.model or is_url(config.model):
         given = "give one" if not config.model else f"not one behind a URL, as {config.model} is"
         raise ConfigError(f"fit needs a model: {given}; for example {CHOICES}".replace("`--model ", "`"))
@@ -45,7 +41,7 @@ def fit(
     from offbook.rl.fit import fit as tried
 
     with progress_display(plain) as progress:
-        found = tried(config, limit, samples, rollouts, progress)
+        found = tried(config, limit, samples, progress)
     write_atomic(out, recipe_of(found, config))
     sentence, command = next_step(found, config, str(out))
     if as_json:

@@ -79,16 +79,13 @@ def show_plan(found: Plan, to: Console = results) -> None:
         if bytes_of_part:
             table.add_row(part, f"{bytes_of_part / unit:,.2f}")
     table.add_section()
-    most = "peak: vLLM sleeps in a step" if found.sleeps else "all of it"
-    table.add_row(most, f"{found.need / unit:,.2f}")
+    table.add_row("all of it", f"{found.need / unit:,.2f}")
     table.add_row(f"room in {found.device.name}", f"{found.device.room / unit:,.2f}")
     to.print(table)
     if found.trained != found.parameters:
         say(f"trained: {found.trained / MB:.1f}M parameters of adapters", to=to)
     way = found.way
     say(f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}", to=to)
-    if found.linear != "plain":
-        say(f"linear layers in {found.linear}{', emulated' if found.linear == 'nvfp4' else ''}", to=to)
     if found.gpu_share is not None:
         say(f"vLLM gets {found.gpu_share:g} of the GPU (engine.vllm.gpu_share)", to=to)
     if found.kv_tokens is not None:

@@ -129,13 +129,11 @@ async def _serve(
     from offbook.agent.serve.app import Sessions, make_app
     from offbook.agent.serve.server import Serving
     from offbook.core.runfolder import write_atomic
-    from offbook.rl.resume import record_own_files
 
     task, limits = asyncio.current_task(), collector.limits
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     write_atomic(folder.config_file, collector.config.to_toml())
-    record_own_files(folder, collector.config)
 
     def make(rollout: Rollout) -> Session:
         return Session(rollout, collector.chat, collector.engine.open, limits, collector.harness.prices)

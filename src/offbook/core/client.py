@@ -1,21 +1,18 @@
 """The client of models behind a URL that speaks OpenAI's chat completions: hosted, or a vLLM or llama.cpp server.
 
-The key comes from a variable of the environment; it goes to that server and into no error. Left out: streaming.
+The key comes from an environment variable; it goes to that server and into no error. Left out: streaming.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import re
 import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -23,13 +20,9 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from offbook.types import OffbookError, PromptTooLong, ServerLost
 
-log = logging.getLogger(__name__)
-
 KEY = "OPENAI_API_KEY"  # the variable with the server's key, if it wants one
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-SILENCE_S = 10.0  # after which a message says that a server is waited for
 LEAST_KEY = 4  # characters; what is shorter is no secret, and may be a letter of every sentence
-LONG_KEY = 8  # a shorter one may be part of a word, and is taken out where it stands alone
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # besides every 5xx
 # The server and not the request: no key, no credit, no such model, too busy, nothing behind the gateway.
 LOST = frozenset({401, 402, 403, 404, 429, 502, 503, 504})
@@ -57,7 +50,7 @@ class NoServer(NoAnswer, ServerLost):
 
 
 class ContextFull(NoAnswer, PromptTooLong):
-    """The server's model has not so much context."""
+    """The request exceeds the context of the server's model."""
 
 
 class _Function(BaseModel):
@@ -93,11 +86,14 @@ class Reply(BaseModel):
 class Client:
     def __init__(self, url: str, model: str, *, timeout_s: float = 120.0, max_retries: int = 2):
         self.host = _host(url)
-        self.url, self.model = f"{url.rstrip('/')}/chat/completions", model
-        self.timeout_s, self.max_retries = timeout_s, max_retries
-        self._key = _key()
+        self.url = f"{url.rstrip('/')}/chat/completions"
+        self.model = model
+        self.timeout_s = timeout_s
+        self.max_retries = max_retries
+        self._key = os.environ.get(KEY, "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):  # the HTTP client would show it in its complaint
+            raise OffbookError(f"the key in {KEY} has characters that cannot be sent; set it again")
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._patience_s = SILENCE_S
         self._takes_schemas = True
 
     async def ask(
@@ -107,11 +103,11 @@ class Client:
         schema: dict[str, Any] | None = None,
         max_tokens: int = 2048,
     ) -> str:
-        """One question, or a conversation as roles and texts, and its answer, the likeliest one. `schema` goes along as
-        `response_format` until the server refuses it. It has a connection of its own, so any event loop will do."""
+        """The likeliest answer to a question, or to a conversation of roles and texts. `schema` goes along as
+        `response_format` until the server refuses it. Each call has a connection of its own, for any event loop."""
         turns = [("user", question)] if isinstance(question, str) else question
         said = [{"role": role, "content": text} for role, text in turns]
-        body = {"messages": said, "temperature": 0.0, "max_tokens": max_tokens}
+        body: dict[str, Any] = {"messages": said, "temperature": 0.0, "max_tokens": max_tokens}
         async with connections() as http:
             if schema is not None and self._takes_schemas:
                 form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}
@@ -127,73 +123,60 @@ class Client:
         return reply.choices[0].message.content or ""
 
     async def post(self, body: dict[str, Any], http: httpx2.AsyncClient) -> Reply:
-        """One reply, after as many attempts as it takes. A server that does not want this request is asked once."""
-        loop = asyncio.get_running_loop()
-        heard = loop.time()  # of the server last: attempts that end without a word are one silence
+        """One reply, with retries. A server that does not want this request is asked once."""
         for attempt in range(self.max_retries + 1):
-            pause_s, kind = FIRST_PAUSE_S * 2**attempt, NoAnswer
-            silence = loop.call_at(heard + self._patience_s, self._tell_silence, self._patience_s)
+            pause_s = FIRST_PAUSE_S * 2**attempt
+            kind: type[NoAnswer] = NoAnswer
             try:
                 async with asyncio.timeout(self.timeout_s):
                     response = await http.post(self.url, json={"model": self.model, **body}, headers=self._headers)
             except TimeoutError:
                 problem, reason = f"did not answer within {self.timeout_s:g} s", "no answer in time"
             except httpx2.RequestError as error:
+                kind = NoServer
                 reason = _cause(error)
-                problem, kind = f"cannot be reached ({reason})", NoServer
+                problem = f"cannot be reached ({reason})"
             else:
-                heard = loop.time()
                 if response.is_success:
                     return self._parse(response)
-                status, said = response.status_code, _refusal(response)
+                status = response.status_code
+                said = _refusal(response)
                 problem, reason = f"answered {status}: {said}", f"status {status}"
                 if TOO_LONG.search(said):
                     raise self._error(problem, reason, ContextFull)
                 kind = NoServer if status in LOST else NoAnswer
                 if status not in TRY_AGAIN and status < 500:
-                    needs_key = status in (401, 403) and not self._key
-                    about_key = f" ({KEY} is not set)" if needs_key else ""
+                    about_key = f" ({KEY} is not set)" if status in (401, 403) and not self._key else ""
                     raise self._error(problem + about_key, reason, kind)
-                pause_s = _retry_after(response) or pause_s
-            finally:
-                silence.cancel()
+                with suppress(ValueError):
+                    pause_s = max(0.0, float(response.headers.get("retry-after", "")))
             if attempt < self.max_retries:
                 await asyncio.sleep(min(pause_s, LONGEST_PAUSE_S))
         raise self._error(f"{problem} (after {self.max_retries + 1} attempts)", reason, kind)
-
-    def _tell_silence(self, waited_s: float) -> None:
-        """Once for all that wait, and the next time only after twice as long: a slow model is not a hung one."""
-        if waited_s == self._patience_s:
-            self._patience_s *= 2
-            log.warning(
-                f"the model server {self.host} has not answered for {waited_s:g} s; each request waits for "
-                f"{self.timeout_s:g} s and is sent {self.max_retries + 1} times at most"
-            )
 
     def _parse(self, response: httpx2.Response) -> Reply:
         try:
             return Reply.model_validate_json(mend_escapes(response.text))
         except ValidationError as error:
             first = error.errors()[0]
+        said = _refusal(response)
+        if TOO_LONG.search(said):
+            raise self._error(f"answered: {said}", "context too long", ContextFull)
         what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        reason = "but other JSON"
         if first["type"] == "json_invalid":
-            what = reason = f"not JSON but {response.headers.get('content-type', 'of no type')}"
-        elif TOO_LONG.search(said := _refusal(response)):
-            raise self._error(f"answered: {said}", reason, ContextFull)
-        raise self._error(f"sent something that is not a chat completion ({what})", f"no chat completion, {reason}")
+            what = f"not JSON but {response.headers.get('content-type', 'of no type')}"
+        raise self._error(f"sent something that is not a chat completion ({what})", "no chat completion")
 
     def _error(self, problem: str, reason: str, kind: type[NoAnswer] = NoAnswer) -> NoAnswer:
-        texts = f"the model server {self.host} {problem}", reason
+        texts = (f"the model server {self.host} {problem}", reason)
         if len(self._key) < LEAST_KEY:
             return kind(*texts)
-        ends = ("", "") if len(self._key) >= LONG_KEY else (r"(?<!\w)", r"(?!\w)")
-        found = re.escape(self._key).join(ends)
-        return kind(*(re.sub(found, "[key]", text) for text in texts))
+        whole_word = re.compile(rf"(?<!\w){re.escape(self._key)}(?!\w)" if len(self._key) < 8 else re.escape(self._key))
+        return kind(*(whole_word.sub("[key]", text) for text in texts))
 
 
 def connections() -> httpx2.AsyncClient:
-    """To be closed, in the event loop in which they are used. Deadlines are the client's."""
+    """To be closed, in the event loop in which they are used. Timeouts are the client's."""
     return httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None), verify=_certificates())
 
 
@@ -204,7 +187,7 @@ def _certificates() -> ssl.SSLContext:
 
 
 def _host(url: str) -> str:
-    """Not without the scheme, and a password in it is not for error texts and run folders."""
+    """A password in the URL is not for error texts and run folders."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -217,47 +200,28 @@ def _host(url: str) -> str:
     return parsed.host
 
 
-def _key() -> str:
-    key = os.environ.get(KEY, "").strip()
-    if not (key.isascii() and key.isprintable()):  # the HTTP client would show it in its complaint
-        raise OffbookError(f"the key in {KEY} has characters that cannot be sent; set it again")
-    return key
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds, from a number or a date; None if the server does not say or says it unreadably."""
-    value = response.headers.get("retry-after", "")
-    with suppress(ValueError):
-        return max(0.0, float(value))
-    with suppress(ValueError, TypeError):
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    return None
-
-
 def _refusal(response: httpx2.Response) -> str:
-    """What the server says about its refusal: OpenAI's error.message, others' message or detail, or its first line."""
+    """What the server says about its refusal: OpenAI's error.message, others' message or detail, or its text."""
     text = response.text
-    try:
+    with suppress(ValueError, RecursionError):
         value = response.json()
-    except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, dict):
-        error = value.get("error")
-        inner = error.get("message") if isinstance(error, dict) else error
-        text = str(inner or value.get("message") or value.get("detail") or text)
+        if isinstance(value, dict):
+            error = value.get("error")
+            inner = error.get("message") if isinstance(error, dict) else error
+            text = str(inner or value.get("message") or value.get("detail") or text)
     return " ".join(text.split())[:400] or "no reason given"
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException | None) -> str:
     """The operating system's reason for a failed connection, else the kind of failure."""
-    below: BaseException | None = error
-    while below is not None:
-        if isinstance(below, ssl.SSLError | socket.gaierror):  # their numbers are not the system's
-            return str(below.strerror)
-        if isinstance(below, OSError) and below.errno:
-            return os.strerror(below.errno).lower()
-        below = below.__cause__ or below.__context__
-    return type(error).__name__
+    kind = type(error).__name__
+    while error is not None:
+        if isinstance(error, ssl.SSLError | socket.gaierror):  # their numbers are not the system's
+            return str(error.strerror)
+        if isinstance(error, OSError) and error.errno:
+            return os.strerror(error.errno).lower()
+        error = error.__cause__ or error.__context__
+    return kind
 
 
 def mend_escapes(text: str) -> str:
@@ -266,7 +230,7 @@ def mend_escapes(text: str) -> str:
 
 
 def json_part(answer: str, opening: str = "{", closing: str = "}") -> str:
-    """What of an answer is JSON: no thinking, no fence, no words around it."""
+    """The JSON in an answer, without thinking, a fence or words around it."""
     said = mend_escapes(answer.rpartition("</think>")[2])
     starts = [start for start in map(said.find, opening) if start >= 0]
     return said[min(starts, default=0) : max(map(said.rfind, closing)) + 1]

@@ -19,14 +19,14 @@ import textwrap
 import tokenize
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from offbook.core.pycode import lowered
+from offbook.core.pycode import try_parse
 
 SKETCH_SHINGLE, SKETCH_SIZE = 5, 64
 SAME = 0.7  # of the shingles of two sketches, from which on their code is the same
@@ -136,11 +136,8 @@ def winnowed(shingles: Hashes, window: int) -> Hashes:
 
 
 def sketch_of(sources: Iterable[str]) -> Sketch:
-    """The smallest shingles of Python code without comments, docstrings and layout.
-
-    Enough to tell which share two sets have in common (Broder 1997, bottom-k sketch). What is nothing but comments and
-    docstrings is taken as it is.
-    """
+    """The smallest shingles of Python code without comments, docstrings and layout: enough to tell which share two sets
+    have in common (Broder 1997, bottom-k sketch)."""
     return sketch_of_words(
         tokens_of(normalise(divided(*parsed(without_comments(source)))[1])) or tokens_of(source) for source in sources
     )
@@ -265,16 +262,8 @@ PREFIXES = ("", "if 1:\n", "if 1:\n    ", "if 1:\n        ")
 def parsed(source: str) -> tuple[str, ast.Module | None]:
     """The tree of a definition, or of a body cut out of its function; and the text that its positions refer to."""
     for prefix in PREFIXES:
-        try:
-            return prefix + source, ast.parse(prefix + source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-    # In a newer syntax than ours, perhaps: statements and docstrings are where they are in the older words. Only now,
-    # because most of what comes here is no Python at all.
-    for prefix in PREFIXES:
-        if older := lowered(prefix + source):
-            with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-                return prefix + source, ast.parse(older)
+        if tree := try_parse(prefix + source):
+            return prefix + source, tree
     return source, None
 
 
@@ -312,7 +301,7 @@ def is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
 
 
 def undocumented(body: list[ast.stmt]) -> list[ast.stmt]:
-    return body[1:] if is_text(body[0]) else body
+    return body[1:] if body and is_text(body[0]) else body
 
 
 def without_comments(source: str) -> str:
@@ -335,27 +324,20 @@ def structure(body: list[ast.stmt]) -> str:
 
 
 class Functions:
-    """The functions of a source file. It is parsed when first asked for: that takes longer than all the rest."""
+    """The functions of a source file, parsed when first asked for."""
 
     def __init__(self, source: str):
         self._source = source
-        self._bodies: list[tuple[str, list[ast.stmt]]] | None = None
+
+    @cached_property
+    def _structures(self) -> dict[str, str]:
+        """Names of functions by the structure of their bodies."""
+        nodes = ast.walk(parsed(self._source)[1] or ast.Module([], []))
+        return {structure(node.body): node.name for node in nodes if isinstance(node, FUNCTION)}
 
     def same_as(self, wanted: Wanted) -> str | None:
         """The name of a function that is the wanted one but for its names."""
-        if not wanted.structure or not self._source:
-            return None
-        if self._bodies is None:
-            nodes = ast.walk(parsed(self._source)[1] or ast.Module([], []))
-            found = [node for node in nodes if isinstance(node, FUNCTION)]
-            self._bodies = [(node.name, body) for node in found if (body := undocumented(node.body))]
-        first = wanted.structure.partition(" ")[0]
-        same = (
-            name
-            for name, body in self._bodies
-            if type(body[0]).__name__ == first and structure(body) == wanted.structure
-        )
-        return next(same, None)
+        return self._structures.get(wanted.structure) if wanted.structure and self._source else None
 
 
 def _parts(node: ast.AST, numbers: dict[str, int], called: bool = False) -> Iterator[str]:
@@ -394,37 +376,32 @@ def shared_code(text: str, removed: Mapping[str, str]) -> str | None:
     """Why a request gives removed code ("path::name" -> source) away, or None. Stricter than a search for copies: a
     line, or SHARED_TOKENS in a row, is enough. Signatures and docstrings are no code."""
     text = re.sub(r"\bdef \w+\([^`\n]*", "", text)  # a call that passes everything on looks like the signature
-    words = _marks_and_words(text)
+    words = _WORD.findall(text)
     shown = {tuple(words[start : start + SHARED_TOKENS]) for start in range(len(words) - SHARED_TOKENS + 1)}
     flat = " ".join(text.split())
     for where, source in removed.items():
-        for line in _code_lines(source):
-            if _is_telling(line) and line in flat:
+        lines = _code_lines(source)
+        for line in lines:
+            if len(line) >= 16 and not _COMMON.fullmatch(line) and line in flat:
                 return f"it has a line of {where}: {line}"
-        code = _marks_and_words("\n".join(_code_lines(source)))
+        code = _WORD.findall("\n".join(lines))
         for start in range(len(code) - SHARED_TOKENS + 1):
             if tuple(code[start : start + SHARED_TOKENS]) in shown:
                 return f"it shares code with {where}: {' '.join(code[start : start + SHARED_TOKENS])}"
     return None
 
 
-def _marks_and_words(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text)
-
-
-def _is_telling(line: str) -> bool:
-    return len(line) >= 16 and not re.fullmatch(r"[\w\s.\"']+:?|return \w+|raise .*", line)
+_WORD = re.compile(r"\w+|[^\w\s]")
+_COMMON = re.compile(r"[\w\s.\"']+:?|return \w+|raise .*")  # lines that say little
 
 
 def _code_lines(source: str) -> list[str]:
     """The lines of a removed text that are code: no signatures, docstrings, comments."""
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:  # a return outside of a function is none for ast, but odd indentation may be
+    tree = try_parse(textwrap.dedent(source))
+    if tree is None:  # odd indentation
         return [" ".join(line.split()) for line in source.split("\n") if line.strip()]
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-            has_docstring = ast.get_docstring(node, clean=False) is not None
-            node.body = (node.body[1:] if has_docstring else node.body) or [ast.Pass()]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) and node.body:
+            node.body = undocumented(node.body) or [ast.Pass()]
     lines = [" ".join(line.split()) for line in ast.unparse(tree).split("\n")]
     return [line for line in lines if not line.startswith(("def ", "async def ", "class ", "@"))]

@@ -7,10 +7,7 @@ import ctypes
 import logging
 import os
 import signal
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -24,7 +21,7 @@ log = logging.getLogger(__name__)
 
 class Watchdog:
     """Deadline of a wait. Each look logs what is waited for, and raises once the `signs` of life have not changed for
-    `deadline_s`, with the lines at which the threads are whose names begin with `thread`."""
+    `deadline_s`: Hung if the wait is for a `thread`, which cannot be ended."""
 
     def __init__(self, what: Callable[[], str], deadline_s: float, signs: Callable[[], object], thread: str = ""):
         self.what, self.deadline_s, self.signs, self.thread = what, deadline_s, signs, thread
@@ -38,8 +35,8 @@ class Watchdog:
         log.warning("waiting for %s for %.0f s", self.what(), now - self.began)
         if (silent_s := now - self.since) >= self.deadline_s:
             raise (Hung if self.thread else OffbookError)(
-                f"nothing has happened for {silent_s:.0f} s (loop.deadline_s), waiting for {self.what()}"
-                f"{where(self.thread) if self.thread else ''}; the same command goes on from what is kept"
+                f"nothing has happened for {silent_s:.0f} s (loop.deadline_s), waiting for {self.what()}; the same "
+                "command goes on from what is kept"
             )
 
 
@@ -52,18 +49,6 @@ async def wait_with_heartbeat(work: Awaitable[T], watchdog: Watchdog) -> T:
         if not job.done():
             watchdog.look()
     return job.result()
-
-
-def where(name: str) -> str:
-    """The line of offbook that each of these threads is at."""
-    lines = []
-    for thread in threading.enumerate():
-        frame = sys._current_frames().get(thread.ident or 0)
-        if frame is None or not thread.name.startswith(name):
-            continue
-        own = [one for one in traceback.extract_stack(frame) if "/offbook/" in one.filename]
-        lines += [f"{one.filename.rpartition('/offbook/')[2]}:{one.lineno}, {one.name}" for one in own[-1:]]
-    return f", which is at {' and '.join(lines)}" if lines else ""
 
 
 def end_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:

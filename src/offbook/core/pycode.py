@@ -1,63 +1,40 @@
 """Python source analysis with `ast`, for the monitors, the feedback rules and the task factory.
 
-- Trees: `parse` raises SyntaxError and reads newer syntax too; `try_parse` takes any text and gives None where it is no
-  Python; `canonical` is `try_parse` with one spelling of each thing, for code that may hide what it does.
+- Trees: `try_parse` takes any text and gives None where it is no Python; `canonical` is `try_parse` with one spelling
+  of each thing, for code that may hide what it does.
 - Walking: `nodes`, `parents`, `new_nodes` (what an edit added), `comment_lines`.
 - Names: `dotted`, `rooted`, `plain_dotted`, `aliases` and `full_name` (what imports made of a name), `names_in`,
   `identifiers`, `imported_names`, `called_names`.
 - Scopes: `defined_in`, `bound_in`, `binds`, `bindings`, `local_names`, `arguments_of`.
 - Constants: `strings_in`, `text_in`.
-
-Newer syntax than the running Python's is read by libcst, whose grammar is newer, and translated to older syntax on the
-same lines: type parameters go, `type X = Y` is an assignment, an f-string with its own quotes inside becomes a call
-with its parts. Names, strings and lines are right; columns on such lines are not.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import re
 import tokenize
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any, TypeVar
-
-import libcst as cst
+from typing import TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-MAX_BRACKETS = 200  # in one another, for any Python; libcst may crash at more
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
-
-Template = cst.FormattedString | cst.TemplatedString | cst.ConcatenatedString
-Hole = cst.FormattedStringExpression | cst.TemplatedStringExpression
-Words = cst.FormattedStringText | cst.TemplatedStringText | cst.SimpleString
 
 
 # Trees.
 
-
-def parse(source: str | bytes) -> ast.Module:
-    """As `ast.parse`, with its SyntaxError where that is no Python of any version."""
-    try:
-        return ast.parse(source)
-    except SyntaxError:
-        older = lowered(source)
-        if older is None:
-            raise
-    return ast.parse(older)
+parse = ast.parse
 
 
 def try_parse(source: str) -> ast.Module | None:
     """None where it is no Python of this version; warnings about the source are not printed.
 
-    Python reads bytes: a byte order mark is no part of the code, and a declared encoding decides what is. Newer syntax
-    stays unread, because a translation leaves parts out and the monitors must not miss any.
+    Python reads bytes: a byte order mark is no part of the code, and a declared encoding decides what is.
     """
     try:
         with warnings.catch_warnings():
@@ -357,84 +334,6 @@ def _module(text: str, place: ast.AST) -> ast.expr:
     return ast.copy_location(found, place)
 
 
-# Newer syntax.
-
-
 def lowered(source: str | bytes) -> str | None:
-    """The source in older syntax; None where libcst cannot read it either, or there is nothing to translate."""
-    text = source if isinstance(source, str) else source.decode("latin-1")
-    depths = accumulate(1 if one in "([{" else -1 for one in re.findall(r"[()\[\]{}]", text))
-    if max(depths, default=0) > MAX_BRACKETS:  # those in strings and comments are counted with them
-        return None
-    try:
-        module = cst.parse_module(source)
-        older = module.visit(_Lower()).code
-    except (cst.ParserSyntaxError, UnicodeDecodeError, RecursionError):
-        return None
-    return None if older == module.code else older
-
-
-class _Lower(cst.CSTTransformer):
-    """Strings are taken whole: expressions inside one that has to change are lowered with it."""
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        return not isinstance(node, Template)
-
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        node = updated_node
-        if isinstance(node, cst.FunctionDef | cst.ClassDef) and node.type_parameters:
-            changes: dict[str, Any] = {"type_parameters": None}
-            changes["whitespace_after_type_parameters"] = cst.SimpleWhitespace("")  # else libcst refuses
-            taken = _code(node.type_parameters) + _code(node.whitespace_after_type_parameters)
-            if isinstance(node, cst.FunctionDef) and "\n" in taken:
-                changes["whitespace_before_params"] = _lines(taken.count("\n"))
-            return node.with_changes(**changes)
-        if isinstance(node, cst.TypeAlias):
-            return cst.Assign([cst.AssignTarget(node.name)], node.value, node.semicolon)
-        if isinstance(node, cst.ExceptHandler) and isinstance(node.type, cst.Tuple) and not node.type.lpar:
-            caught = node.type.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-            return node.with_changes(type=caught)
-        return _spelled(node) if isinstance(node, Template) else node
-
-
-class _Parts(cst.CSTVisitor):
-    """The words of a string and the expressions in it, in order; those of format specifications too."""
-
-    def __init__(self) -> None:
-        self.found: list[cst.BaseExpression] = []
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, Hole):
-            inner = node.expression.visit(_Lower())
-            assert isinstance(inner, cst.BaseExpression)
-            self.found.append(inner)
-            for part in node.format_spec or ():
-                part.visit(self)
-            return False
-        if isinstance(node, Words):
-            self.found.append(cst.SimpleString(node.value if isinstance(node, cst.SimpleString) else repr(node.value)))
-            return False
-        return True
-
-
-def _spelled(node: Template) -> cst.BaseExpression:
-    """The string, or where this Python cannot read it `str(...)` of its parts, over as many lines."""
-    before = _code(node)
-    try:
-        ast.parse(before.strip() if node.lpar else f"({before})")
-        return node
-    except SyntaxError:
-        parts = _Parts()
-        node.visit(parts)
-        call = cst.Call(cst.Name("str"), [cst.Arg(part) for part in parts.found], lpar=node.lpar, rpar=node.rpar)
-        missing = before.count("\n") - _code(call).count("\n")
-        return call.with_changes(whitespace_before_args=_lines(missing)) if missing > 0 else call
-
-
-def _code(node: cst.CSTNode) -> str:
-    return cst.Module([]).code_for_node(node)
-
-
-def _lines(number: int) -> cst.ParenthesizedWhitespace:
-    """So many line breaks, inside of brackets."""
-    return cst.ParenthesizedWhitespace(empty_lines=[cst.EmptyLine(indent=False)] * (number - 1))
+    """Newer syntax than the running Python's is not translated."""
+    return None

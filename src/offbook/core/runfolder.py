@@ -1,7 +1,6 @@
 """The run folder: the contract between training, resuming, judging and viewing. All of it is text or safetensors.
 
 config.toml              the resolved configuration
-own_files.json           what the user's own files of rewards, tools, rules and pages held when it last began
 metrics.jsonl            one line per step
 tasks.jsonl              one line per task: the instruction, the tests, the deleted code
 rollouts/step_00003.jsonl    every rollout of step 3, scored
@@ -14,7 +13,7 @@ data.json                of runs that learn from data: the verb, what it is trai
                          that takes, and what was left out of it, by its reason
 mismatch.json            of distillation: how far the model was from what it learned on
 .lock                    the process that writes here
-slots/                   rollouts that are in no step yet, and the journal of all of them: loop/slots.py
+slots/                   rollouts that are in no step yet, and the journal: rl/rollout_buffer.py
 harder/ID                tasks that were made during the run
 trackers.json            how far each tracker of --log has followed metrics.jsonl
 logs/
@@ -26,7 +25,6 @@ import json
 import os
 import shutil
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -61,7 +59,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """
     raw = data.encode() if isinstance(data, str) else data
     with writing(path):
-        if not _is_replaceable(path):
+        if str(path).startswith("/dev/") or (path.exists() and not path.is_file()):
             with open(path, "ab") as file:
                 file.write(raw)
             return
@@ -76,19 +74,6 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def _is_replaceable(path: Path) -> bool:
-    """/dev/stdout may lead to a plain file, and what is printed later would go to the one that was replaced."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return True
-    outputs = []
-    for number in (1, 2):
-        with suppress(OSError):  # it may be closed
-            outputs.append(os.fstat(number))
-    return stat.S_ISREG(found.st_mode) and not any(os.path.samestat(found, output) for output in outputs)
 
 
 @contextmanager
@@ -107,13 +92,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-_KINDS = (Rollout, Feedback, Sample)
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in _KINDS}
-_ADAPTERS[dict] = TypeAdapter(dict[str, Any])  # a step's metrics
-# NaN is written as NaN and not as nothing. That can be said of a list alone, so each is dumped as a list of one.
+# NaN is written as NaN and not as nothing. That can be said of a list alone, so records are dumped as lists of one.
 _LISTS: dict[type, TypeAdapter[Any]] = {
     kind: TypeAdapter(list[kind], config=ConfigDict(ser_json_inf_nan="constants"))  # type: ignore[valid-type]
-    for kind in _KINDS
+    for kind in (Rollout, Feedback, Sample, dict)
 }
 
 
@@ -126,7 +108,7 @@ def read_lines(path: Path, kind: type[T]) -> tuple[list[T], list[int]]:
     records, unreadable = [], []
     for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
         try:
-            records.append(_ADAPTERS[kind].validate_json(line))
+            records += _LISTS[kind].validate_json(b"[" + line + b"]")
         except ValidationError:
             unreadable.append(number)
     return records, unreadable
@@ -153,8 +135,6 @@ class RunFolder:
             raise OffbookError(f"{path} is not a folder; give the run folder that `offbook train` wrote")
         if not folder.config_file.is_file():
             raise OffbookError(f"{path} has no config.toml, so it is not a run folder")
-        if not os.access(folder.config_file, os.R_OK | os.F_OK):
-            raise OffbookError(f"{folder.config_file} cannot be read; check its permissions")
         return folder
 
     def refuse_file(self) -> None:
@@ -174,8 +154,7 @@ class RunFolder:
     def truncate_metrics(self, last_step: int) -> None:
         """Forget rows past `last_step`: those steps are about to be done again."""
         rows, _ = self.metrics()
-        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= last_step]
-        write_atomic(self.metrics_file, "".join(kept))
+        write_atomic(self.metrics_file, dump_lines(row for row in rows if row["step"] <= last_step))
 
     def step_file(self, room: str, step: int) -> Path:
         return self.path / room / f"step_{step:05d}.jsonl"
@@ -198,12 +177,11 @@ class RunFolder:
         write_atomic(self.step_file("feedback", step), dump_lines(feedback))
 
     def write_look(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
-        """What hints do, a line per rule, looked at before a step. What was written of later ones is done again."""
+        """A line per rule on what its hint does, found before a step. Lines of later steps are dropped."""
         lines = [*self.looks(step - 1), *({"step": step, **row} for row in rows)]
-        write_atomic(self.path / "look.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_atomic(self.path / "look.jsonl", dump_lines(lines))
 
     def looks(self, last_step: int) -> list[dict[str, Any]]:
-        """Up to a step, in order."""
         rows, _ = load_lines(self.path / "look.jsonl", dict)
         return [row for row in rows if row["step"] <= last_step]
 

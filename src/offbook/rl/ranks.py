@@ -107,15 +107,12 @@ def follows(orders: Any) -> bool:
     return orders is not None and dist.get_rank() > 0
 
 
-def refuse_ranks(settings: TrainConfig, orders: Any) -> None:
-    """What is known to be wrong before anything is made."""
-    if orders is not None:
-        refuse_uneven(settings.mesh, dist.get_world_size())
-
-
 def share_in(settings: TrainConfig, orders: Any) -> Share:
-    """That this rank has of the training."""
-    return ALONE if orders is None else share_of(settings.mesh, dist.get_world_size())
+    """This rank's share of parameters, experts and rows. Refuses ranks that cannot be divided."""
+    if orders is None:
+        return ALONE
+    refuse_uneven(settings.mesh, dist.get_world_size())
+    return share_of(settings.mesh, dist.get_world_size())
 
 
 def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:
@@ -183,14 +180,13 @@ def take_shards(trainer: RankTrainer, layout: Layout) -> None:
 
 
 def refuse_other_tokenizer(student: Path, teacher: Path) -> None:
-    """Vocabularies of one size may still be two: each of the student's entries has to be the teacher's, too."""
+    """Each entry of the student's vocabulary has to be the teacher's, too."""
     files = [chat_folder(model) / "tokenizer.json" for model in (student, teacher)]
-    for path in files:
-        if not path.is_file():
-            raise OffbookError(f"{path.parent} has no tokenizer.json, so student and teacher cannot be compared")
+    missing = [path.parent for path in files if not path.is_file()]
+    if missing:
+        raise OffbookError(f"{missing[0]} has no tokenizer.json, so student and teacher cannot be compared")
     own, its = (Tokenizer.from_file(str(path)).get_vocab() for path in files)
-    unlike = sum(its.get(entry) != number for entry, number in own.items())
-    if unlike:
+    if unlike := sum(its.get(entry) != number for entry, number in own.items()):
         problem = f"of the student's {len(own)} tokens {unlike} are others to its teacher {teacher}"
         raise OffbookError(f"{problem}: they are compared entry by entry, so take a teacher of the same family")
 

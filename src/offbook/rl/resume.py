@@ -1,15 +1,13 @@
-"""What a folder holds and how work on it is resumed: a run's checkpoints, or rollouts that were kept one by one.
+"""Resuming: what a folder holds, and whether a command is the same work.
 
-Work may resume in a folder only if it is the same work: a run by its configuration, rollouts by their fingerprint.
-Where a folder is and how paths are spelled does not matter; the content of the files does.
+Work may resume in a folder only if it is the same: a run by its configuration, rollouts without training by their
+fingerprint. Where a folder is and how paths are spelled does not matter; the content of the files does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,19 +25,19 @@ from offbook.types import OffbookError, Rollout, Task
 if TYPE_CHECKING:
     from offbook.rl.collector import Collector
 
-log = logging.getLogger(__name__)
 # Sections of a configuration that decide what a rollout is.
 DECIDING = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "judge", "eval")
-COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is computed, not what it is
-# Where a run is, when it ends, when it is kept. What imitation reads is known by its content.
-PLACED = ("out", "train.steps", "train.on_nonfinite", "train.no_signal_steps", "checkpoint.every",
-          "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
-RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.__dataclass_fields__)
-SERVERS = ("engine.vllm.url", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens")
-FREE = (*PLACED, *COMPUTED, *RANKS, *SERVERS, "engine.timeout_s", "loop.deadline_s", "loop.eval_every",
-        "loop.ray.samplers", "loop.ray.address")  # fmt: skip
-PAGES = "tools.pages"
-OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # the user's; known by their content
+COMPUTED = ("recompute", "compile", "micro_tokens")  # of train: how a step is computed, not what it is
+# Keys that may change on resume: where a run is, when it ends, when it is kept, and on what it runs.
+FREE = (
+    *("out", "train.steps", "train.on_nonfinite", "train.no_signal_steps", "checkpoint.every"),
+    *("sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs"),  # known by their content
+    *(f"train.{name}" for name in COMPUTED),
+    *(f"train.ranks.{name}" for name in RanksConfig.__dataclass_fields__),
+    *("engine.vllm.url", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens", "engine.timeout_s"),
+    *("loop.deadline_s", "loop.ray.samplers", "loop.ray.address"),
+)
+OWN_FILES = ("rewards.files", "tools.files", "feedback.files", "tools.pages")  # the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a fingerprint: what changes when a run is trained further
 SHOWN = 3  # keys that differ
 STATE = ("*optimizer.safetensors", "teacher.*safetensors", "state.json")  # files of a checkpoint for training only
@@ -51,41 +49,16 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
     if folder.data_file.is_file() != imitates:
         verb = "train" if imitates else json.loads(folder.data_file.read_text()).get("verb", "sft")
         raise OffbookError(f"{folder.path} holds a run of `offbook {verb}`; give another --out")
-    old = load_config([folder.config_file], {})
-    before = old.model_dump()
-    paths = _own_files(old)
-    recorded = folder.path / "own_files.json"
-    for key, contents in (json.loads(recorded.read_text()) if recorded.is_file() else {}).items():
-        section, _, name = key.partition(".")
-        before[section][name] = contents
-    differing = []
-    for key, then, now in _differences(before, config.model_dump()):
-        if key == PAGES and now == paths[key]:
-            raise OffbookError(
-                f"the pages in {', '.join(now)} are others than when this run last began, and they are pinned: bring "
-                "those back, or give another --out"
-            )
-        if key in OWN_FILES and list(map(os.path.abspath, paths[key])) == list(map(os.path.abspath, now)):
-            log.warning("%s changed since this run last began; it goes on with what is there now", ", ".join(now))
-        elif key not in FREE:
-            differing.append(f"{key} is {now!r} now and {paths.get(key, then)!r} there")
+    old = load_config([folder.config_file], {}).model_dump()
+    differing = [
+        f"{key} is {now!r} now and {then!r} there"
+        for key, then, now in _differences(old, config.model_dump())
+        if key not in FREE
+    ]
     if differing:
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         shown = "; ".join(differing[:SHOWN])
         raise OffbookError(f"{folder.path} holds a run with another configuration ({shown}{more}); give another --out")
-
-
-def _own_files(config: Config) -> dict[str, list[str]]:
-    files = config.rewards.files, config.tools.files, config.feedback.files, config.tools.pages
-    return dict(zip(OWN_FILES, files, strict=True))
-
-
-def _own_contents(config: Config) -> dict[str, list[str]]:
-    return {key: [_content(file) for file in files] for key, files in _own_files(config).items()}
-
-
-def record_own_files(folder: RunFolder, config: Config) -> None:
-    write_atomic(folder.path / "own_files.json", json.dumps(_own_contents(config), indent=1) + "\n")
 
 
 def computed_as_before(folder: RunFolder, config: Config) -> Config:
@@ -94,8 +67,8 @@ def computed_as_before(folder: RunFolder, config: Config) -> Config:
         return config
     before = load_config([folder.config_file], {}).train
     default = TrainConfig()
-    names = [key.removeprefix("train.") for key in COMPUTED]
-    taken = {name: getattr(before, name) for name in names if getattr(config.train, name) == getattr(default, name)}
+    unset = [name for name in COMPUTED if getattr(config.train, name) == getattr(default, name)]
+    taken = {name: getattr(before, name) for name in unset}
     return config.model_copy(update={"train": config.train.model_copy(update=taken)})
 
 
@@ -112,7 +85,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
 
 
 def _is_same(key: str, then: Any, now: Any) -> bool:
-    """For settings that name a path: whether the same is there."""
+    """Whether two paths in the configuration have the same content."""
     if key in OWN_FILES:
         return [_content(file) for file in then or ()] == [_content(file) for file in now or ()]
     if key not in ("model", "tasks.source", "judge.name") or not (then and now):
@@ -126,7 +99,6 @@ def _is_same(key: str, then: Any, now: Any) -> bool:
 def begin_run(folder: RunFolder, config: Config) -> int:
     """Write the configuration, remove what an unfinished step left, and return the last finished step."""
     write_atomic(folder.config_file, config.to_toml())
-    record_own_files(folder, config)
     done = max(folder.checkpoints(), default=0)
     if not done:
         folder.data_file.unlink(missing_ok=True)  # of an imitation that kept nothing
@@ -138,25 +110,24 @@ def begin_run(folder: RunFolder, config: Config) -> int:
 
 
 def work_fingerprint(config: Config, start: Path) -> str:
-    """Of rollouts that are in no checkpoint yet: those of another model or other settings are dropped."""
+    """Names the work that rollouts in no checkpoint yet belong to: model, settings, the user's own files."""
     settings = config.model_dump()
+    own = [_content(file) for key in OWN_FILES for file in reduce(getitem, key.split("."), settings)]
     for key in FREE:
         *sections, name = key.split(".")
         reduce(getitem, sections, settings).pop(name, None)  # ranks may be unset
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _model_files(start)]
-    work = json.dumps([settings, _own_contents(config), files], sort_keys=True)
-    return hashlib.sha256(work.encode()).hexdigest()
+    return hashlib.sha256(json.dumps([settings, own, files], sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFiles:
-    """Where rollouts without training are kept.
+    """The files of rollouts without training.
 
     OUT/config.toml                the resolved configuration
     OUT/fingerprint.json           which model does what: the same command resumes only on the same fingerprint
     OUT/rollouts/step_00000.jsonl  every rollout, scored
     OUT/results.json               of an evaluation: the numbers, and a row per rollout
-    OUT/.results.next/             the replacement, until it is complete
 
     So it is a run folder that `view`, `audit` and `export` read too. The evaluation of a training run is kept in the
     run's eval/ folder, as NAME.json and NAME.rollouts.jsonl.
@@ -175,13 +146,11 @@ class RolloutFiles:
 
     @classmethod
     def in_run(cls, run: Path, name: str) -> RolloutFiles:
-        folder = run / "eval"
-        return cls(
-            folder / f"{name}.json",
-            folder / f"{name}.rollouts.jsonl",
-            folder / f"{name}.fingerprint.json",
-            replaceable=True,
+        start = run / "eval" / name
+        results, rollouts, fingerprint = (
+            Path(f"{start}.{end}") for end in ("json", "rollouts.jsonl", "fingerprint.json")
         )
+        return cls(results, rollouts, fingerprint, replaceable=True)
 
     @property
     def is_empty(self) -> bool:
@@ -192,58 +161,27 @@ class RolloutFiles:
     def writing(
         self, noun: str, collector: Collector, tasks: Sequence[Task], fresh: bool | None = None, **more: Any
     ) -> Iterator[RolloutFiles]:
-        """The files to write to: these or, where results are replaced, a second set until it is complete.
-
-        Refuses results of another fingerprint unless they are made afresh; `fresh` is None if a verb does not offer it.
-        """
+        """Hold the folder's lock. Results of another fingerprint are refused unless they are made afresh; those of a
+        run's older checkpoint give way. `fresh` is None if a verb does not offer it."""
         folder = self.config.parent if self.config else self.results.parent.parent
         with only_writer(folder):
             fingerprint = {**more, **rollouts_fingerprint(collector, tasks)}
-            place = self._place(noun, fingerprint, fresh)
-            write_atomic(place.fingerprint, json.dumps(fingerprint, indent=1) + "\n")
-            if place.config:
-                write_atomic(place.config, collector.config.model_copy(update={"out": str(folder)}).to_toml())
-            yield place
-            if place is not self:
-                place._move_to(self)
-
-    def _place(self, noun: str, fingerprint: dict[str, Any], fresh: bool | None) -> RolloutFiles:
-        folder = self.results.with_name(f".{self.results.stem}.next")
-        replacement = RolloutFiles(
-            folder / "results.json",
-            folder / "rollouts.jsonl",
-            folder / "fingerprint.json",
-            folder / "config.toml" if self.config else None,
-        )
-        if replacement.results.is_file():  # complete, and killed while it was moved
-            replacement._move_to(self)
-        before = self._fingerprint_before()
-        if not before and self.config and self.config.exists():
-            raise OffbookError(f"{self.config.parent} holds a run and no {noun} of this command; give another --out")
-        differs = _differing(before, fingerprint)
-        if self.is_empty or not (differs or fresh):
-            return self
-        if fresh or (self.replaceable and CHECKPOINT.issuperset(differs)):
-            if _differing(replacement._fingerprint_before(), fingerprint):
-                shutil.rmtree(folder, ignore_errors=True)
-            return replacement
-        held = self.results if self.replaceable else self.fingerprint.parent
-        way_out = "give another --out" if fresh is None else "give another --out, or --fresh"
-        another = f"another {', '.join(differs)}" if before else "of what, it does not say"
-        raise OffbookError(f"{held} holds another {noun} ({another}); {way_out}")
-
-    def _fingerprint_before(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.fingerprint.read_text()) if self.fingerprint.is_file() else {}
-        return found
-
-    def _move_to(self, other: RolloutFiles) -> None:
-        """The results come last: as long as they are here, the move is not over."""
-        other.rollouts.parent.mkdir(parents=True, exist_ok=True)
-        pairs = ((self.config, other.config), (self.rollouts, other.rollouts), (self.fingerprint, other.fingerprint))
-        for source, target in (*pairs, (self.results, other.results)):
-            if source and target and source.exists():
-                os.replace(source, target)
-        shutil.rmtree(self.results.parent)
+            before = json.loads(self.fingerprint.read_text()) if self.fingerprint.is_file() else {}
+            if not before and self.config and self.config.exists():
+                raise OffbookError(f"{folder} holds a run and no {noun} of this command; give another --out")
+            differs = list(dict.fromkeys(key.split(".")[0] for key, _, _ in _differences(before, fingerprint)))
+            if fresh or (differs and not self.is_empty):
+                if not fresh and not (self.replaceable and CHECKPOINT.issuperset(differs)):
+                    held = self.results if self.replaceable else folder
+                    way_out = "give another --out" if fresh is None else "give another --out, or --fresh"
+                    another = f"another {', '.join(differs)}" if before else "of what, it does not say"
+                    raise OffbookError(f"{held} holds another {noun} ({another}); {way_out}")
+                self.results.unlink(missing_ok=True)
+                self.rollouts.unlink(missing_ok=True)
+            write_atomic(self.fingerprint, json.dumps(fingerprint, indent=1) + "\n")
+            if self.config:
+                write_atomic(self.config, collector.config.model_copy(update={"out": str(folder)}).to_toml())
+            yield self
 
     def read(self, wanted: Collection[str]) -> tuple[list[Rollout], int]:
         """The stored rollouts, and how many lines of the file could not be read.
@@ -265,27 +203,22 @@ class RolloutFiles:
 
 def rollouts_fingerprint(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
     """The model (its URL, or the digest of its weights), the tasks, and how they are worked on."""
-    config, model = collector.config, collector.model
+    config = collector.config
+    model = collector.model
     settings = config.model_dump(mode="json", include=set(DECIDING))
-    settings["engine"].pop("timeout_s")  # a run with another timeout may resume
-    settings["engine"].pop("kv_tokens")
+    for key in ("timeout_s", "kv_tokens"):  # a run with others may resume
+        settings["engine"].pop(key)
     settings["engine"]["vllm"].pop("gpu_share")
     for section in ("rewards", "tools"):
         settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
-    described = [
-        hashlib.sha256((task.folder / "task.toml").read_bytes() + task.instruction.encode()).hexdigest()
-        for task in tasks
-    ]
+    described = [(task.folder / "task.toml").read_bytes() + task.instruction.encode() for task in tasks]
+    digests = "".join(hashlib.sha256(one).hexdigest() for one in described)
     return {
         "model": f"{config.model} {collector.remote_name}" if model is None else "",
         "weights": "" if model is None else weights_digest(model),
-        "tasks": hashlib.sha256("".join(described).encode()).hexdigest(),
+        "tasks": hashlib.sha256(digests.encode()).hexdigest(),
         **settings,
     }
-
-
-def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(key.split(".")[0] for key, _, _ in _differences(before, now)))
 
 
 def _model_files(model: Path) -> list[Path]:
@@ -293,7 +226,7 @@ def _model_files(model: Path) -> list[Path]:
 
 
 def weights_digest(model: Path) -> str:
-    """Of all that decides what a model says, by content. All bytes are read: about a second for a gigabyte."""
+    """The digest of all that decides what a model says. All bytes are read: about a second for a gigabyte."""
     files = [path for path in _model_files(model) if not any(path.match(state) for state in STATE)]
     digests = "\n".join(f"{path.name} {_content(path)}" for path in files)
     if is_adapter(model):
@@ -304,7 +237,7 @@ def weights_digest(model: Path) -> str:
 
 
 def _content(file: Path | str) -> str:
-    """The digest of a file or folder; what does not exist stands for itself."""
+    """The digest of a file or of a folder of pages; what does not exist stands for itself."""
     path = Path(file)
     if path.is_dir():
         return "sha256:" + Pages([str(path)]).version

@@ -3,9 +3,7 @@
 A sampler is a Ray actor with an engine, sandboxes and grading of its own. Groups go to the sampler with the fewest
 rollouts, so the rollouts of a task share its prefix cache. Weights go out and rollouts come back through Ray's object
 store. Trainer, scheduler and rollout buffer stay in the run's own process. Ray restarts an actor that dies; it is given
-the last weights, and its rollouts are retried.
-
-Left out: turns are not kept, so a rollout of a dead sampler starts over.
+the last weights, and its rollouts start over.
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,14 +21,15 @@ import torch
 from offbook.core.config import Config
 from offbook.core.weights import Weights
 from offbook.engine import Engine, Session
-from offbook.rl.collector import FREE, Collector, Job, OnRollout, first_offbook_error, unwatched
+from offbook.rl.collector import Collector, OnRollout, unwatched
+from offbook.rl.rollout_buffer import Job
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, Rollout
 
 START_S = 300.0  # timeout to find a place, import, load a model and take weights
 
 
 class NotReady(Exception):
-    """Ray has just restarted the sampler: it has no weights."""
+    """Ray has just restarted the sampler: it has no weights and no sessions."""
 
 
 class Sampler:
@@ -47,27 +44,25 @@ class Sampler:
         await asyncio.to_thread(self.collector.engine.apply, weights)
         self.is_ready = True
 
-    async def rollouts(self, jobs: Sequence[Job]) -> tuple[list[Rollout], float, int]:
+    async def open(self, number: int, key: str) -> None:
+        if self.is_ready:
+            self.sessions[number] = self.collector.engine.open(key)
+
+    async def rollout(self, number: int, job: Job) -> tuple[Rollout, float, int]:
         """With the load of the KV cache and the gradings so far."""
-        self._refuse_without_weights()
-        found = await self.collector.rollouts(jobs)
+        if number not in self.sessions:
+            raise NotReady
+        found = await self.collector.rollout(job, session=self.sessions.pop(number))
         return found, self.collector.engine.kv_load, self.collector.grades
 
-    async def open(self, number: int, key: str) -> None:
-        self._refuse_without_weights()
-        self.sessions[number] = self.collector.engine.open(key)
-
     async def write(self, number: int, prompt: Prompt, max_tokens: int) -> Completion:
-        self._refuse_without_weights()
+        if number not in self.sessions:
+            raise NotReady
         return await self.sessions[number].complete(prompt, max_tokens)
 
     async def close(self, number: int) -> None:
         if session := self.sessions.pop(number, None):
             session.close()
-
-    def _refuse_without_weights(self) -> None:
-        if not self.is_ready:
-            raise NotReady
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +70,7 @@ class Replica:
     """A sampler as its run sees it."""
 
     actor: Any
-    busy: int = 0  # its rollouts
+    busy: int = 0  # its open sessions
     kv_load: float = 0.0
     grades: int = 0
     lost: ModelLost | None = None  # the last loss, one object for all rollouts that report it
@@ -94,13 +89,13 @@ class ReplicaSession(Session):
         return answer
 
     def close(self) -> None:
+        self.replica.busy -= 1
         self.replica.actor.close.remote(self.number)
 
 
 class Samplers(Engine):
     """An engine of many replicas, which sample whole rollouts."""
 
-    in_lockstep = False
     version = 0
 
     def __init__(self, config: Config, model: Path):
@@ -108,15 +103,16 @@ class Samplers(Engine):
             import ray
         except ImportError:
             raise OffbookError("Ray is not installed: pip install 'offbook[ray]'") from None
-        self.ray, settings = ray, config.loop.ray
-        self.in_lockstep = config.engine.kind == "lockstep"
-        self._numbers, self._weights = itertools.count(), None
+        self.ray = ray
+        settings = config.loop.ray
+        self._numbers = itertools.count()
+        self._weights: Any = None
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             quietly = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
             try:
                 ray.init(settings.address or None, **quietly)
-            except Exception as error:  # of any kind: Ray gives its own processes 30 s, which a busy machine takes
+            except Exception as error:  # of any kind
                 said = (str(error).strip() or type(error).__name__).splitlines()[0]
                 way_out = "start a cluster by `ray start --head`, and give --loop.ray.address auto"
                 raise OffbookError(f"Ray cannot be reached ({said}); {way_out}") from None
@@ -124,13 +120,14 @@ class Samplers(Engine):
         gpus = per_engine if torch.cuda.is_available() else 0
         actor = ray.remote(max_restarts=-1, num_cpus=1, num_gpus=gpus)(Sampler)
         self.replicas = [Replica(actor.remote(config, model.resolve())) for _ in range(settings.samplers)]
+        self._last = ("", self.replicas[0])  # the group that was opened last
 
     @property
     def kv_load(self) -> float:
         return max(replica.kv_load for replica in self.replicas)
 
     def apply(self, weights: Weights) -> None:
-        """Everywhere; returns when they are in."""
+        """Returns when all replicas have them."""
         firsts = weights.firsts()
         own = {name: weights.tensors[name].detach().cpu() for name in set(firsts.values())}
         tensors = {name: own[first] for name, first in firsts.items()}
@@ -147,9 +144,8 @@ class Samplers(Engine):
             self.ray.get(given, timeout=START_S)
         except self.ray.exceptions.GetTimeoutError:
             wanted = "a processor, and the engine's GPUs, for each of loop.ray.samplers"
-            raise OffbookError(
-                f"a sampler has not taken its weights within {START_S:.0f} s; see whether the cluster has {wanted}"
-            ) from None
+            problem = f"a sampler has not taken its weights within {START_S:.0f} s"
+            raise OffbookError(f"{problem}; see whether the cluster has {wanted}") from None
 
     def _restarted(self, replica: Replica, start: int, error: Exception) -> ModelLost:
         """Give a restarted sampler the last weights, once for all calls that its death failed."""
@@ -162,14 +158,20 @@ class Samplers(Engine):
             return replica.lost
 
     def open(self, key: str) -> ReplicaSession:
+        """At the replica with the fewest open sessions; the rollouts of a group, at the same one."""
+        group = key.rpartition("/")[0]
         number = next(self._numbers)
-        replica = self.replicas[number % len(self.replicas)]
+        if group != self._last[0]:
+            self._last = group, min(self.replicas, key=lambda one: one.busy)
+        replica = self._last[1]
+        replica.busy += 1
         replica.actor.open.remote(number, key)
         return ReplicaSession(self, replica, number)
 
     async def call(self, replica: Replica, method: str, *arguments: Any) -> Any:
         """A method of a sampler. If it died it is given its weights again, and ModelLost is raised."""
-        start, asked = replica.starts, getattr(replica.actor, method).remote(*arguments)
+        start = replica.starts
+        asked = getattr(replica.actor, method).remote(*arguments)
         try:
             return await asked
         except asyncio.CancelledError:
@@ -202,34 +204,15 @@ class RayCollector(Collector):
     def grades(self) -> int:
         return sum(replica.grades for replica in self.engine.replicas)
 
-    async def rollouts(
-        self, jobs: Sequence[Job], on_rollout: OnRollout = unwatched, limit: AbstractAsyncContextManager[Any] = FREE
-    ) -> list[Rollout]:
-        """In lockstep all rollouts of one sampler are decoded together."""
-        of_group: dict[str, Replica] = {}
-        batches: dict[Replica | int, list[Job]] = {}
-        for number, job in enumerate(jobs):
-            replica = of_group.setdefault(job.group, min(self.engine.replicas, key=lambda one: one.busy))
-            replica.busy += 1
-            batches.setdefault(replica if self.engine.in_lockstep else number, []).append(job)
-        found: dict[str, list[Rollout]] = {}
-
-        async def sample(some: list[Job]) -> None:
-            replica = of_group[some[0].group]
-            async with limit:
-                rollouts, replica.kv_load, replica.grades = await self.engine.call(replica, "rollouts", some)
-            for rollout in rollouts:
-                found.setdefault(rollout.id, []).append(rollout)
-                on_rollout(rollout, True)
-
+    async def rollout(self, job: Job, on_rollout: OnRollout = unwatched, session: Session | None = None) -> Rollout:
+        """The sampler has opened the session already, so in lockstep its rollouts are decoded together."""
+        session = session or self._sessions.pop(job)
+        assert isinstance(session, ReplicaSession)
+        replica = session.replica
+        asked = Job(job.task, job.id, job.group)
         try:
-            with first_offbook_error():
-                async with asyncio.TaskGroup() as tasks:
-                    for some in batches.values():
-                        tasks.create_task(sample(some))
+            rollout, replica.kv_load, replica.grades = await self.engine.call(replica, "rollout", session.number, asked)
         finally:
-            for job in jobs:
-                of_group[job.group].busy -= 1
-        rollouts = [found[job.id].pop(0) for job in jobs]
-        self.recall(rollouts)
-        return rollouts
+            session.close()
+        self.recall([rollout])
+        return rollout

@@ -52,30 +52,27 @@ def refuse_missing_tasks(config: Config, part: str = "") -> None:
 
 def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     """The train and held-out tasks of a configuration; pocket tasks are made and verified if they are not there yet."""
-    root = Path(config.tasks.source)
-    if level := level_named(config.tasks.source):
+    source = config.tasks.source
+    root = Path(source)
+    if level := level_named(source):
         wanted = config.tasks.num_train, config.tasks.num_heldout
         which = "tasks" if not level.is_long else f"long-{level.fewest}-{level.most}"
         root = pocket_cache() / f"{which}-{config.seed}-{wanted[0]}-{wanted[1]}"
         if not root.is_dir():
             making = partial(progress, "making tasks")
             asyncio.run(make_pocket_tasks(root, config.seed, *wanted, making, level))
-    if _is_whole(config.tasks.source):
-        sets = _cut(tasks_at(config.tasks.source, config), HELD_OUT)
+    if _is_whole(source):
+        sets = _cut(tasks_at(source, config), HELD_OUT)
     else:
         sets = TaskSets(load_tasks(root / "train"), held_out(root))
     if not sets.heldout and config.tasks.heldout_share:
         sets = _cut(sets.train, config.tasks.heldout_share, least=1)
-        log.warning(
-            "%s: %d tasks are held out of repositories that are trained on, %s", root, len(sets.heldout), SHARED
-        )
+        log.warning("%s: %d tasks are held out of repositories to train on, %s", root, len(sets.heldout), SHARED)
         if not sets.train:
             raise OffbookError(f"{root} has no task left to train on; give a smaller tasks.heldout_share")
     refuse_leaking_pages(config, [*sets.train, *sets.heldout])
     if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
-        raise OffbookError(
-            f"the task {min(both)} is in {root / 'train'} and in {root / 'heldout'}; remove one of the two"
-        )
+        raise OffbookError(f"the task {min(both)} is in train/ and in heldout/ of {root}; remove one of the two")
     if not sets.heldout:
         log.warning("%s has no held-out tasks: all of them are trained on, and there are none to measure with", root)
     return sets
@@ -95,20 +92,15 @@ def refuse_no_heldout(source: str) -> NoReturn:
 
 
 def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
-    """Documentation that holds what a task's agent is to write."""
-    if not config.tools.pages:
-        return
-    corpus = Corpus({f"pages {number}": Path(folder) for number, folder in enumerate(config.tools.pages, 1)})
-    for task in tasks:
+    """Refuse documentation that holds what a task's agent is to write."""
+    pages = {f"pages {number}": Path(folder) for number, folder in enumerate(config.tools.pages)}
+    corpus = Corpus(pages)
+    for task in tasks if pages else ():
         removed = removed_from(task) if (task.folder / "solution" / "removed.json").is_file() else {}
-        if leaks := corpus.leaks(removed):
-            place, _, page = leaks[0].path.partition("/")
-            folder = config.tools.pages[int(place.split()[1]) - 1]
-            others = f", and {len(leaks) - 1} more," if len(leaks) > 1 else ""
-            raise OffbookError(
-                f"the page {page} of {folder} (tools.pages){others} holds {leaks[0].what}, which was removed for the "
-                f"task {task.id}; take it out"
-            )
+        for leak in corpus.leaks(removed):
+            place, _, page = leak.path.partition("/")
+            where = f"the page {page} of {pages[place]} (tools.pages)"
+            raise OffbookError(f"{where} holds {leak.what}, which was removed for the task {task.id}; take it out")
 
 
 def _is_whole(source: str) -> bool:
@@ -119,7 +111,7 @@ def _is_whole(source: str) -> bool:
 
 
 def _cut(tasks: list[Task], share: float, least: int = 0) -> TaskSets:
-    """About this share is held out, by the digest of the name: the same ones whatever else comes or goes."""
+    """Hold about this share out, by the digest of the name: the same tasks whatever else comes or goes."""
     digests = {task.id: hashlib.sha256(task.id.encode()).digest() for task in tasks}
     kept = {name for name, digest in digests.items() if digest[0] < 256 * share}
     kept |= {*sorted(digests, key=digests.__getitem__)[:least]}
@@ -127,11 +119,11 @@ def _cut(tasks: list[Task], share: float, least: int = 0) -> TaskSets:
 
 
 def _taskset(source: str, spec: SandboxSpec) -> list[Task]:
-    id = source.removeprefix(TASKSET)
     try:
         from offbook.tasks.from_verifiers import write_taskset
     except ImportError:
         raise OffbookError(f"{source} needs verifiers: pip install 'offbook[verifiers]'") from None
+    id = source.removeprefix(TASKSET)
     root = cache_folder() / "verifiers" / hashlib.sha256(id.encode()).hexdigest()[:16]
     folders, left_out = asyncio.run(write_taskset(id, root, spec))
     if left_out:
@@ -171,14 +163,13 @@ class Shuffled:
         self._seed = seed
 
     def tasks_of(self, step: int, groups: int) -> list[Task]:
-        left = len(self._tasks) - (step - 1) * groups
-        if 0 <= left < groups:
-            log.warning("all %d tasks have been trained on once; they come again", len(self._tasks))
         chosen = []
         for place in range((step - 1) * groups, step * groups):
             epoch, index = divmod(place, len(self._tasks))
             order = random.Random(f"{self._seed}/{epoch}").sample(range(len(self._tasks)), len(self._tasks))
             chosen.append(self._tasks[order[index]])
+            if epoch == 1 and not index:
+                log.warning("all %d tasks have been trained on once; they come again", len(self._tasks))
         return chosen
 
     def epoch(self, step: int, groups: int) -> int:

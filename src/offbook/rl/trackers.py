@@ -9,7 +9,6 @@ import sys
 import uuid
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any, Literal
 
 from offbook.core.config import Config
@@ -18,27 +17,11 @@ from offbook.types import OffbookError
 
 Kind = Literal["trackio", "wandb", "tensorboard"]
 PACKAGES = {"trackio": "trackio", "wandb": "wandb", "tensorboard": "torch.utils.tensorboard"}
-PROJECT = "offbook"
 log = logging.getLogger(__name__)
 
 
-class Tensorboard:
-    """Event files in the run folder: `tensorboard --logdir RUN/tensorboard`."""
-
-    def __init__(self, writer: Any):
-        self._writer = writer
-
-    def log(self, numbers: dict[str, float], step: int) -> None:
-        for name, number in numbers.items():
-            self._writer.add_scalar(name, number, step)
-        self._writer.flush()  # a kill must not lose what counts as sent
-
-    def finish(self) -> None:
-        self._writer.close()
-
-
 class Tracker:
-    """Sends the rows of metrics.jsonl that the tracker does not have, each step once, also when steps are done again.
+    """Sends the rows of metrics.jsonl that the tracker does not have, each step once.
 
     RUN/trackers.json says how far each kind is. Any error of a tracker is one warning: the run goes on, and the same
     command sends the rest later.
@@ -49,7 +32,9 @@ class Tracker:
             self._package = importlib.import_module(PACKAGES[kind])
         except ImportError:
             raise OffbookError(f"--log {kind} needs a package: pip install {kind}, or 'offbook[trackers]'") from None
-        self._kind, self._config, self._folder = kind, config, RunFolder(config.out)
+        self._kind = kind
+        self._config = config
+        self._folder = RunFolder(config.out)
         self._run: Any = None
         self._failed = False
 
@@ -59,7 +44,7 @@ class Tracker:
     def close(self) -> None:
         self.follow()
         if self._run:
-            self._guard(self._run.finish)
+            self._guard(self._run.close if self._kind == "tensorboard" else self._run.finish)
 
     def _guard(self, work: Callable[[], None]) -> None:
         if self._failed:
@@ -70,15 +55,13 @@ class Tracker:
         except Exception as error:  # of any kind: the network, an account, a full disk
             self._failed = True
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            log.warning(
-                "%s failed (%s); the run goes on without it, and metrics.jsonl has all steps", self._kind, reason
-            )
+            log.warning("%s failed (%s); metrics.jsonl has all steps", self._kind, reason)
 
     def _open(self, run_id: str) -> Any:
-        folder: Path = self._folder.path
+        folder = self._folder.path
         if self._kind == "tensorboard":
-            return Tensorboard(self._package.SummaryWriter(log_dir=str(folder / "tensorboard")))
-        about = {"project": PROJECT, "resume": "allow", "config": self._config.model_dump()}
+            return self._package.SummaryWriter(log_dir=str(folder / "tensorboard"))
+        about = {"project": "offbook", "resume": "allow", "config": self._config.model_dump()}
         if self._kind == "wandb":
             return self._package.init(name=folder.name, id=run_id, dir=str(folder), **about)
         return self._package.init(name=f"{folder.name}-{run_id}", **about)
@@ -88,16 +71,16 @@ class Tracker:
         known = json.loads(path.read_text()) if path.is_file() else {}
         mine = known.setdefault(self._kind, {"id": uuid.uuid4().hex[:8], "step": 0})
         for row in self._folder.metrics()[0]:
-            step, sent = row["step"], mine["step"]
-            if step <= sent:
+            step = row["step"]
+            if step <= mine["step"]:
                 continue
             self._run = self._run or self._open(mine["id"])
-            mine["step"] = step
-            write_atomic(path, json.dumps(known) + "\n")  # before sending: better a lost step than one sent twice
-            try:
-                numbers = {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
+            numbers = {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
+            if self._kind == "tensorboard":
+                for name, number in numbers.items():
+                    self._run.add_scalar(name, number, step)
+                self._run.flush()
+            else:
                 self._run.log(numbers, step=step)
-            except Exception:
-                mine["step"] = sent
-                write_atomic(path, json.dumps(known) + "\n")
-                raise
+            mine["step"] = step
+            write_atomic(path, json.dumps(known) + "\n")

@@ -6,13 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from offbook.agent.chat import Chat
 from offbook.agent.harness.agent import diff_of
 from offbook.core.config import Config, FeedbackConfig, TeachersConfig
-from offbook.core.runfolder import RunFolder, read_lines
+from offbook.core.runfolder import RunFolder
 from offbook.rl.evaluate import summarize
 from offbook.signals.feedback import NEGATIVE, RULES, Pairs, Rule, hints_in, read_all, stand_in
 from offbook.signals.feedback.leaks import leak
@@ -42,12 +41,9 @@ TOKEN_CAP = 2.0  # nats that one token may count for
 
 
 def teachers_of(settings: FeedbackConfig, others: TeachersConfig | None = None) -> dict[str, Kind]:
-    """By the names that branches call them. RL alone has none. Not another model, which has to be loaded."""
-    kinds: dict[str, Kind] = {
-        "live": Live(),
-        "frozen": Frozen(),
-        "ema": Ema(),
-    }
+    """The teachers of a configuration, by the names that branches call them. RL alone has none. Another model (opd) is
+    not among them: it has to be loaded."""
+    kinds: dict[str, Kind] = {"live": Live(), "frozen": Frozen(), "ema": Ema()}
     named = [settings.teacher] if settings.weight else []
     if others and others.opsd:
         named.append("frozen")
@@ -156,113 +152,69 @@ def _branches(
 ) -> list[tuple[Target, Hint, Branch]]:
     """A hinted reading of each faulty message, or of the whole response under all that was said of it."""
     distill = distill_of(settings)
-
-    def weight(rule: str) -> float:
-        return settings.weight * settings.rule_weights.get(rule, 1.0)
-
+    weights = {rule: settings.weight * share for rule, share in settings.rule_weights.items()}
     if settings.method == "sdpo":
         texts = dict.fromkeys(hint.text for _, hint in pairs)
         whole = Hint("sdpo", "\n".join(texts))
-        found = sdpo_branches(rollout, whole, chat, weight(whole.rule), replace(distill, places=0)) if texts else []
+        weight = weights.get(whole.rule, settings.weight)
+        found = sdpo_branches(rollout, whole, chat, weight, replace(distill, places=0)) if texts else []
         return [(target, whole, branch) for target, branch in found]
-    return [
-        (target, hint, hint_branch(rollout.segments[target.segment], target, hint, chat, weight(target.rule), distill))
-        for target, hint in pairs
-    ]
+    branches = []
+    for target, hint in pairs:
+        segment = rollout.segments[target.segment]
+        weight = weights.get(target.rule, settings.weight)
+        branches.append((target, hint, hint_branch(segment, target, hint, chat, weight, distill)))
+    return branches
 
 
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """Teachers of all that a rollout says, and what they know of its tasks."""
+    """Teachers of all that a rollout says: another model (opd), one that sees the solution (opsd), or one that sees
+    another solved rollout of the group (sdft)."""
 
     settings: TeachersConfig
     chat: Chat
     tasks: Mapping[str, Task]  # by id
     positions: int  # that the model reads
-    demonstrations: Mapping[str, Rollout] = field(default_factory=dict)  # by task
-    _solutions: dict[str, str] = field(default_factory=dict)
 
     def branches(
         self, rollout: Rollout, siblings: Sequence[Rollout], counts: Counter[str]
     ) -> Iterator[tuple[int, Branch]]:
-        """With the number of the segment that each is of. What cannot be shown, or does not fit, is counted."""
+        """With the number of the segment that each is of. What cannot be shown, or does not fit, is counted: a teacher
+        whose context was cut would have lost the task and kept its answer. So is what gives the solution away."""
         settings = self.settings
+        distill = Distill(direction="reverse", cap=TOKEN_CAP)
         if settings.opd:
-            yield from opd_branches(rollout, settings.opd, self._distill("opd", OTHER)).items()
+            yield from opd_branches(rollout, settings.opd, replace(distill, teacher=OTHER, part="opd")).items()
+        found: list[tuple[int, Branch]] = []
         if settings.opsd:
             if solution := self._solution(rollout.task):
-                how = settings.opsd, self._distill("opsd", "frozen")
-                yield from self._fitting(rollout.task, opsd_branches(rollout, solution, self.chat, *how), counts)
+                how = settings.opsd, replace(distill, teacher="frozen", part="opsd")
+                found += opsd_branches(rollout, solution, self.chat, *how).items()
             else:
                 counts["left_out/no_solution"] += 1
         if settings.sdft:
-            if demonstration := self._demonstration(rollout, siblings):
-                how = settings.sdft, self._distill("sdft", "ema")
-                yield from self._fitting(rollout.task, sdft_branches(rollout, demonstration, self.chat, *how), counts)
+            solved = [one for one in siblings if one.id != rollout.id and one.solved and not one.fault]
+            if solved:
+                how = settings.sdft, replace(distill, teacher="ema", part="sdft")
+                found += sdft_branches(rollout, solved[0], self.chat, *how).items()
             else:
                 counts["left_out/no_demonstration"] += 1
-
-    def _distill(self, part: str, teacher: str) -> Distill:
-        return Distill(teacher=teacher, part=part, direction="reverse", cap=TOKEN_CAP)
-
-    def _fitting(self, id: str, branches: Mapping[int, Branch], counts: Counter[str]) -> Iterator[tuple[int, Branch]]:
-        """A teacher whose context was cut would have lost the task and kept its answer. Those that see what only the
-        solution has are counted: what they teach may make sense with it in sight alone."""
-        for number, branch in branches.items():
+        task = self.tasks.get(rollout.task)
+        for number, branch in found:
             if branch.end + len(branch.inserted) > self.positions:
                 counts["left_out/teacher_context"] += 1
                 continue
-            if id in self.tasks and leak(self.chat.decode(branch.inserted), self.tasks[id]):
+            if task and leak(self.chat.decode(branch.inserted), task):
                 counts[f"leaks/{branch.distill.part}"] += 1
             yield number, branch
 
     def _solution(self, id: str) -> str:
-        if id not in self._solutions:
-            task = self.tasks.get(id)
-            try:
-                self._solutions[id] = diff_of(task, gold_changes(task)) if task else ""
-            except OffbookError:  # a folder of others, without one
-                self._solutions[id] = ""
-        return self._solutions[id]
-
-    def _demonstration(self, rollout: Rollout, siblings: Sequence[Rollout]) -> Rollout | None:
-        if self.settings.data:
-            return self.demonstrations.get(rollout.task)
-        return next((one for one in siblings if one.id != rollout.id and one.solved and not one.fault), None)
-
-
-def whole_response(config: Config, chat: Chat, tasks: Mapping[str, Task], positions: int) -> WholeResponse | None:
-    """None where the configuration has no such teacher."""
-    settings = config.teachers
-    if not (settings.opd or settings.opsd or settings.sdft):
-        return None
-    shown = demonstrations(settings.data) if settings.sdft else {}
-    return WholeResponse(settings, chat, tasks, positions, shown)
-
-
-def demonstrations(sources: Sequence[str]) -> dict[str, Rollout]:
-    """Of each task the shortest rollout that solved it."""
-    found: dict[str, Rollout] = {}
-    for source in sources:
-        solved = [one for one in _rollouts(Path(source)) if one.solved and not one.fault]
-        if not solved:
-            raise OffbookError(f"teachers.data: {source} has no rollout that solved its task")
-        for rollout in solved:
-            known = found.get(rollout.task)
-            if known is None or rollout.usage.sampled_tokens < known.usage.sampled_tokens:
-                found[rollout.task] = rollout
-    return found
-
-
-def _rollouts(path: Path) -> Iterator[Rollout]:
-    if path.is_file():
-        yield from read_lines(path, Rollout)[0]
-    elif (path / "config.toml").is_file():
-        folder = RunFolder.open(path)
-        for step in folder.steps():
-            yield from folder.rollouts(step)[0]
-    else:
-        raise OffbookError(f"teachers.data: {path} is neither a run folder nor a file of rollouts")
+        try:
+            task = self.tasks[id]
+            return diff_of(task, gold_changes(task))
+        except (KeyError, OffbookError):  # a folder of others, without one
+            return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +244,8 @@ def train_step(
     groups: list[list[Rollout]],
     judgement: Judgement,
     context: TrainContext,
-    corrected: Sequence[Sample] = (),
 ) -> dict[str, Any]:
-    """One optimizer step on scored rollouts and their corrections. What the hints did goes to the run folder."""
+    """One optimizer step on scored rollouts. What the hints did goes to the run folder."""
     config, folder, chat = context.config, context.folder, context.chat
     counts: Counter[str] = Counter()
     samples, feedback = annotate(
@@ -311,18 +262,17 @@ def train_step(
         rl_weight=config.train.rl_weight,
         whole=context.whole,
     )
-    samples += corrected
     try:
         result = context.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
-    except NotFinite as problem:
+    except (NotFinite, WeightsLost) as problem:
         folder.write_feedback(step, feedback)
-        what = f"{problem}; nothing was applied, and {_set_aside(step, samples, folder)}"
+        kept = f"its samples are in {folder.write_samples(step, samples)}"
+        if isinstance(problem, WeightsLost):
+            raise WeightsLost(f"{problem}; they are not kept, and {kept}") from None
+        what = f"{problem}; nothing was applied, and {kept}"
         if config.train.on_nonfinite == "stop":
             raise NotFinite(what) from None
         result = StepResult({}, skipped=what)
-    except WeightsLost as problem:
-        folder.write_feedback(step, feedback)
-        raise WeightsLost(f"{problem}; they are not kept, and {_set_aside(step, samples, folder)}") from None
     if result.skipped:
         log.warning("step %d is skipped: %s", step, result.skipped)
     for item in feedback:
@@ -349,17 +299,15 @@ def train_step(
     }
 
 
-def _set_aside(step: int, samples: list[Sample], folder: RunFolder) -> str:
-    return f"its samples are in {folder.write_samples(step, samples)}"
-
-
 def record(item: Feedback, measured: Measured, chat: Chat) -> None:
     """What the hint did to its message, for people and for `offbook view`."""
-    item.student, item.teacher, item.divergence = measured.student, measured.teacher, measured.divergence
+
+    def as_text(places: list[Likely]) -> list[list[tuple[str, float]]]:
+        return [[(chat.decode([token]), round(logprob, 3)) for token, logprob in likely] for likely in places]
+
+    item.student = measured.student
+    item.teacher = measured.teacher
+    item.divergence = measured.divergence
     item.skipped = measured.skipped
-    item.student_top = [_as_text(likely, chat) for likely in measured.student_top]
-    item.teacher_top = [_as_text(likely, chat) for likely in measured.teacher_top]
-
-
-def _as_text(likely: Likely, chat: Chat) -> list[tuple[str, float]]:
-    return [(chat.decode([token]), round(logprob, 3)) for token, logprob in likely]
+    item.student_top = as_text(measured.student_top)
+    item.teacher_top = as_text(measured.teacher_top)

@@ -24,7 +24,7 @@ from offbook.core.config import Config, PretrainConfig, StageConfig, TeachersCon
 from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer, write_atomic
 from offbook.rl.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_device
-from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
+from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, share_in
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
 from offbook.train.checkpoint import Checkpoints
 from offbook.train.parallel.spmd import ALONE, Share
@@ -93,7 +93,6 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
         if follows(orders):
             follow(orders)
             return folder
-        refuse_ranks(config.train, orders)
         with only_writer(folder.path):
             refuse_another_run(folder, config, imitates=True)
             torch.set_num_threads(config.threads)

@@ -15,12 +15,12 @@ from offbook.core.config.judging import (
     JudgeConfig,
     MonitorsConfig,
     RewardsConfig,
+    TeachersConfig,
 )
-from offbook.core.config.methods import CorrectionsConfig, TeachersConfig
 from offbook.core.config.running import EvalConfig, LiveConfig
-from offbook.core.config.section import LOCAL, Precision
+from offbook.core.config.section import Precision
 from offbook.core.config.stages import PretrainConfig, SftConfig, StageConfig
 from offbook.core.config.training import CheckpointConfig, LinearConfig, LoraConfig, MtpConfig, RanksConfig, TrainConfig
 from offbook.core.config.tree import Config, cache_folder, is_url
-from offbook.core.config.verbs import refuse_mistaken, refuse_without_effect
+from offbook.core.config.verbs import refuse_without_effect
 from offbook.core.config.world import EngineConfig, HarnessConfig, SandboxConfig, TasksConfig, ToolsConfig, VllmConfig

@@ -39,17 +39,16 @@ def shipped_models() -> dict[str, dict[str, Any]]:
 def recipe_for(model: str) -> str:
     """The name of the recipe that fits a model: that of its family, or of its size. Checkpoints of the pocket model say
     that they are, adapters go by their base."""
-    bases = [base for adapter in _adapters(model) if (base := adapter.get("base_model_name_or_path"))]
-    folders = [*_folders(model), *map(Path, bases)]
-    described = [path.read_text() for folder in folders for path in folder.glob("config.json")]
+    names = [model, *(str(one.get("base_model_name_or_path")) for one in _about_adapters(model))]
+    described = [path.read_text() for name in names for path in _files(name, "config.json")]
     if model in ("pocket", "pocket-moe") or any("offbook_profile" in text for text in described):
         return "pocket"
     if is_url(model):
         return "remote"
-    names = [name.lower() for name in (model, *bases) if not Path(name).exists()]
-    if any("smollm2-135m" in name for name in names):
+    hub_ids = [name.lower() for name in names if not Path(name).exists()]
+    if any("smollm2-135m" in name for name in hub_ids):
         return "small"
-    sizes = [*map(_billions, described), *(float(size) for name in names for size in SIZE.findall(name))]
+    sizes = [*map(_billions, described), *(float(size) for name in hub_ids for size in SIZE.findall(name))]
     return next(recipe for most, recipe in BY_SIZE if max(sizes, default=0.0) <= most)
 
 
@@ -64,15 +63,16 @@ def _billions(described: str) -> float:
         return 0.0
 
 
-def _folders(model: str) -> list[Path]:
-    """Of a model, or of a run and its checkpoints, the newest last."""
-    return [Path(model), *sorted(Path(model).glob("ckpt/step_*"))]
+def _files(model: str, name: str) -> list[Path]:
+    """Files of a name in a model's folder, or in a run's checkpoints, the newest last."""
+    folders = [Path(model), *sorted(Path(model).glob("ckpt/step_*"))]
+    return [folder / name for folder in folders if (folder / name).is_file()]
 
 
-def _adapters(model: str) -> list[dict[str, Any]]:
-    """What peft says of those in a model's folders."""
+def _about_adapters(model: str) -> list[dict[str, Any]]:
+    """What peft says of the adapters in a model's folder."""
     found = []
-    for path in (path for folder in _folders(model) for path in folder.glob("adapter_config.json")):
+    for path in _files(model, "adapter_config.json"):
         try:
             found.append(json.loads(path.read_text()))
         except FileNotFoundError:  # a run that goes on has dropped this checkpoint
@@ -82,74 +82,57 @@ def _adapters(model: str) -> list[dict[str, Any]]:
     return found
 
 
-def _asked_of_adapters(branches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    for branch in branches:
-        train = branch.get("train")
-        lora = train.get("lora") if isinstance(train, dict) else None
-        asked |= lora if isinstance(lora, dict) else {}
-    return asked
-
-
-def _take_adapters(tree: dict[str, Any], in_files: dict[str, Any], in_options: dict[str, Any]) -> None:
-    """Take `train.lora` from a model that is an adapter, and refuse another one in files or options. Recipes do not set
-    it, nor does the file of a run in which all weights were trained."""
-    adapters = [one for one in _adapters(str(tree.get("model", ""))) if one.get("peft_type") == "LORA"]
+def _take_adapter(tree: dict[str, Any], asked: Any) -> None:
+    """Take `train.lora` from a model that is an adapter: it is trained on as it is. `asked` is the rank in options."""
+    adapters = [one for one in _about_adapters(str(tree.get("model", ""))) if one.get("peft_type") == "LORA"]
     if not adapters or not isinstance(tree.setdefault("train", {}), dict):
         return
-    about = adapters[-1]
-    own = {"rank": about.get("r", 8), "alpha": about.get("lora_alpha", 8)}  # peft's own defaults
-    names = about.get("target_modules")
-    own["targets"] = sorted(names) if isinstance(names, list) else []  # it may be an expression
-    tree["train"]["lora"] = own
-    differing = []
-    for name, asked in {**(in_files if in_files.get("rank") else {}), **in_options}.items():
-        wanted = sorted(asked) if isinstance(asked, list) else asked
-        if name in own and wanted not in ([], own[name]):
-            differing.append(f"train.lora.{name} is {wanted!r} and the adapter's {own[name]!r}")
-    if differing:
-        problem = f"{tree['model']} is an adapter, which is trained on as it is ({'; '.join(differing)})"
+    lora: dict[str, Any] = {"rank": adapters[-1].get("r", 8), "alpha": adapters[-1].get("lora_alpha", 8)}
+    names = adapters[-1].get("target_modules")
+    lora["targets"] = sorted(names) if isinstance(names, list) else []  # it may be an expression
+    if str(asked) not in ("None", str(lora["rank"])):
+        problem = f"{tree['model']} is an adapter of rank {lora['rank']}, not {asked}"
         raise ConfigError(f"{problem}; leave train.lora out, or merge it first (offbook export --merged)")
+    tree["train"]["lora"] = lora
 
 
 def load_config(
-    files: Sequence[Path | str], overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None
+    files: Sequence[Path | str], overrides: Mapping[str, Any], defaults: Mapping[str, str] | None = None
 ) -> Config:
     """Later files win over earlier ones, overrides over files, and all of them over the recipe that fits the model.
 
     A file may be one of recipes/ by its name, such as `pocket`; then that one is taken whatever the model is.
     `defaults`, of a verb, are what a file or an override does not say.
     """
-    paths = [_recipe_or_file(str(file)) for file in files]
-    are_ours = [path.resolve().parent == RECIPES.resolve() for path in paths]
-    read, options = list(map(_read_toml, paths)), list(_branches(overrides))
-    theirs = [branch for branch, is_ours in zip(read, are_ours, strict=True) if not is_ours]
-    asked = _asked_of_adapters(theirs), _asked_of_adapters(options)
+    ours = recipes()
+    paths = [RECIPES / f"{file}.toml" if str(file) in ours else Path(file) for file in files]
     given: dict[str, Any] = {}
-    for branch in (*_branches(defaults or {}), *read, *options):
+    for branch in (*_branches(defaults or {}), *map(_read_toml, paths), *_branches(overrides)):
         _merge(given, branch)
     tree: dict[str, Any] = {}
-    if not any(are_ours):
+    if not any(path.resolve().parent == RECIPES.resolve() for path in paths):
         _merge(tree, _read_toml(RECIPES / f"{recipe_for(str(given.get('model', '')))}.toml"))
     _merge(tree, given)
-    _refuse_unknown(tree, Config, "")
-    _take_adapters(tree, *asked)
+    _take_adapter(tree, overrides.get("train.lora.rank"))
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
+        found = error.errors()
+        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            value = first["input"]
+            while isinstance(value, dict) and value:  # an unknown section: name the first value given in it
+                name, value = next(iter(value.items()))
+                where = f"{where}.{name}"
+            raise ConfigError(_unknown_key(where)) from None
         if first["type"] == "value_error":  # a sentence of our own
             raise ConfigError(str(first["ctx"]["error"])) from None
-        where = ".".join(str(part) for part in first["loc"])
         problem = f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
         raise ConfigError(problem + _example(where)) from None
 
 
-def _recipe_or_file(name: str) -> Path:
-    return RECIPES / f"{name}.toml" if name in recipes() else Path(name)
-
-
-def _branches(values: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _branches(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Dotted keys as trees of one leaf each."""
     for key, text in values.items():
         *parents, name = key.split(".")
@@ -169,23 +152,21 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def _parse_value(key: str, text: str) -> Any:
+def _parse_value(key: str, text: Any) -> Any:
     """Overrides are written as in TOML; what is not a TOML value is taken as a bare string, of a list as `a,b`."""
+    if not isinstance(text, str):  # from Python
+        return text
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    if _is_list(key) and isinstance(value, str) and not value.startswith("["):  # that is a list with a mistake in it
-        return [part for part in map(str.strip, value.split(",")) if part]
-    return value
-
-
-def _is_list(key: str) -> bool:
     kind: Any = Config
     for name in key.split("."):
         fields = getattr(kind, "model_fields", {})
         kind = fields[name].annotation if name in fields else None
-    return get_origin(kind) is list
+    if get_origin(kind) is list and isinstance(value, str) and not value.startswith("["):  # that is a mistake in a list
+        return [part for part in map(str.strip, value.split(",")) if part]
+    return value
 
 
 def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
@@ -203,19 +184,6 @@ def _paths(section: type[BaseModel], prefix: str = "") -> list[str]:
         inner = isinstance(kind, type) and issubclass(kind, BaseModel)
         found += _paths(kind, f"{prefix}{name}.") if inner else [prefix + name]  # type: ignore[arg-type]
     return found
-
-
-def _refuse_unknown(tree: dict[str, Any], section: type[BaseModel], prefix: str) -> None:
-    for key, value in tree.items():
-        field = section.model_fields.get(key)
-        if field is None:
-            while isinstance(value, dict) and value:  # an unknown section: name the first value given in it
-                name, value = next(iter(value.items()))
-                key = f"{key}.{name}"
-            raise ConfigError(_unknown_key(prefix + key))
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
-            _refuse_unknown(value, kind, f"{prefix}{key}.")
 
 
 def _unknown_key(key: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import NonNegativeFloat, field_validator
 
-from offbook.core.config.methods import CorrectionsConfig
-from offbook.core.config.section import LOCAL, Section, TeacherName
+from offbook.core.config.section import Section, TeacherName, key
 
 JUDGED = ("clarity", "usefulness")  # rewards that a judge model gives, from -1 to 0
 
@@ -16,78 +15,59 @@ JUDGED = ("clarity", "usefulness")  # rewards that a judge model gives, from -1 
 class JudgeConfig(Section):
     """A model that reads rollouts, for hints, monitors, live sessions, and the rewards `clarity` and `usefulness`."""
 
-    url: str = Field(
-        default="", description="a server with chat completions and tools; `local`, for hints only: runs here"
-    )
-    name: str = Field(
-        default="", description="model name there; with `local` as in `model`, empty: the model in training"
-    )
-    feedback: float = Field(default=0.0, ge=0, le=1, description="share of rollouts read for hints")
-    monitors: float = Field(default=0.0, ge=0, le=1, description="share of rollouts audited for cheating")
+    url: str = key("", "a server with chat completions and tools")
+    name: str = key("", "model name there")
+    feedback: float = key(0.0, "share of rollouts read for hints", ge=0, le=1)
+    monitors: float = key(0.0, "share of rollouts audited for cheating", ge=0, le=1)
 
     def problem(self, rewards: Iterable[str]) -> str:
-        """What is missing for the judge to do what is asked of it. `rewards` are the weighted ones."""
-        others = ["judge.monitors"] if self.monitors else []
-        others += [f"rewards.weights.{name}" for name in rewards if name in JUDGED]
-        uses = [*(["judge.feedback"] if self.feedback else []), *others]
-        if uses and not self.url:
-            return f"judge.url is empty, so there is no model for {uses[0]}; give a URL"
-        if self.url and not uses:
-            return (
-                "the model at judge.url would read nothing: give judge.feedback or judge.monitors a share, or a weight "
-                f"to {' or '.join(JUDGED)}"
-            )
-        if self.url == LOCAL and others:
-            return f"{others[0]} needs a server; give its URL as judge.url"
-        if self.url not in ("", LOCAL) and not self.name:
-            return "judge.name is empty: a server is asked for a model by its name"
+        """What is missing for what is asked of the judge. `rewards` are the weighted ones."""
+        uses = [f"judge.{use}" for use in ("feedback", "monitors") if getattr(self, use)]
+        uses += [f"rewards.weights.{name}" for name in rewards if name in JUDGED]
+        if uses and not (self.url and self.name):
+            return f"judge.url or judge.name is empty, so there is no model for {uses[0]}; give both"
         return ""
 
 
 class FeedbackConfig(Section):
     """Targeted hints: docs/feedback.md. `weight` 0: RL alone."""
 
-    method: Literal["targeted", "sdpo"] = Field(
-        default="targeted",
-        description="targeted: a hint before each faulty message teaches that message; sdpo: all hints before the "
-        "first message teach the whole response",
+    method: Literal["targeted", "sdpo"] = key(
+        "targeted",
+        "targeted: a hint before each faulty message teaches that message; sdpo: all hints before the first "
+        "message teach the whole response",
     )
-    weight: float = Field(default=1.0, ge=0, description="of the hints' loss, where the RL loss has 1")
-    balance: Literal["own", "rl", "bounded"] = Field(
-        default="bounded",
-        description="denominator of the hints' loss: own: the candidates' tokens; rl: the step's RL tokens; "
-        "bounded: rl, with the gradient norm limited by `bound`",
+    weight: float = key(1.0, "of the hints' loss, where the RL loss has 1", ge=0)
+    balance: Literal["own", "rl", "bounded"] = key(
+        "bounded",
+        "denominator of the hints' loss: own: the candidates' tokens; rl: the step's RL tokens; bounded: rl, with "
+        "the gradient norm limited by `bound`",
     )
-    bound: float = Field(default=0.3, gt=0, description="bounded: maximum gradient norm, as a multiple of RL's")
-    rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={}, description="multiplies `weight` by rule; 0 turns a rule off"
-    )
-    rules: list[str] = Field(default=[], description="rules to look for (docs/feedback.md); empty: all")
-    files: list[str] = Field(default=[], description="Python files with your rules; they run with your rights")
-    max_targets: int = Field(default=3, ge=1, description="maximum faulty messages per rollout that teach")
-    gate: float = Field(
-        default=0.002,
+    bound: float = key(0.3, "bounded: maximum gradient norm, as a multiple of RL's", gt=0)
+    rule_weights: dict[str, NonNegativeFloat] = key({}, "multiplies `weight` by rule; 0 turns a rule off")
+    rules: list[str] = key([], "rules to look for (docs/feedback.md); empty: all")
+    files: list[str] = key([], "Python files with your rules; they run with your rights")
+    max_targets: int = key(3, "maximum faulty messages per rollout that teach", ge=1)
+    gate: float = key(0.002, "nats per token by which a hint must move its message (jsd: a quarter); 0: no gate", ge=0)
+    token_gate: float = key(
+        0.02,
+        "nats by which a hint must move a token for it to teach (jsd: a quarter); 0: all tokens",
         ge=0,
-        description="nats per token by which a hint must move its message (jsd: a quarter); 0: no gate",
     )
-    token_gate: float = Field(
-        default=0.02,
-        ge=0,
-        description="nats by which a hint must move a token for it to teach (jsd: a quarter); 0: all tokens",
+    look: bool = key(
+        True,
+        "before step 1 sample faulty messages with and without each hint; rules whose hint does not help are not "
+        "taught, and if none helps the run ends",
     )
-    look: bool = Field(
-        default=True,
-        description="before step 1 sample faulty messages with and without each hint; rules whose hint does not "
-        "help are not taught, and if none helps the run ends",
+    control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = key(
+        "",
+        "replaces the hint, as a control experiment (docs/feedback.md)",
     )
-    control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
-        default="", description="replaces the hint, as a control experiment (docs/feedback.md)"
+    teacher: TeacherName = key("frozen", "weights of the hinted model (docs/feedback.md)")
+    direction: Literal["forward", "reverse", "jsd"] = key(
+        "forward",
+        "forward: KL(teacher || student); reverse: KL(student || teacher)",
     )
-    teacher: TeacherName = Field(default="frozen", description="weights of the hinted model (docs/feedback.md)")
-    direction: Literal["forward", "reverse", "jsd"] = Field(
-        default="forward", description="forward: KL(teacher || student); reverse: KL(student || teacher)"
-    )
-    corrections: CorrectionsConfig = CorrectionsConfig()
 
     @property
     def is_look_due(self) -> bool:
@@ -110,6 +90,28 @@ class FeedbackConfig(Section):
         return 0.0 if self.control or self.method == "sdpo" else self.token_gate
 
 
+class TeachersConfig(Section):
+    """Teachers of whole responses: docs/methods.md."""
+
+    weights: dict[Literal["opd", "opsd", "sdft"], NonNegativeFloat] = key(
+        {},
+        "of each method's loss, where the RL loss has 1",
+    )
+    model: str = key("", "opd: the teacher, named as in `model`, with the student's tokenizer")
+
+    @property
+    def opd(self) -> float:
+        return self.weights.get("opd", 0.0)
+
+    @property
+    def opsd(self) -> float:
+        return self.weights.get("opsd", 0.0)
+
+    @property
+    def sdft(self) -> float:
+        return self.weights.get("sdft", 0.0)
+
+
 EFFORT_KINDS = {  # what a share of all tokens, or of all turns, counts for; the agent does not write output itself
     "thinking_tokens": 1.0,
     "call_tokens": 1.0,
@@ -124,13 +126,8 @@ EFFORT_KINDS = {  # what a share of all tokens, or of all turns, counts for; the
 class EffortConfig(Section):
     """The cost of tokens, calls and turns: docs/rewards.md."""
 
-    bound: float = Field(
-        default=0.0, ge=0, lt=1, description="maximum cost of effort, as in 0.2; solving is worth 1; 0: off"
-    )
-    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={},
-        description="by kind, over the defaults of docs/rewards.md",
-    )
+    bound: float = key(0.0, "maximum cost of effort, as in 0.2; solving is worth 1; 0: off", ge=0, lt=1)
+    weights: dict[str, NonNegativeFloat] = key({}, "by kind, over the defaults of docs/rewards.md")
 
     @field_validator("weights")
     @classmethod
@@ -143,23 +140,19 @@ class EffortConfig(Section):
 class RewardsConfig(Section):
     """What a rollout earns: docs/rewards.md. Every part but the outcome needs a weight."""
 
-    partial: bool = Field(default=False, description="partial credit for some of the feature's tests")
-    grade_s: float = Field(default=120.0, gt=0, description="timeout of a rollout's hidden tests")
-    perturbed: Literal["off", "finding", "outcome"] = Field(
-        default="outcome",
-        description="what another answer to a recorded call counts as",
-    )
-    weights: dict[str, float] = Field(
-        default={}, description="of behaviours (docs/rewards.md) and of your rewards, by name"
-    )
-    files: list[str] = Field(default=[], description="Python files with your rewards; they run with your rights")
+    partial: bool = key(False, "partial credit for some of the feature's tests")
+    grade_s: float = key(120.0, "timeout of a rollout's hidden tests", gt=0)
+    perturbed: Literal["off", "finding", "outcome"] = key("outcome", "what another answer to a recorded call counts as")
+    weights: dict[str, float] = key({}, "of behaviours (docs/rewards.md) and of your rewards, by name")
+    files: list[str] = key([], "Python files with your rewards; they run with your rights")
     effort: EffortConfig = EffortConfig()
 
 
 class MonitorsConfig(Section):
     """The search for cheating: docs/monitors.md."""
 
-    on: bool = Field(default=True, description="search rollouts for cheating")
-    policy: dict[str, Literal["count", "penalise", "zero", "quarantine"]] = Field(
-        default={}, description="by kind of finding, over the defaults of docs/monitors.md"
+    on: bool = key(True, "search rollouts for cheating")
+    policy: dict[str, Literal["count", "penalise", "zero", "quarantine"]] = key(
+        {},
+        "by kind of finding, over the defaults of docs/monitors.md",
     )

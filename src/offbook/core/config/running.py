@@ -4,62 +4,45 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from offbook.core.config.section import Section
+from offbook.core.config.section import Section, key
 
 
 class RayConfig(Section):
     """Rollouts on other machines: docs/scale.md."""
 
-    samplers: int = Field(
-        default=0,
-        ge=0,
-        description="actors that sample, each with its own engine and sandboxes; 0: none",
-    )
-    address: str = Field(default="", description="of the cluster, or `auto`; empty: start Ray here")
+    samplers: int = key(0, "actors that sample, each with its own engine and sandboxes; 0: none", ge=0)
+    address: str = key("", "of the cluster, or `auto`; empty: start Ray here")
 
 
 class LoopConfig(Section):
     """Sampling during training: docs/async.md."""
 
-    max_staleness: int = Field(
-        default=0,
+    max_staleness: int = key(0, "steps by which sampling may run ahead; 0: synchronous; lockstep takes at most 1", ge=0)
+    deadline_s: float = key(7200.0, "timeout of every wait without progress", gt=0)
+    refill: int = key(
+        0,
+        "maximum groups per batch with equal rewards that are replaced; needs tasks.order select, and continuous "
+        "or vLLM",
         ge=0,
-        description="steps by which sampling may run ahead; 0: synchronous; lockstep takes at most 1",
     )
-    deadline_s: float = Field(default=7200.0, gt=0, description="timeout of every wait without progress")
-    refill: int = Field(
-        default=0,
-        ge=0,
-        description="maximum groups per batch with equal rewards that are replaced; needs tasks.order select, and "
-        "continuous or vLLM",
-    )
-    eval_every: int = Field(default=0, ge=0, description="steps between held-out evaluations during training; 0: never")
-    store: str = Field(
-        default="",
-        description="folder or s3://bucket/prefix to publish every version to (docs/sync.md)",
-    )
+    store: str = key("", "folder or s3://bucket/prefix to publish every version to (docs/sync.md)")
     ray: RayConfig = RayConfig()
 
 
 class LiveConfig(Section):
     """Learning from use: docs/live.md."""
 
-    consent: Literal["none", "all"] = Field(
-        default="none", description="what is kept of a session and learned from: nothing, or all without secrets"
+    consent: Literal["none", "all"] = key(
+        "none", "what is kept of a session and learned from: nothing, or all without secrets"
     )
-    retention_days: float = Field(default=30.0, gt=0, description="days before a kept session is deleted")
-    settle_s: float = Field(default=86_400.0, ge=0, description="wait for reactions before a session is learned from")
-    sessions: int = Field(default=256, ge=2, description="settled sessions of the deployed version per cycle")
-    user_share: float = Field(
-        default=0.25,
-        gt=0,
-        le=1,
-        description="maximum share of a cycle from one user; 1: a user's own model",
-    )
-    weights: dict[str, float] = Field(
-        default={
+    retention_days: float = key(30.0, "days before a kept session is deleted", gt=0)
+    settle_s: float = key(86_400.0, "wait for reactions before a session is learned from", ge=0)
+    sessions: int = key(256, "settled sessions of the deployed version per cycle", ge=2)
+    user_share: float = key(0.25, "maximum share of a cycle from one user; 1: a user's own model", gt=0, le=1)
+    weights: dict[str, float] = key(
+        {
             "kept": 1.0,
             "reverted": 0.5,
             "dissatisfied": 0.5,
@@ -69,9 +52,9 @@ class LiveConfig(Section):
             "broken_calls": 0.3,
             "dodged": 0.5,
         },
-        description="of the parts of a session's reward, each from -1 to 1 (docs/live.md)",
+        "of the parts of a session's reward, each from -1 to 1 (docs/live.md)",
     )
-    suites: list[str] = Field(default=[], description="of the gate, added to the held-out tasks, as in `sides`")
+    suites: list[str] = key([], "of the gate, added to the held-out tasks, as in `sides`")
 
     @field_validator("weights")
     @classmethod
@@ -84,4 +67,4 @@ class LiveConfig(Section):
 
 
 class EvalConfig(Section):
-    samples: int = Field(default=2, ge=1, description="rollouts per held-out task")
+    samples: int = key(2, "rollouts per held-out task", ge=1)

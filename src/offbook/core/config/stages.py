@@ -4,78 +4,67 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from offbook.core.config.section import Section
+from offbook.core.config.section import Section, key
 
 
 class StageConfig(Section):
     """Keys of every stage that learns from data."""
 
-    data: list[str] = Field(default=[], description="training data")
-    epochs: int = Field(default=1, ge=1, description="epochs, each in a new order")
-    batch_tokens: int = Field(default=16_384, ge=1, description="tokens per step, about")
-    learning_rate: float = Field(
-        default=2e-5,
+    data: list[str] = key([], "training data")
+    epochs: int = key(1, "epochs, each in a new order", ge=1)
+    batch_tokens: int = key(16_384, "tokens per step, about", ge=1)
+    learning_rate: float = key(
+        2e-5,
+        "peak, after 3% warm-up; falls to a tenth: `sft` as a cosine, `pretrain` over the last fifth",
         gt=0,
-        description="peak, after 3% warm-up; falls to a tenth: `sft` as a cosine, `pretrain` over the last fifth",
     )
-    validation_share: float = Field(
-        default=0.02, ge=0, lt=1, description="share of tasks or repositories held out for validation"
-    )
+    validation_share: float = key(0.02, "share of tasks or repositories held out for validation", ge=0, lt=1)
 
 
 class PretrainConfig(StageConfig):
     """Continued pretraining, `offbook pretrain`: docs/pretrain.md. Optimizer and precision are those of `train`."""
 
-    data: list[str] = Field(
-        default=[],
-        description="repositories: folders, archives, git URLs, `pypi:NAME`, `pocket-code:200` (`pocket-code:50x4`: "
-        "four packages each)",
+    data: list[str] = key(
+        [],
+        "repositories: folders, archives, git URLs, `pypi:NAME`, `pocket-code:200` (`pocket-code:50x4`: four "
+        "packages each)",
     )
-    batch_tokens: int = Field(default=65_536, ge=1, description="tokens per step, about")
-    context: int = Field(default=32_768, ge=16, description="tokens of a window; its files are of one repository")
-    rope: Literal["", "abf", "yarn"] = Field(
-        default="",
-        description="RoPE scaling where `context` exceeds the model's; stored in checkpoints",
+    batch_tokens: int = key(65_536, "tokens per step, about", ge=1)
+    context: int = key(32_768, "tokens of a window; its files are of one repository", ge=16)
+    rope: Literal["", "abf", "yarn"] = key(
+        "",
+        "RoPE scaling where `context` exceeds the model's; stored in checkpoints",
     )
-    licences: list[str] = Field(
-        default=["Apache-2.0", "BSD", "CC0-1.0", "ISC", "MIT", "PSF-2.0", "Unlicense", "Zlib"],
-        description="accepted licences; `any`: all, and none",
+    licences: list[str] = key(
+        ["Apache-2.0", "BSD", "CC0-1.0", "ISC", "MIT", "PSF-2.0", "Unlicense", "Zlib"],
+        "accepted licences; `any`: all, and none",
     )
-    guard: list[str] = Field(
-        default=[],
-        description="suites, as in `offbook eval`: files with their solutions, and their repositories, are left out",
+    guard: list[str] = key(
+        [],
+        "suites, as in `offbook eval`: files with their solutions, and their repositories, are left out",
     )
-    hold_out: list[str] = Field(default=[], description="repositories to leave out")
+    hold_out: list[str] = key([], "repositories to leave out")
 
 
 class SftConfig(StageConfig):
     """Imitation, `offbook sft`: docs/sft.md. Optimizer, adapters and precision are those of `train`; conversations are
     limited by harness.context."""
 
-    data: list[str] = Field(
-        default=[],
-        description="run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `demos:DIR`, "
-        "`pocket:6000`",
+    data: list[str] = key(
+        [],
+        "run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `demos:DIR`, `pocket:6000`",
     )
-    min_reward: Literal["any"] | float = Field(default="any", description="leave out rollouts that earned less")
-    loss: Literal["nll", "dft"] = Field(
-        default="nll", description="cross-entropy (`nll`), or weighted by the token's probability (`dft`)"
-    )
-    reminders: float = Field(
-        default=0.4, ge=0, le=1, description="share of rule-keeping messages with a reminder before them"
-    )
+    min_reward: Literal["any"] | float = key("any", "leave out rollouts that earned less")
+    loss: Literal["nll", "dft"] = key("nll", "cross-entropy (`nll`), or weighted by the token's probability (`dft`)")
+    reminders: float = key(0.4, "share of rule-keeping messages with a reminder before them", ge=0, le=1)
 
 
 class StagesConfig(Section):
     """Several stages in order, `offbook stages`."""
 
-    order: list[Literal["fit", "pretrain", "long", "sft", "sample", "train", "eval"]] = Field(
-        default=["pretrain", "long", "sft", "train"],
+    order: list[Literal["fit", "pretrain", "long", "sft", "sample", "train", "eval"]] = key(
+        ["pretrain", "long", "sft", "train"],
+        "stages, each from the last one's model; one may come several times",
         min_length=1,
-        description="stages, each from the last one's model; one may come several times",
     )
-    long: dict[str, int | float | str | list[str]] = Field(
-        default={}, description="keys of `pretrain` that differ in the stage `long`"
-    )
+    long: dict[str, int | float | str | list[str]] = key({}, "keys of `pretrain` that differ in the stage `long`")

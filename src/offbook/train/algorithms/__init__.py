@@ -1,7 +1,6 @@
 """Annotators: they turn rollouts into samples. A new method is a new annotator, not a new trainer."""
 
 from offbook.train.algorithms.baseline import baselines
-from offbook.train.algorithms.corrections import correction_sample
 from offbook.train.algorithms.group_advantage import group_advantage, has_gradient, rl_samples
 from offbook.train.algorithms.opd import OTHER, opd_branches
 from offbook.train.algorithms.opsd import opsd_branches, reference_block

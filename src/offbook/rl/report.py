@@ -1,4 +1,4 @@
-"""What rollouts did not do, and why a step had nothing to learn from."""
+"""What a step says of its rollouts besides numbers: what it waited for, and why it had nothing to learn from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from offbook.signals.trajectory import Trajectory
 from offbook.types import Rollout
 
 LIMITS = {"turns": "turns", "tokens": "tokens", "context": "context", "wall": "wall_s"}  # keys of harness, by the end
+SLOW_S = 60.0  # of sampling: a step that takes longer says what it waited for
 
 
 def shares_without(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Shares of rollouts that made no call that could be read and run, changed no file, and ran no tests."""
+    """Shares of rollouts that made no readable call, changed no file, and ran no tests."""
     each = [Trajectory(rollout) for rollout in rollouts]
     counts = {
         "no_call": sum(not any(use.ran for use in one.uses) for one in each),
@@ -30,7 +31,7 @@ def has_signal(row: Mapping[str, Any], config: Config) -> bool:
     """Whether rewards, hints or other teachers taught anything in a step with these metrics."""
     if config.train.rl_weight and row["groups_with_gradient"]:
         return True
-    others = (name for name in row if name.endswith("/signal_tokens") and not name.startswith("rl/"))
+    others = [name for name in row if name.endswith("/signal_tokens") and not name.startswith("rl/")]
     is_punished = config.feedback.control == "constant_negative" and row["hinted_targets"]
     return bool("ce/loss" in row or is_punished or any(row[name] for name in others))
 
@@ -38,35 +39,30 @@ def has_signal(row: Mapping[str, Any], config: Config) -> bool:
 def why_no_signal(groups: Sequence[Sequence[Rollout]], config: Config) -> str:
     """The likely cause of a step whose groups are all alike, and what would help."""
     rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
-    model, source = quote(config.model), quote(config.tasks.source)
     if not rollouts:
         return "the machine or the model's server ended every rollout; offbook doctor looks at this machine"
     solved = sum(rollout.solved for rollout in rollouts)
     if solved == len(rollouts):
-        return (
-            f"all {solved} rollouts solved their task; take harder tasks: offbook tasks make REPOSITORY --level gone, "
-            "or --tasks.order select --tasks.harden 0.8"
-        )
+        return f"all {solved} rollouts solved their task; take harder tasks: offbook tasks make REPOSITORY --level gone"
     if solved:
         return (
             f"each task was solved by all of its rollouts or by none ({solved} of {len(rollouts)} rollouts); more "
             f"rollouts a task show a difference: --train.group_size {2 * config.train.group_size}"
         )
+    model, source = quote(config.model), quote(config.tasks.source)
     data = source if source.startswith("pocket") else f"demos:{source}"
     sft = f"offbook sft --model {model} --data {data} shows the model how"
     fit = f"offbook fit {model} --tasks.source {source} finds out how this model calls tools"
     without = {name: round(share * len(rollouts)) for name, share in shares_without(rollouts).items()}
     ends = Counter(rollout.stop for rollout in rollouts)
     stop, cut_off = max(((stop, ends[stop]) for stop in LIMITS), key=lambda pair: pair[1])  # type: ignore[index]
-    limit = f"harness.{LIMITS[stop]}"
-    raised = 2 * getattr(config.harness, LIMITS[stop])
     withheld = sum(WITHHELD in rollout.reward.parts for rollout in rollouts)
     crash = next((rollout.cause for rollout in rollouts if rollout.stop == "crash"), "")
     causes = (
         (ends["crash"], f"crashed ({crash})", "offbook view shows them"),
         (without["no_call"], "made no call that can be read", f"{fit}, or {sft}"),
         (withheld, "lost their reward to a monitor's finding", "offbook view shows what was found"),
-        (cut_off, f"were cut off by {limit}", f"--{limit} {raised:.0f}, or {sft}"),
+        (cut_off, f"were cut off by harness.{LIMITS[stop]}", f"raise it, or {sft}"),
         (without["no_edit"], "made calls and changed no file", sft),
         (
             len(rollouts),
@@ -76,3 +72,33 @@ def why_no_signal(groups: Sequence[Sequence[Rollout]], config: Config) -> str:
     )
     count, cause, help = next(each for each in causes if 2 * each[0] > len(rollouts))
     return f"{count} of {len(rollouts)} rollouts {cause}; {help}"
+
+
+def waits(groups: Sequence[Sequence[Rollout]], rollout_s: float, in_lockstep: bool) -> dict[str, Any]:
+    """Where the time of the slowest rollout went, and the longest call of all; in words if the step took long."""
+    rollouts = [rollout for group in groups for rollout in group]
+
+    def parts(rollout: Rollout) -> dict[str, float]:
+        usage = rollout.usage
+        return {
+            "slot": usage.slot_seconds,
+            "model": usage.model_seconds - usage.summary_seconds,
+            "summary": usage.summary_seconds,
+            "tools": usage.seconds - usage.model_seconds,
+            "scoring": usage.scoring_seconds,
+        }
+
+    last = max(rollouts, key=lambda one: sum(parts(one).values()))
+    called = max(rollouts, key=lambda one: one.usage.longest_call_seconds)
+    spent = parts(last)
+    found: dict[str, Any] = {f"slowest/{name}_s": seconds for name, seconds in spent.items()}
+    found["longest_call_s"] = called.usage.longest_call_seconds
+    found["timeouts"] = sum(one.usage.timeouts for one in rollouts)
+    if rollout_s > SLOW_S:
+        others = " (in lockstep with others' tools)" if in_lockstep else ""
+        words = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items() if seconds >= 1)
+        call = f"`{called.usage.longest_call}` of {called.id}, {called.usage.longest_call_seconds:.0f} s"
+        found["waited_for"] = (
+            f"waited {rollout_s:.0f} s for rollouts; last was {last.id}: {words}{others}; longest call: {call}"
+        )
+    return found
