@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from offbook.sandbox.access import BYTECODE
 from offbook.tasks.factory.types import is_inside
 from offbook.types import Task
 
@@ -24,8 +25,9 @@ OWN_SHARE = 0.3  # of the deleted code in the agent's own words: then it is bein
 def gives_away(task: Task | None, paths: Iterable[str]) -> str | None:
     """The first of these files, in the tree or anywhere on the machine, that holds deleted code; empty if none does.
 
-    None where that is unknown: what was deleted was not written down, or is too short to be searched for. `.git` is
-    every object in it; where that is one commit, which is the tree's own, there is nothing else to be found.
+    None where that is unknown: what was deleted was not written down, or is too short to be searched for, or a file is
+    bytecode. `.git` is every object in it; where that is one commit, which is the tree's own, there is nothing else to
+    be found.
     """
     if task is None:
         return None
@@ -37,7 +39,8 @@ def gives_away(task: Task | None, paths: Iterable[str]) -> str | None:
         return found[0]
     removed = _removed(file)
     targets = [what for what in (task.deleted and task.deleted.targets) or removed if what in removed]
-    return "" if all(_pieces(file, what) for what in targets) else None
+    is_readable = not any(BYTECODE.search("/" + path) for path in paths)  # the search reads no bytecode
+    return "" if is_readable and all(_pieces(file, what) for what in targets) else None
 
 
 def holding(task: Task | None, paths: Iterable[str]) -> list[str]:
