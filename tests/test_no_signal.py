@@ -10,7 +10,7 @@ from viewdata import call, say
 
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder
-from offbook.rl.report import shares_without, why_no_signal
+from offbook.rl.report import has_signal, shares_without, why_no_signal
 from offbook.train.algorithms import has_gradient
 from offbook.types import Event, Reward, Rollout, Segment
 from offbook.view.about import overview
@@ -74,6 +74,15 @@ def test_the_likely_cause_is_named_with_what_helps(group: list[Rollout], cause: 
 def test_tasks_that_are_solved_always_or_never() -> None:
     groups = [[rollout(n, READ, solved=float(of)) for n in range(3)] for of in range(2)]
     assert "by all of its rollouts or by none (3 of 6 rollouts)" in why_no_signal(groups, CONFIG)
+
+
+def test_how_the_work_ends_is_no_signal_where_none_is_solved() -> None:
+    """Else the quickest way to give up is learned."""
+    row = {"groups_with_gradient": 1.0, "reward/outcome": 0.0, "reward/effort": -1.0, "reward/unfinished": -0.5}
+    assert not has_signal(row, CONFIG)
+    assert has_signal(row | {"reward/outcome": 0.1}, CONFIG)
+    assert has_signal(row | {"reward/lint": -0.1}, CONFIG), "other parts judge the work"
+    assert has_signal(row | {"hint/signal_tokens": 4.0}, CONFIG)
 
 
 @pytest.mark.parametrize("engine", ["lockstep", "continuous"])

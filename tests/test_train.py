@@ -16,7 +16,7 @@ import torch
 from conftest import TEACHERS, in_bfloat16, saved, tiny_model
 from safetensors.torch import load_file
 from test_branches import sample_with_branches
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbook.core.config import CheckpointConfig, Precision, TrainConfig
 from offbook.train import checkpoint as writing
@@ -197,6 +197,35 @@ def test_a_step_without_sampled_tokens_changes_nothing_and_says_so() -> None:
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert trainer.step([good, crashed]).skipped == ""
+
+
+def test_k1_to_the_start_comes_off_the_advantage() -> None:
+    """By hand: the gradient of a token of advantage A is that of A - beta * log(pi / start), taken as a number."""
+    sample = replace(sample_with_branches(random.Random(1)), branches=[])
+    beta, settings = 0.3, TrainConfig(ratio_cap=1.0)
+    held = Trainer(tiny_model(), settings.model_copy(update={"reference_kl": beta}), {"start": Frozen()})
+    with torch.no_grad():
+        for parameter in held.model.parameters():
+            parameter.mul_(1.05)
+
+        def logp(model: PreTrainedModel) -> torch.Tensor:
+            ids = torch.tensor(sample.ids)
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            return torch.cat([torch.zeros(1), logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]])
+
+        behaviour = logp(held.model)
+        kl = behaviour - logp(tiny_model())
+    sample = replace(sample, logprobs=behaviour.tolist())
+    plain = Trainer(tiny_model(), settings)
+    plain.model.load_state_dict(held.model.state_dict())
+    moved = [advantage - beta * float(value) for advantage, value in zip(sample.advantage, kl, strict=True)]
+    expected = plain.step([replace(sample, advantage=moved)])
+    found = held.step([sample])
+    assert found.metrics["gradient_norm"] == pytest.approx(expected.metrics["gradient_norm"], rel=1e-4)
+    chosen = [float(value) for value, weight in zip(kl, sample.rl_weight, strict=True) if weight]
+    assert found.metrics["rl/reference_kl"] == pytest.approx(sum(chosen) / len(chosen), rel=1e-3)
+    for ours, theirs in zip(held.model.parameters(), plain.model.parameters(), strict=True):
+        assert (ours - theirs).abs().max() < 1e-4
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

@@ -300,7 +300,7 @@ class _Planner:
         self.engine_apart = engine_apart or (self.starts_vllm and leave_the_trainer_alone(server))
         feedback = config.feedback
         teachers = config.teachers
-        kinds = teachers_of(feedback, teachers).values()
+        kinds = teachers_of(feedback, teachers, config.train.reference_kl > 0).values()
         copies = {kind for kind in kinds if not isinstance(kind, Live)}
         bounded = feedback.weight > 0 and feedback.balance == "bounded"
         self.parts = 2 if bounded else 1

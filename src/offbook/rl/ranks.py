@@ -193,5 +193,5 @@ def refuse_other_tokenizer(student: Path, teacher: Path) -> None:
 
 def _teachers(config: Config, other: Path | None, device: str = "") -> dict[str, Kind]:
     """`other` is a teacher that is another model."""
-    teachers = teachers_of(config.feedback, config.teachers)
+    teachers = teachers_of(config.feedback, config.teachers, config.train.reference_kl > 0)
     return {**teachers, OTHER: Other(load_model(other, config.train.precision, device))} if other else teachers

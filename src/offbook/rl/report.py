@@ -27,9 +27,18 @@ def shares_without(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {name: count / max(1, len(each)) for name, count in counts.items()}
 
 
+SHAPING = ("effort", "unfinished")  # rewards that say how the work ends, and not whether it is any good
+
+
 def has_signal(row: Mapping[str, Any], config: Config) -> bool:
-    """Whether rewards, hints or other teachers taught anything in a step with these metrics."""
-    if config.train.rl_weight and row["groups_with_gradient"]:
+    """Whether rewards, hints or other teachers taught anything in a step with these metrics.
+
+    Where nothing is solved and rewards differ by effort and handing in alone, they teach to give up: in six steps a
+    model went from 13 turns to 4 and handed in unchanged files (docs/results/repositories.md).
+    """
+    parts = {name.removeprefix("reward/") for name in row if name.startswith("reward/")}
+    teaches_work = row.get("reward/outcome", 1.0) > 0 or not parts <= {"outcome", WITHHELD, *SHAPING}
+    if config.train.rl_weight and row["groups_with_gradient"] and teaches_work:
         return True
     others = [name for name in row if name.endswith("/signal_tokens") and not name.startswith("rl/")]
     is_punished = config.feedback.control == "constant_negative" and row["hinted_targets"]

@@ -32,7 +32,7 @@ from offbook.train.algorithms import (
 from offbook.train.head import Measured
 from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live
-from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
+from offbook.train.trainer import REFERENCE, NotFinite, StepResult, Trainer, WeightsLost
 from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError, Rollout, Sample, Target, Task
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,9 @@ TOP_TOKENS = 5  # likeliest tokens recorded where student and teacher differ
 TOKEN_CAP = 2.0  # nats that one token may count for
 
 
-def teachers_of(settings: FeedbackConfig, others: TeachersConfig | None = None) -> dict[str, Kind]:
+def teachers_of(
+    settings: FeedbackConfig, others: TeachersConfig | None = None, reference: bool = False
+) -> dict[str, Kind]:
     """The teachers of a configuration, by the names that branches call them. RL alone has none. Another model (opd) is
     not among them: it has to be loaded."""
     kinds: dict[str, Kind] = {"live": Live(), "frozen": Frozen(), "ema": Ema()}
@@ -49,7 +51,7 @@ def teachers_of(settings: FeedbackConfig, others: TeachersConfig | None = None) 
         named.append("frozen")
     if others and others.sdft:
         named.append("ema")
-    return {name: kinds[name] for name in named}
+    return {name: kinds[name] for name in named} | ({REFERENCE: Frozen()} if reference else {})
 
 
 def distill_of(settings: FeedbackConfig) -> Distill:

@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 from offbook.core.adapters import adapter_tensors
 from offbook.core.config import TrainConfig
 from offbook.core.weights import Gathered, Weights
-from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch
+from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
 from offbook.train.forward import Decoder, give_up
-from offbook.train.head import Counts, Ledger, LossHead, Measured, Reading, percentiles
+from offbook.train.head import Counts, Ledger, LossHead, Measured, Reading, percentiles, sampled_logp
 from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
@@ -36,6 +36,7 @@ from offbook.train.schedule import GRADIENT_CLIP
 from offbook.train.teachers import FILLER, IDLE, Kind, OwnWeights, make_teachers
 from offbook.types import Distill, OffbookError, Sample
 
+REFERENCE = "start"  # the teacher that `train.reference_kl` is taken to
 HOOK = "_hands_gradient_over"  # attribute of a working copy: the hook that takes its gradient
 T = TypeVar("T")
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
@@ -155,6 +156,8 @@ class Trainer:
         self.student = Decoder(model, settings.recompute, settings.compile is True)
         self.head = LossHead(self.student.head, self.student.vocabulary, settings)
         self.teachers = make_teachers(self.student, teachers)
+        if settings.reference_kl and REFERENCE not in self.teachers:
+            raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
         self.replay = Replay(model)
         self.student.free_routing = self.replay.free
         self.ranks = ranks
@@ -324,7 +327,26 @@ class Trainer:
     ) -> tuple[Tensor, ...]:
         hidden_1FD, teachers = self.forward(batch, ways)
         tokens = batch.tokens(self.head.chunk_rows)  # on the host, while a GPU is busy with the forward
+        if self.settings.reference_kl:
+            tokens = self._held_to_start(batch, tokens, ledger)
         return self.head.losses(hidden_1FD, batch, tokens, teachers, ledger, apart)
+
+    @torch.no_grad()
+    def _held_to_start(self, batch: Batch, tokens: Tokens, ledger: Ledger) -> Tokens:
+        """Advantages less the k1 estimate of KL(policy || start) at what was sampled (Composer 2, section 4.1). As a
+        loss k1 has no gradient in the mean, so it belongs into the reward."""
+        start = self.teachers[REFERENCE]
+        assert start is not None
+        with self.replay.free():
+            hidden_1FD, _ = start.decoder.inside(lambda: start.decoder.hidden(batch.row))
+        rows = tokens.rows
+        scorer = start.decoder.head, hidden_1FD[0].index_select(0, tokens.predictor_N)
+        start_N = sampled_logp(scorer, rows.ids_N, rows.temperature_N, self.head.chunk_rows)
+        k1_N = torch.where(rows.rl_weight_N != 0, rows.behaviour_N - start_N, 0.0)
+        if count := ledger.counts.tokens[POLICY]:
+            ledger.add("rl/reference_kl", k1_N, count)
+        advantage_N = rows.advantage_N - self.settings.reference_kl * k1_N
+        return replace(tokens, rows=rows._replace(advantage_N=advantage_N))
 
     def forward(self, batch: Batch, ways: Collection[Distill] = ()) -> tuple[Tensor, list[Reading]]:
         """The student's hidden states and, for each group of branches, its teacher. Teachers with weights of their own

@@ -50,6 +50,9 @@ class TrainConfig(Section):
     weight_decay: float = key(0.0, "decoupled, as in AdamW", ge=0)
     rl_weight: float = key(1.0, "of the RL loss; 0: no RL, only other losses (docs/methods.md)", ge=0)
     ratio_cap: float = key(2.0, "cap of the importance weight", ge=1)
+    reference_kl: float = key(
+        0.0, "KL penalty to the run's start: subtracted from each token's advantage (k1, a constant)", ge=0
+    )
     on_nonfinite: Literal["stop", "skip"] = key(
         "stop",
         "when a gradient is NaN or infinite: end the run, or skip the step",
