@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 from offbook.agent.chat import ChatFormat, Transcript, render_call
 from offbook.api import configure
-from offbook.core.config import FeedbackConfig, TeachersConfig, TrainConfig
+from offbook.core.config import Config, FeedbackConfig, TeachersConfig, TrainConfig
 from offbook.rl.models import load_model, quiet
 from offbook.rl.ranks import make_trainer
+from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
 from offbook.rl.train_step import WholeResponse, annotate, teachers_of
 from offbook.tasks.check import gold_changes
@@ -208,6 +209,14 @@ def test_what_cannot_be_shown_is_counted(chat: ChatFormat) -> None:
     assert not list(whole(chat, positions=60, weights={"opsd": 1.0}).branches(rollout, [], counts))
     assert not list(whole(chat, weights={"sdft": 1.0}).branches(rollout, [], counts))
     assert counts == {"left_out/no_solution": 1, "left_out/teacher_context": 1, "left_out/no_demonstration": 1}
+
+
+@pytest.fixture(scope="module")
+def pocket_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFBOOK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        config = Config(model="pocket", tasks={"num_train": 1, "num_heldout": 1})
+        return task_sets(config).train[0]
 
 
 def test_teachers_that_see_the_answer_are_counted(pocket_task: Task, chat: ChatFormat) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import in_bfloat16, random_ids, tiny_model
 from test_branches import plain_sample, sample_with_branches
-from test_harness import LIMITS
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -27,21 +26,17 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.agent.chat import Transcript, byte_chat
-from offbook.agent.harness import Harness
-from offbook.agent.harness.again import Before
 from offbook.core.config import TrainConfig
 from offbook.core.routers import routers_of
 from offbook.core.runfolder import dump_lines, load_lines
 from offbook.engine.local import LocalEngine, Mode
 from offbook.pocket.model import POCKETS, make_pocket
-from offbook.train.algorithms import correction_sample
 from offbook.train.batches import Batch
 from offbook.train.forward import imitation_loss
 from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer, weights_of
-from offbook.types import Branch, Completion, Prompt, Rollout, Routes, Sample, Segment, Task
+from offbook.types import Branch, Completion, Prompt, Rollout, Routes, Sample, Segment
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
@@ -165,37 +160,6 @@ def test_new_weights_leave_the_routes_of_earlier_tokens(mode: Mode) -> None:
 def test_a_model_without_experts_records_nothing() -> None:
     ((_, completion),) = written(tiny_model(), [[1, 2, 3]], "lockstep", 1)
     assert completion.routes is None
-
-
-def test_a_correction_has_no_routes_of_the_hinted_reading(tmp_path: Path) -> None:
-    """Its message is sampled behind a hint that the sample does not have."""
-    chat, model = byte_chat(), make()
-    engine = LocalEngine(model, frozenset({chat.end_id}), kv_tokens=4096)
-    transcript = Transcript(chat)
-    transcript.add("user", "Add a function.")
-
-    async def said(hint: str) -> Completion:
-        session = engine.open(hint)
-        block = chat.block("user", hint) if hint else []
-        completion = await session.complete(Prompt([*transcript.segment.ids, *block, *chat.assistant_header]), 12)
-        session.close()
-        return completion
-
-    async def corrected() -> Rollout:
-        transcript.add_sampled(await said(""))
-        transcript.add("user", "Go on.")
-        tools = ("read_file", "edit_file", "finish")
-        task = Task("t", tmp_path, "", tmp_path, tmp_path, (), (), (), tools, "test")
-        told = Rollout("r", "t", "g", (), [transcript.segment])
-        hinted = await said("Reminder: call the tools by their names.")
-        return await Before(told, (0, 3), task, Harness(LIMITS), chat).with_message(hinted, None)
-
-    sample = correction_sample(asyncio.run(corrected()).segments[0], 3, 1.0)
-    assert sample.routes is not None
-    found = as_tensor(sample.routes).sort(-1).values
-    wanted = chosen_by(make(), sample.ids).sort(-1).values
-    assert 12 < len(found) <= sample.ce_weight.index(1.0)
-    assert torch.equal(found, wanted[: len(found)])
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mixtral", "olmoe", "deepseek"])

@@ -344,7 +344,11 @@ def test_every_recipe_fits_the_gpu_that_it_is_documented_for(recipe: str, tmp_pa
             continue
         assert chosen.engine.vllm.gpu_share == plan.gpu_share
         assert f"engine.vllm.gpu_share {plan.gpu_share:g}" in str(plan)
-        assert plan.parts["engine (vLLM's share)"] == pytest.approx((plan.gpu_share or 0.0) * device.memory)
+        share = (plan.gpu_share or 0.0) * device.memory
+        if "engine.vllm.sleep" in options:
+            assert plan.parts["engine (vLLM's share)"] < share, "its part in a step"
+        else:
+            assert plan.parts["engine (vLLM's share)"] == pytest.approx(share)
         server = Server(tmp_path, chosen.engine.vllm, plan.context, tmp_path / "log", lambda what, share: None)
         command = server.command(Found("python", "0.32.0", on_cpu=False), 1)
         assert float(command[command.index("--gpu-memory-utilization") + 1]) == plan.gpu_share

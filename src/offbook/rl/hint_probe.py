@@ -167,6 +167,8 @@ def table(probed: Iterable[ProbedHint]) -> list[str]:
             plain = hinted = "not judged"
         nats = "" if one.nats is None else f"{one.nats:+.2f}"
         verdict = f"no: {one.why_not}" if one.why_not else "yes"
+        if one.hinted_faults > one.faults and not one.why_not:
+            verdict = "yes, though not fewer faults: too few messages to tell"
         why = f" ({one.unjudged})" if one.unjudged and not one.samples else ""
         lines.append(f"{one.rule:<22}{one.targets:>9}{plain:>12}{hinted:>12}{nats:>8}  {verdict}{why}")
     return lines
