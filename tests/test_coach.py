@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_model
-from test_judge import mistake
-from test_remote import reply, serving
 from test_trajectories import atif, openai, other, written
 from transformers import PreTrainedModel
 
@@ -23,7 +21,7 @@ from offbook.cli.options import pocket_tasks, tasks_in
 from offbook.core.config import Config, load_config
 from offbook.core.runfolder import RunFolder, load_lines
 from offbook.rl.hint_probe import effects_of, measure
-from offbook.signals.feedback import MISTAKES, RULES
+from offbook.signals.feedback import RULES
 from offbook.signals.feedback.coach import (
     Found,
     by_rules,
@@ -323,32 +321,6 @@ def test_tasks_of_pocket_are_at_hand(source: str, count: int, tmp_path: Path, mo
     assert len(pocket_tasks(load_config(["pocket"], given))) == count
 
 
-def test_the_verb_on_files_with_a_judge_model(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", atif(*CALLS))
-    good = mistake(message=1, rule="inefficient_search", quote='"command": "ls"')
-    with serving(reply(json.dumps({**good, "holds": True}))) as server:  # to every question
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        done = coach(path, "--url", url, "--judge-model", "m", "--json", tmp_path / "result.json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "result.json").read_text())
-    num = len(MISTAKES.prompts)
-    assert told["judge"] == {
-        "rollouts": 1,
-        "asked": num,
-        "found": 1,
-        "refused": {"unknown rule": num - 1},
-        "unanswered": {},
-        "unchecked": 1,
-    }
-    assert told["rules"]["model/inefficient_search"]["targets"] == 1
-    assert told["rules"]["repeated_call"]["targets"] == 1
-    assert f"refused {num - 1}: unknown rule" in done.stdout
-    assert f"    hint: {good['hint']}" in done.stdout
-    assert "no model to measure the hints" in done.stdout
-    assert "1 hint of m not checked for leaks" in done.stdout
-    assert [path.name for path in tmp_path.iterdir() if path.name != "a.json"] == ["result.json"]
-
-
 def test_the_verb_measures_files_on_a_model(tmp_path: Path, chat: ChatFormat) -> None:
     model = run_with_checkpoint(tmp_path / "run", chat).path / "ckpt" / "step_00001"
     path = written(tmp_path / "a.json", atif(*CALLS))
@@ -363,11 +335,6 @@ def test_the_verb_measures_files_on_a_model(tmp_path: Path, chat: ChatFormat) ->
     ("arguments", "sentence"),
     [
         (["nowhere"], "there is no nowhere; give a run folder, or a file of trajectories"),
-        (["FILE", "--url", "http://127.0.0.1:9/v1"], "a judge model needs both --url and --judge-model"),
-        (
-            ["FILE", "--url", "ftp://x", "--judge-model", "m"],
-            "must look like https://host/v1, not ftp://x",
-        ),
         (["FILE", "--tasks", "FOLDER"], "has no task in it"),
         (["FILE", "--model", "./no-model"], "there is no model folder ./no-model"),
         (["BAD"], "has no trajectory in it"),
@@ -375,7 +342,6 @@ def test_the_verb_measures_files_on_a_model(tmp_path: Path, chat: ChatFormat) ->
         (["FILE", "--out", "FOLDER"], "it is there and is no plain file"),
         (["FILE", "--json", "LINK"], "it is there and is no plain file"),
         (["FILE", "--json", "FILE"], "it is what is to be read"),
-        (["nowhere", "--out", "/proc/nope/x"], "cannot write /proc/nope/x: No such file or directory"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
@@ -409,14 +375,9 @@ def test_the_report_comes_before_what_cannot_be_written(tmp_path: Path, chat: Ch
 def test_what_nobody_can_write_is_replaced(tmp_path: Path) -> None:
     line = json.dumps(other(*[("bash", {"command": "ls"}, "half \ud800")] * 2, id="s\ud800", last="\ud800"))
     path = written(tmp_path / "a.jsonl", f"{line}\n{'[' * 100_000}\n")
-    hint = mistake(message=1, rule="inefficient_search", quote='"command": "ls"', hint="Reminder: look \ud800 once.")
-    with serving(reply(json.dumps({**hint, "holds": True}))) as server:
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        files = "--out", tmp_path / "o.jsonl", "--json", tmp_path / "r.json"
-        done = coach(path, "--url", url, "--judge-model", "m", *files)
+    done = coach(path, "--out", tmp_path / "o.jsonl", "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
     assert "s?, message 3: bash: the same call" in done.stdout
-    assert "hint: Reminder: look ? once." in done.stdout
     assert "1 record could not be read" in done.stdout
     kept, unreadable = load_lines(tmp_path / "o.jsonl", Feedback)
     assert (len(kept), unreadable) == (len(json.loads((tmp_path / "r.json").read_text())["targets"]), 0)

@@ -59,9 +59,9 @@ def two(tmp_path: Path) -> Path:
 
 
 def test_evaluations_are_paired_by_task(two: Path) -> None:
-    done = offbook(two, "before", "after", "--json", "c.json", "--markdown", "c.md", "--figure", "c.svg")
+    done = offbook(two, "before", "after", "--json", "--markdown", "c.md", "--figure", "c.svg")
     assert done.returncode == 0, done.stderr
-    figures = json.loads((two / "c.json").read_text())
+    figures = json.loads(done.stdout)
     assert figures["paired_tasks"] == {"after": 6}
     solved = figures["metrics"]["solved"]
     assert solved["values"]["after"] == pytest.approx(5 / 6)
@@ -74,8 +74,9 @@ def test_evaluations_are_paired_by_task(two: Path) -> None:
     assert "| solved ↑ | 14.3%" in page
     assert "n = 6 tasks, paired" in page
     assert "1 and 0" in page
-    assert "0.062" in done.stdout
-    widest = max(done.stdout.splitlines(), key=len)
+    table = offbook(two, "before", "after").stdout
+    assert "0.062" in table
+    widest = max(table.splitlines(), key=len)
     assert len(widest) > 80, "a pipe has no width that lines would have to be folded at"
     assert done.stderr == ""
     svg = ElementTree.fromstring((two / "c.svg").read_text())
@@ -84,14 +85,14 @@ def test_evaluations_are_paired_by_task(two: Path) -> None:
 
 def test_three_are_each_compared_with_the_first(two: Path) -> None:
     write_evaluation(two / "third", rows_of({f"t{number}": 1 for number in range(6)}))
-    done = offbook(two, "before", "after", "third", "--json", "-")
+    done = offbook(two, "before", "after", "third", "--json")
     figures = json.loads(done.stdout)
     assert figures["metrics"]["solved"]["differences"]["third"]["value"] == pytest.approx(0.5)
     assert figures["metrics"]["pass@2"]["differences"]["third"]["value"] == pytest.approx(1.0)
 
 
 def test_metrics_of_evaluations_can_be_chosen(two: Path) -> None:
-    done = offbook(two, "before", "after", "--metric", "crashed", "--metric", "tokens", "--json", "-")
+    done = offbook(two, "before", "after", "--metric", "crashed", "--metric", "tokens", "--json")
     assert list(json.loads(done.stdout)["metrics"]) == ["crashed", "tokens"]
 
 
@@ -137,9 +138,9 @@ def test_training_runs_are_grouped_by_arm_and_paired_by_seed(tmp_path: Path) -> 
         for seed, value in enumerate(values):
             train_run(tmp_path / arm / f"seed-{seed}", 0.5, final=value)
     names = [f"{arm}/seed-{seed}" for arm in ("rl", "hints") for seed in range(3)]
-    done = offbook(tmp_path, *names, "--markdown", "t.md", "--json", "t.json", "--figure", "t.svg")
+    done = offbook(tmp_path, *names, "--markdown", "t.md", "--json", "--figure", "t.svg")
     assert done.returncode == 0, done.stderr
-    figures = json.loads((tmp_path / "t.json").read_text())
+    figures = json.loads(done.stdout)
     assert figures["held_out"]
     assert figures["arms"]["rl"]["solved"] == {"mean": pytest.approx(0.6), "sd": pytest.approx(0.1), "n": 3}
     page = (tmp_path / "t.md").read_text()
@@ -178,7 +179,7 @@ def test_what_a_path_says_of_arm_and_seed(path: str, arm: str, seed: str) -> Non
         (["before", "gone"], "gone is not there"),
         (["before", "."], "has no config.toml"),
         (["before", "after", "--metric", "nope"], "there is no metric nope in these evaluations; there are solved"),
-        (["before", "after", "--json", "after"], "cannot write after: after: is a directory"),
+        (["before", "after", "--figure", "after"], "cannot write after: after: is a directory"),
         (["before", "after", "--markdown", "after/fingerprint.json/x"], "cannot write after/fingerprint.json/x: "),
     ],
 )

@@ -22,7 +22,7 @@ from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.rl.models import quiet
 from offbook.sandbox import SandboxSpec
-from offbook.signals.trajectory.formats import UNLEARNED, read_trajectories
+from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages import demos as demos_of
 from offbook.stages.demos import Demos
 from offbook.stages.pipeline import of_stage
@@ -187,20 +187,6 @@ def test_the_source_is_read_from_its_name(made: Path, model: Path, tmp_path: Pat
     }.items():
         with pytest.raises((ConfigError, OffbookError), match=why):
             refuse_missing_data(settings(model, name))
-
-
-def test_they_are_written_as_trajectories(made: Path, model: Path, tmp_path: Path) -> None:
-    command = ["tasks", "demos", str(made), "--model", str(model), "-n", "1", "--harness.message_tokens", "6000"]
-    command += ["--harness.context", "60000", "--harness.summarize_at", "0", "--plain"]
-    for form in ("rollouts", "atif", "openai"):
-        out = tmp_path / f"{form}.jsonl"
-        done = CliRunner().invoke(app, [*command, "--out", str(out), "--to", form])
-        assert done.exit_code == 0, done.output
-        assert f"{out}: 2 demonstrations of 2 tasks" in done.output.replace("\n", "")
-        loaded = read_trajectories(out)
-        assert (len(loaded.rollouts), loaded.problems) == (2, [])
-    (source,) = read_sources(settings(model, str(tmp_path / "rollouts.jsonl")), model, quiet)
-    assert len(source.rollouts) == 2
 
 
 def test_a_round_of_rejection_sampling_keeps_the_best_of_each_task(made: Path, model: Path) -> None:

@@ -71,10 +71,12 @@ def numbers(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+PRICES = ("--harness.prices.input", "2", "--harness.prices.output", "10")
+
+
 def test_a_model_behind_a_url_is_measured(suite: Path, tmp_path: Path) -> None:
-    prices = ("--price-input", "2", "--price-output", "10")
     with serving(*SOLVING, *GIVING_UP) as server:
-        done = evaluate(tmp_path, server, "--json", *prices, "--train", "suite", fresh=True)
+        done = evaluate(tmp_path, server, "--json", *PRICES, "--train", "suite", fresh=True)
     result = numbers(done)
     assert (result["rollouts"], result["solved"], result["edit_rate"]) == (3, 1 / 3, 1 / 3)
     assert result["question_rate"] == pytest.approx(2 / 3)
@@ -230,7 +232,6 @@ def test_an_interruption_reaches_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["pocket", "--model", "pocket"], "give one model"),
         ([], "give one model"),
         (["http://127.0.0.1:9/v1"], "say which with --name"),
         (["http://me:secret@127.0.0.1:9/v1", "--name", "x"], "has a password in it"),

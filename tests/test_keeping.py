@@ -23,7 +23,6 @@ import pytest
 from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 
-from offbook.cli import main, quickstart
 from offbook.core import runfolder
 from offbook.core.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines, only_writer, write_atomic
@@ -254,46 +253,6 @@ def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
         bench.run(bench.plain_bwrap(tmp_path / "tree"))
     finally:
         arguments._view_arguments.cache_clear()
-
-
-def test_a_fresh_quickstart_removes_nothing_but_an_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def told(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["offbook", "quickstart", "--fresh", "--plain", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        assert stopped.value.code
-        return capsys.readouterr().err
-
-    def content() -> set[str]:
-        return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-
-    earlier, notes = tmp_path / "earlier", tmp_path / "notes"
-    for path in (
-        earlier / "eval" / "before.fingerprint.json",
-        earlier / "rl" / "config.toml",
-        notes / "eval" / "thesis.txt",
-    ):
-        write_atomic(path, "")
-    before = content()
-    for option in (["--train.stepz", "3"], ["--tasks.source", "nowhere"], ["--feedback.rules", "nonsense"]):
-        told("--out", str(earlier), *option)
-        assert content() == before
-    assert "is not the folder of a quickstart (it has no eval/before.fingerprint.json)" in told("--out", str(notes))
-    assert content() == before
-    (earlier / "thesis.txt").touch()
-    assert "(a quickstart does not make thesis.txt), so nothing is removed" in told("--out", str(earlier))
-    (earlier / "thesis.txt").unlink()
-    (earlier / "rl_hints").symlink_to(notes)
-    assert "(a quickstart does not make rl_hints)" in told("--out", str(earlier))
-    (earlier / "rl_hints").unlink()
-    assert content() == before
-    with writer(earlier / "rl"):
-        assert "is being written by process" in told("--out", str(earlier))
-        assert before < content()
-    quickstart._remove_earlier(earlier)
-    assert list(earlier.iterdir()) == []
 
 
 def _write_often(path: Path, letter: str) -> None:

@@ -237,7 +237,7 @@ def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tm
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in stderr
+    assert "the same command resumes" in stderr
     assert "Traceback" not in stderr
     assert max(RunFolder.open(out).checkpoints()) >= 1
 
@@ -338,9 +338,7 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["eval", "pocket", "--limt", "2"], 2, "there is no option --limt; did you mean --limit?"),
         (["view", ".", "--port", "99999"], 2, "'--port'"),
         (["eval", "pocket", "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
-        (["live", "--model", "./absent", "--dry-run"], 1, "there is no model folder ./absent"),
-        (["live", *POCKET, "--tasks.source", "absent", "--dry-run"], 1, "there is no task folder absent"),
-        (["agent", "--kept", *POCKET], 1, "has no session of yours"),
+        (["agent", "--say", "no", *POCKET], 1, "has no session of yours"),
         (["mtp", "./absent"], 1, "there is no model folder ./absent"),
     ],
 )

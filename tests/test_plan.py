@@ -43,7 +43,6 @@ from offbook.core.config.files import RECIPES
 from offbook.core.runfolder import RunFolder
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
-from offbook.rl import plan as plan_room
 from offbook.rl.models import described
 from offbook.rl.plan import (
     MODES,
@@ -362,14 +361,6 @@ def test_plan_says_which_recipe_it_takes_and_speaks_of_small_models_in_small_uni
     assert "recipe" not in CliRunner().invoke(app, ["plan", "@", "pocket"]).stdout
 
 
-def test_a_dry_run_says_that_there_is_no_vllm() -> None:
-    given = ["train", "--model", "pocket", "--dry-run", "--engine.kind", "vllm", "--engine.vllm.python", "/nonexistent"]
-    found = CliRunner().invoke(app, given)
-    assert found.exit_code == 0
-    assert "on this machine: there is no interpreter /nonexistent" in found.stderr
-    assert "optimizer state" in found.stderr
-
-
 @pytest.mark.parametrize("config", [BertConfig(), T5Config()], ids=lambda config: config.model_type)
 def test_a_model_that_is_no_causal_one_is_refused(config: PreTrainedConfig, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
@@ -390,30 +381,6 @@ def test_a_gpu_has_a_size(size: str) -> None:
     found = CliRunner().invoke(app, ["plan", "pocket", f"--gpu-memory={size}"])
     assert isinstance(found.exception, ConfigError)
     assert "is no size of a GPU" in str(found.exception)
-
-
-def test_a_dry_run_shows_the_plan_and_what_train_would_say(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [
-        "train",
-        "@",
-        "standard",
-        "--model",
-        str(large),
-        "--dry-run",
-        *(f"--{key}={value}" for key, value in HALF.items()),
-    ]
-    monkeypatch.setattr(plan_room, "this_device", lambda: GPU)
-    on_gpu = CliRunner().invoke(app, given)
-    assert on_gpu.exit_code == 0
-    assert load_config(["standard"], {"model": str(large), **HALF}).to_toml() == on_gpu.stdout, "which may go to a file"
-    for line in ("optimizer state", "room in a GPU of 150 GB", "does not fit; none fits", "--train.lora.rank 16, "):
-        assert line in on_gpu.stderr
-    monkeypatch.undo()
-    on_cpu = CliRunner().invoke(app, ["train", "--model", "pocket", "--dry-run"])
-    for line in ("optimizer state", "it has no GPU", "holds keys and values of 131072 tokens", "fits; the largest"):
-        assert line in on_cpu.stderr
-    unknown = CliRunner().invoke(app, ["train", "--model", "nowhere", "--dry-run"])
-    assert (unknown.exit_code, "on this machine: there is no model folder nowhere" in unknown.stderr) == (0, True)
 
 
 def test_more_memory_buys_less_recomputing_and_longer_contexts(large: Path) -> None:

@@ -19,7 +19,6 @@ from little_repo import FILES, deps
 from test_prepare import installed, write
 
 from offbook.agent.harness.agent import first_message
-from offbook.cli.tasks import medians
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
@@ -448,12 +447,7 @@ def test_a_changelog_that_the_older_release_has_not_ends_at_its_version() -> Non
     assert [len(entries_between({}, log, version)) for version in ("2.1", "2.0")] == [3, 4]
 
 
-def test_medians_are_told_by_kind() -> None:
-    sizes = [("release", 10, 1, 300), ("release", 30, 3, 500), ("single", 4, 1, 200)]
-    assert [*medians(sizes)] == [
-        "median of 1 deletions: 4 changed lines, 1 files, 200 characters of the request",
-        "median of 2 releases: 20 changed lines, 2 files, 400 characters of the request",
-    ]
+def test_touched_lines_are_counted_by_file() -> None:
     patch = gold_patch(
         {"a.py": "1\n--2\n3\n", "b.md": "x\n", "c.py": "n\n"}, {"a.py": "1\n++2\n3\n", "b.md": "y\n", "c.py": None}
     )

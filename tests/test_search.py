@@ -59,7 +59,6 @@ def test_search_finds_lines(tree: Path) -> None:
         ({"pattern": "a{99999999999}"}, "not a regular expression: the repetition number is too large"),
         ({"pattern": "(" * 500 + ")" * 500}, "not a regular expression: it is nested too deeply"),
         ({"pattern": "x" * 1001}, "what you look for is longer than 1000 characters"),
-        ({"pattern": "...", "ranked": True}, "a ranked search needs words to look for"),
         ({"pattern": "a", "path": "absent"}, "No such file or directory"),
         ({"pattern": "a", "path": "/etc"}, None),
         ({"pattern": "a", "path": ".."}, None),
@@ -136,45 +135,6 @@ def test_what_counts_as_quick_is_quick(pattern: str) -> None:
 )
 def test_what_could_take_forever_does_not_count_as_quick(pattern: str) -> None:
     assert not matching.is_quick(pattern, {"a": "a" * 30})
-
-
-def test_ranked_search_puts_the_file_that_is_about_it_first(tree: Path) -> None:
-    (tree / "pkg" / "http.py").write_text(
-        "class HTTPRetryPolicy:\n    max_retries = 3\n\ndef sendRequest():\n    pass\n"
-    )
-    (tree / "pkg" / "noise.py").write_text("request = 1\n" * 30 + "policy = 2\n")
-    for number in range(15):
-        (tree / f"other_{number:02}.txt").write_text("a request\n")
-    answers, _ = session(
-        tree,
-        ("search_codebase", {"pattern": "retry policy of a request", "ranked": True}),
-        ("search_codebase", {"pattern": "http", "ranked": True, "path": "pkg"}),
-        ("search_codebase", {"pattern": "zebra", "ranked": True}),
-    )
-    lines = answers[0].split("\n")
-    assert lines[:3] == ["pkg/http.py", "  1: class HTTPRetryPolicy:", "  4: def sendRequest():"]
-    assert lines[-1] == "[7 more files; say more closely what you look for]"
-    assert answers[1].startswith("pkg/http.py\n  1: class HTTPRetryPolicy:")
-    assert answers[2] == "no match"
-
-
-def test_identifiers_are_split_by_case_and_underscore() -> None:
-    assert matching.words_of("HTTPServer_v2 parseURL get_äpfel MAX_SIZE") == [
-        *("http", "server", "v", "2", "parse", "url", "get", "äpfel", "max", "size")
-    ]
-
-
-def test_bm25_against_a_number_worked_by_hand() -> None:
-    """Two chunks of equal length, the word twice in one of them: ln(1 + 1.5 / 1.5) * 2 * 2.2 / (2 + 1.2) = 0.953."""
-    best, rarity = matching.score("cat", {"a": "cat cat", "b": "dog dog"})
-    assert best == {"a": (pytest.approx(0.9531, abs=1e-4), 0)}
-    assert rarity == {"cat": pytest.approx(0.6931, abs=1e-4)}
-
-
-def test_ranked_search_goes_by_the_best_part_of_a_file() -> None:
-    texts = {"long": "cat\n" + "dog\n" * 94 + "cat cat\n" + "dog\n" * 5, "short": "cat dog cow\n"}
-    assert matching.rank("the cat", texts) == ([("short", 1, "cat dog cow"), ("long", 96, "cat cat")], 0)
-    assert matching.rank("theCat", {"pkg/cat.py": "x = 1\n", "dog.py": "y = 1\n"}) == ([("pkg/cat.py", 1, "x = 1")], 0)
 
 
 def test_names_that_are_no_text_can_be_answered(tree: Path) -> None:

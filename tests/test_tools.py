@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toolbench import ALL, BASH_SET, CALC, LIMITS, Step, answer, edit, one, session, small_tree
 
+from offbook.agent.harness.agent import run_calls
 from offbook.agent.harness.editing import mismatch
 from offbook.agent.harness.tool import Workbench
 from offbook.agent.harness.tools import BASH, OUTPUT_CHARS, TOOLS
@@ -48,7 +49,7 @@ def test_signatures_name_what_is_required() -> None:
         ("read_file", {"path": "a", "start": True}, "start must be an integer"),
         ("read_file", {"path": "a", "line": 1}, "read_file takes no line"),
         ("read_file", {"path": "\ud800"}, "path holds characters that are no text"),
-        ("search_codebase", {"pattern": "a", "ranked": "yes"}, "ranked must be true or false"),
+        ("search_codebase", {"pattern": 3}, "pattern must be a string"),
         ("edit_file", {"path": "a", "old": "", "new": "", "edits": {}}, "edits must be a list of objects"),
         (
             "edit_file",
@@ -221,7 +222,7 @@ def test_edits_of_one_message_to_one_file_are_all_kept(tree: Path) -> None:
         async with ProcessSandbox(tree) as sandbox:
             bench = Workbench(sandbox, LIMITS)
             steps = [edit("numbers", f"<{number}>", f"({number})") for number in range(20)]
-            await asyncio.gather(*(ALL.run(ToolCall(*step), bench) for step in steps))
+            await run_calls([ToolCall(*step) for step in steps], ALL, bench)
             return await sandbox.changes()
 
     assert asyncio.run(work()) == {"numbers": "".join(f"({number})\n" for number in range(20))}
@@ -231,14 +232,17 @@ def test_an_edit_comes_after_the_calls_before_it_and_before_those_after_it(tree:
     read, cat = ("read_file", {"path": "README.md"}), ("run_command", {"command": "sleep 0.2; cat README.md"})
     steps = [cat, read, edit("README.md", "two", "three"), edit("README.md", "three", "four"), read, cat]
 
+    async def answers(steps: list[Step], bench: Workbench) -> list[str]:
+        return [text for _, text in await run_calls([ToolCall(*step) for step in steps], ALL, bench)]
+
     async def work() -> tuple[list[str], float]:
         async with ProcessSandbox(tree) as sandbox:
             bench = Workbench(sandbox, LIMITS)
             before = time.monotonic()
-            texts = await asyncio.gather(*(answer(ALL, bench, ToolCall(*step)) for step in [cat] * 4))
+            texts = await answers([cat] * 4, bench)
             taken = time.monotonic() - before
             assert texts == ["Counts to two.\n"] * 4
-            return await asyncio.gather(*(answer(ALL, bench, ToolCall(*step)) for step in steps)), taken
+            return await answers(steps, bench), taken
 
     texts, taken = asyncio.run(work())
     edited = ["edited README.md"] * 2

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from offbook.cli.options import CHOICES, Json, Plain, config_from, console, progress_display, results, say
+from offbook.cli.options import CHOICES, Json, Plain, config_from, note, progress_display, say, show_table
 from offbook.core.config import ConfigError, is_url
 
 
@@ -35,7 +35,6 @@ def fit(
 
     refuse_run(config)
     refuse_missing_tasks(config, "train")
-    from offbook.cli.evaluate import table_of
     from offbook.core.runfolder import write_atomic
     from offbook.rl.fit import best, next_step, recipe_of
     from offbook.rl.fit import fit as tried
@@ -50,10 +49,10 @@ def fit(
         print(json.dumps({**told, "candidates": [asdict(one) for one in found]}))
         return
     rows = [one.row() for one in found]
-    results.print(table_of([list(rows[0]), *(list(row.values()) for row in rows)]))
+    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
     for one in found:
         if not one.fits:
             say(f"{one.profile}, {one.dialect}: {one.first.problem}")
     say(sentence)
     print(out)
-    say(f"next: {command}", to=console)
+    note(f"next: {command}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, results, say
-from offbook.core.config import Config
+from offbook.cli.options import Json, Plain, config_from, note, progress_display, results
+from offbook.types import OffbookError
 
 if TYPE_CHECKING:
     from offbook.live.cycle import Cycle
@@ -25,14 +24,11 @@ def live(
     model: Annotated[str, typer.Option(help="To begin with: `pocket`, a run or model folder, a hub id.")] = "",
     out: Annotated[str, typer.Option(help="The folder of the cycle; runs/live if not given.")] = "",
     once: Annotated[bool, typer.Option("--once", help="Do what is due and stop.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be stored, learned from and deployed, and stop.")
-    ] = False,
     hints: Annotated[
-        bool, typer.Option("--hints", help="List the complaints that the next cycle hears and which of them teach.")
+        bool, typer.Option("--hints", help="List the complaints for the next cycle and which of them teach.")
     ] = False,
     approve: Annotated[
-        list[str] | None, typer.Option(help="The id of a complaint (--hints) that may teach; may be repeated.")
+        list[str] | None, typer.Option(help="The id of a complaint (--hints) that may teach; repeatable.")
     ] = None,
     plain: Plain = False,
     as_json: Json = False,
@@ -50,14 +46,12 @@ def live(
 
     RunFolder(place).refuse_file()
     with progress_display(plain) as progress:
-        cycle = Cycle(config, partial(say, to=console), progress)
+        cycle = Cycle(config, note, progress)
         if approve:
             _approve(cycle, approve)
         if hints or approve:
-            _show({"folder": str(cycle.folder.path), "complaints": cycle.complaints()}, as_json)
-            return
-        if dry_run:
-            _show(_planned(cycle, config), as_json)
+            found = json.dumps({"folder": str(cycle.folder.path), "complaints": cycle.complaints()})
+            print(found) if as_json else results.print_json(found)
             return
         with only_writer(place):
             cycle.begin()
@@ -74,7 +68,7 @@ def _run(cycle: Cycle, once: bool) -> None:
             pass
         line = f"nothing more is due: {cycle.waits_for()}"
         if said != line:
-            say(line, to=console)
+            note(line)
         said = line
         if once:
             return
@@ -83,7 +77,6 @@ def _run(cycle: Cycle, once: bool) -> None:
 
 def _approve(cycle: Cycle, ids: list[str]) -> None:
     from offbook.live.user_hints import refusal
-    from offbook.types import OffbookError
 
     texts = {row["id"]: row["text"] for row in cycle.complaints()}
     for id in ids:
@@ -92,37 +85,3 @@ def _approve(cycle: Cycle, ids: list[str]) -> None:
         if refused := refusal(texts[id]):
             raise OffbookError(f"{id} cannot become a hint: {refused}")
         cycle.folder.approve([id])
-
-
-def _planned(cycle: Cycle, config: Config) -> dict[str, Any]:
-    """Nothing is written."""
-    from offbook.live.reactions import score
-    from offbook.rl.models import described
-    from offbook.rl.tasks import refuse_missing_tasks
-
-    has_begun = cycle.folder.decisions_file.is_file()
-    if not has_begun:
-        described(config.model)
-    refuse_missing_tasks(config)
-    stored = [score(one, cycle.settings) for one in cycle.folder.sessions()]
-    chosen, left_out = cycle.to_learn_from(stored) if has_begun else ([], {})
-    last = cycle.last if has_begun else None
-    return {
-        "folder": str(cycle.folder.path),
-        "consent": cycle.settings.consent,
-        "deployed": last.deployed if last else None,
-        "stored sessions": len(stored),
-        "would be deleted": sum(map(cycle.is_expired, stored)),
-        "to learn from": f"{len(chosen)} of {cycle.settings.sessions}",
-        "left out": left_out,
-        **({"numbers": cycle.numbers(chosen)} if chosen else {}),
-        "would be trained": len(chosen) >= cycle.settings.sessions,
-        "would be deployed": f"after a gate on {config.tasks.source} {' '.join(cycle.settings.suites)}".strip(),
-    }
-
-
-def _show(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found))
-    else:
-        results.print_json(json.dumps(found))

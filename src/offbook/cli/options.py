@@ -1,21 +1,22 @@
-"""What the verbs share: configuration on the command line, and progress for people or for logs."""
+"""What the verbs share: configuration on the command line, output, tables and progress."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from unicodedata import category
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -25,12 +26,10 @@ from offbook.types import OffbookError, Rollout, Task
 
 if TYPE_CHECKING:
     from offbook.core.runfolder import RunFolder
-    from offbook.rl.collector import OnRollout
-    from offbook.rl.models import Progress as OnProgress
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
-Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")]
+Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="A tracker for the metrics.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}  # context settings of a verb that takes keys
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B`"
@@ -40,10 +39,8 @@ MOST_USED = (
     *("model", "tasks.source", "train.steps", "train.groups", "train.group_size", "train.learning_rate"),
     *("train.lora.rank", "feedback.weight", "engine.kind", "harness.context"),
 )
-ROWS = 20  # of the table
-LINES = 10  # of progress, when plain
-COLUMNS = ("rollout", "turns", "calls", "invalid", "tokens", "state", "last call")
-console = Console(stderr=True)  # progress and notes
+Row = dict[str, Any]
+console = Console(stderr=True, highlight=False)  # progress and notes
 results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)  # what was asked for
 
 
@@ -61,14 +58,7 @@ def most_used() -> str:
     return "\n\n".join(lines)
 
 
-def say(line: str, style: str = "", to: Console = results) -> None:
-    """A line as it is: brackets are no markup, and the terminal alone breaks what is too long."""
-    to.print(Text(shown(line), style=style), soft_wrap=True)
-
-
-def shown(text: str) -> str:
-    """What a model wrote, as it is read: nothing in it speaks to the terminal, hides a line or turns one around."""
-    return "".join(one if one in "\n\t\r" or category(one) not in ("Cc", "Cf") else ascii(one)[1:-1] for one in text)
+# Configuration
 
 
 def config_from(
@@ -79,10 +69,10 @@ def config_from(
 ) -> Config:
     """`@ a.toml b.toml --section.key value`: files, or recipes by name, left to right, then overrides.
 
-    An override that the verb does not read is refused. `own` is what the verb's own options come to, empty where one is
-    not given, and wins. A run folder as the model is its newest checkpoint from here on: the run may go on.
+    An override that the verb does not read is refused. `own` has the values of the verb's own options, empty if not
+    given; they win. A run folder as the model becomes its newest checkpoint here: the run may continue.
     """
-    _refuse_mistyped(ctx)
+    options = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
     files: list[Path | str] = list(base)
     overrides: dict[str, str] = {}
     rest = iter(ctx.args)
@@ -94,6 +84,9 @@ def config_from(
         elif argument.startswith("--"):
             in_files = False
             key, equals, value = argument[2:].partition("=")
+            near = difflib.get_close_matches(f"--{key}", options, n=1, cutoff=0.8)
+            if near and key.partition(".")[0] not in Config.model_fields:
+                raise ConfigError(f"there is no option --{key}; did you mean {near[0]}?")
             given = value if equals else next(rest, None)
             if given is None:
                 raise ConfigError(f"--{key} needs a value, as in: --{key} VALUE")
@@ -109,8 +102,13 @@ def config_from(
     return config.model_copy(update={"model": checkpoint_named(config.model)}) if config.model else config
 
 
+def given_model(ctx: typer.Context, argument: str) -> str:
+    """The model of a verb that takes it as an argument or as the configuration's --model."""
+    return argument or dict(zip(ctx.args, ctx.args[1:], strict=False)).get("--model", "")
+
+
 def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "") -> Config:
-    """The same, with a model, and `out` for the run folder where none is given."""
+    """The same, with a model, and `out` for the run folder if none is given."""
     config = config_from(ctx, own, defaults={"out": out} if out else None)
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
@@ -123,15 +121,6 @@ def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "") -
 
 def show_config(config: Config, as_json: bool) -> None:
     print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
-
-
-def _refuse_mistyped(ctx: typer.Context) -> None:
-    """What is no option of the verb is taken for configuration: one that nearly is, is meant to be it."""
-    own = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
-    for given in (argument.partition("=")[0] for argument in ctx.args if argument.startswith("--")):
-        near = difflib.get_close_matches(given, own, n=1, cutoff=0.8)
-        if near and given[2:].partition(".")[0] not in Config.model_fields:
-            raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
 
 
 def tasks_in(source: str, run: RunFolder | None = None) -> dict[str, Task]:
@@ -149,7 +138,7 @@ def tasks_in(source: str, run: RunFolder | None = None) -> dict[str, Task]:
 
 
 def pocket_tasks(config: Config) -> dict[str, Task]:
-    """The pocket tasks of a configuration by their ids; none where its tasks are others."""
+    """The pocket tasks of a configuration by their ids; none if its tasks are others."""
     from offbook.pocket.tasks import level_named
     from offbook.rl.tasks import task_sets
 
@@ -159,109 +148,107 @@ def pocket_tasks(config: Config) -> dict[str, Task]:
     return {task.id: task for task in (*sets.train, *sets.heldout)}
 
 
-def is_plain(plain: bool) -> bool:
-    return plain or not sys.stderr.isatty()
+# Output
+
+
+def say(line: str, style: str = "", to: Console = results) -> None:
+    """Print a line without markup; only the terminal wraps it."""
+    to.print(Text(shown(line), style=style), soft_wrap=True)
+
+
+note = partial(say, to=console)
+
+
+def shown(text: str) -> str:
+    """A model's text with control characters spelled out: nothing in it speaks to the terminal or hides a line."""
+    return "".join(one if one in "\n\t\r" or category(one) not in ("Cc", "Cf") else ascii(one)[1:-1] for one in text)
+
+
+def show_table(cells: Sequence[Sequence[str]], to: Console = results) -> None:
+    """The first row is the header; numbers are in the columns after the first."""
+    header, *rows = cells
+    table = Table(*header)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*map(Text, row))
+    to.print(table)
+
+
+# Progress
 
 
 @contextmanager
-def progress_display(plain: bool) -> Iterator[OnProgress]:
-    """A bar for each kind of work; when plain, a line at its start, at every quarter and at its end."""
-    if is_plain(plain):
-        quarters: dict[str, int] = {}
+def progress_display(plain: bool) -> Iterator[Callable[..., None]]:
+    """A callback of what is done, the share, and a remark: bars, or when plain a line at every quarter."""
+    seen: dict[str, int] = {}
+    if plain or not sys.stderr.isatty():
 
-        def line(what: str, share: float) -> None:
-            if int(4 * share) > quarters.get(what, -1):
-                quarters[what] = int(4 * share)
-                say(f"{what}: {share:.0%}", to=console)
+        def line(what: str, share: float, remark: str = "") -> None:
+            if int(4 * share) > seen.get(what, -1):
+                seen[what] = int(4 * share)
+                note(f"{what}: {remark or f'{share:.0%}'}")
 
         yield line
         return
     columns = (TextColumn("{task.description:<26}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
-        known: dict[str, int] = {}
+    with Progress(*columns, TextColumn("{task.fields[remark]}"), TimeElapsedColumn(), console=console) as bars:
 
-        def bar(what: str, share: float) -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=1.0)
-            bars.update(known[what], completed=share)  # type: ignore[arg-type]
+        def bar(what: str, share: float, remark: str = "") -> None:
+            if what not in seen:
+                seen[what] = bars.add_task(what, total=1.0, remark="")
+            bars.update(seen[what], completed=share, remark=remark)  # type: ignore[arg-type]
 
         yield bar
 
 
 @contextmanager
-def rollout_display(label: str, total: int, plain: bool, each: bool = False) -> Iterator[OnRollout]:
-    """A table of the newest, and a bar with the score so far and the time that is left.
-
-    When plain: `each` that is over in a line of its own, or ten lines of the score so far.
-    """
-    if is_plain(plain):
-        yield _lines() if each else _scores(label, total)
-        return
-    seen: dict[str, tuple[Rollout, bool]] = {}
-    score = TextColumn("{task.fields[score]}")
-    numbers = (MofNCompleteColumn(), score, TimeElapsedColumn(), TimeRemainingColumn())
-    bars = Progress(TextColumn("{task.description}"), BarColumn(), *numbers, console=console)
-    bar = bars.add_task(label, total=total, score="")
-    with Live(bars, console=console, refresh_per_second=4) as live:
-
-        def update(rollout: Rollout, over: bool) -> None:
-            seen[rollout.id] = rollout, over
-            finished = [rollout for rollout, is_over in seen.values() if is_over]
-            bars.update(bar, completed=len(finished), score=_score(finished))
-            live.update(Group(_table(seen), bars))
-
-        yield update
-
-
-def _lines() -> OnRollout:
-    header = iter([COLUMNS])
-
-    def line(rollout: Rollout, over: bool) -> None:
-        for cells in (*header, _cells(rollout, over)) if over else ():
-            say("  ".join(cells), to=console)
-
-    return line
-
-
-def _scores(label: str, total: int) -> OnRollout:
+def rollout_display(label: str, total: int, plain: bool, each: bool = False) -> Iterator[Callable[..., None]]:
+    """A callback of rollouts: their progress with the score so far, and `each` finished one in a line of its own."""
     finished: list[Rollout] = []
+    with progress_display(plain) as progress:
 
-    def line(rollout: Rollout, over: bool) -> None:
-        finished.extend([rollout] if over else [])
-        done = len(finished)
-        if over and (done == total or done * LINES // total > (done - 1) * LINES // total):
-            say(f"{label}: {done} of {total}, {_score(finished)}", to=console)
+        def watch(rollout: Rollout, over: bool) -> None:
+            if not over:
+                return
+            finished.append(rollout)
+            solved = sum(one.solved for one in finished)
+            crashed = sum(one.stop == "crash" for one in finished)
+            score = f"{solved / len(finished):.0%} solved" + (f", {crashed} crashed" if crashed else "")
+            if each:
+                ended = f"crash ({rollout.cause})" if rollout.stop == "crash" else rollout.stop
+                usage = rollout.usage
+                calls = f"{usage.turns} turns, {usage.calls} calls, {usage.invalid_calls} invalid"
+                note(f"{rollout.id}: {ended}, {'solved' if rollout.solved else 'not solved'}; {calls}")
+            progress(label, len(finished) / total, f"{len(finished)} of {total}, {score}")
 
-    return line
-
-
-def _score(finished: list[Rollout]) -> str:
-    if not finished:
-        return ""
-    crashed = sum(rollout.stop == "crash" for rollout in finished)
-    score = f"{sum(rollout.solved for rollout in finished) / len(finished):.0%} solved"
-    return f"{score}, {crashed} crashed" if crashed else score
-
-
-def _table(seen: dict[str, tuple[Rollout, bool]]) -> Table:
-    table = Table(*COLUMNS)
-    for rollout, over in sorted(seen.values(), key=lambda entry: not entry[1])[-ROWS:]:
-        table.add_row(*(Text(cell, overflow="ellipsis", no_wrap=True) for cell in _cells(rollout, over)))
-    return table
+        yield watch
 
 
-def _cells(rollout: Rollout, over: bool) -> list[str]:
-    usage = rollout.usage
-    sampled = sum(sum(segment.sampled) for segment in rollout.segments)
-    ended = f"crash ({rollout.cause})" if rollout.stop == "crash" else rollout.stop
-    state = f"{ended}, {'solved' if rollout.solved else 'not solved'}" if over else "working"
-    numbers = [str(number) for number in (usage.turns, usage.calls, usage.invalid_calls, sampled)]
-    return [rollout.id, *numbers, state, _last_call(rollout)]
+def follow_run(
+    run: Callable[..., RunFolder], config: Config, log: str | None, plain: bool, numbers: Mapping[str, str]
+) -> tuple[RunFolder, Row] | None:
+    """Train, with a line for each step: `numbers` are its metrics by label. Returns the run and its last metrics; None
+    where another rank is the run."""
+    from offbook.rl.trackers import Tracker
 
+    tracker = Tracker(log, config) if log else None  # type: ignore[arg-type]  # before minutes go into the run
+    with progress_display(plain) as progress:
 
-def _last_call(rollout: Rollout) -> str:
-    calls = [call for segment in rollout.segments for message in segment.messages for call in message.calls]
-    if not calls:
-        return ""
-    arguments = ", ".join(str(value) for value in calls[-1].arguments.values())
-    return f"{calls[-1].name}({arguments})".replace("\n", " ")[:60]
+        def on_step(row: Row) -> None:
+            if tracker:
+                tracker.follow()
+            shown = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
+            of = f" of {row['steps']}" if "steps" in row else ""
+            note(f"step {row['step']}{of}: {shown}")
+            if "waited_for" in row:
+                note(f"step {row['step']} {row['waited_for']}")
+            if "no_signal" in row:
+                note(f"step {row['step']} had no signal: {row['no_signal']}")
+
+        folder = run(config, on_step, progress, note)
+    if int(os.environ.get("RANK", "0")):
+        return None
+    if tracker:
+        tracker.close()
+    return folder, folder.metrics()[0][-1]

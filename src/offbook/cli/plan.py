@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from offbook.cli.options import Json, config_from, results, say
+from offbook.cli.options import Json, config_from, results, say, show_table
 from offbook.core.config import Config, ConfigError, recipe_for
 
 if TYPE_CHECKING:
@@ -73,22 +72,18 @@ def show_plan(found: Plan, to: Console = results) -> None:
     size = f"{found.parameters / GB:.2f}B" if found.parameters >= GB else f"{found.parameters / MB:.1f}M"
     say(f"{found.model}: {size} parameters", to=to)
     unit, name = (GB, "GB") if found.need >= GB else (MB, "MB")
-    table = Table("part", name)
-    table.columns[1].justify = "right"
-    for part, bytes_of_part in found.parts.items():
-        if bytes_of_part:
-            table.add_row(part, f"{bytes_of_part / unit:,.2f}")
-    table.add_section()
-    table.add_row("all of it", f"{found.need / unit:,.2f}")
-    table.add_row(f"room in {found.device.name}", f"{found.device.room / unit:,.2f}")
-    to.print(table)
-    if found.trained != found.parameters:
-        say(f"trained: {found.trained / MB:.1f}M parameters of adapters", to=to)
+    rows = {part: size for part, size in found.parts.items() if size}
+    rows["all of it"] = found.need
+    rows[f"room in {found.device.name}"] = found.device.room
+    show_table([["part", name], *([part, f"{size / unit:,.2f}"] for part, size in rows.items())], to=to)
     way = found.way
-    say(f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}", to=to)
+    lines = [f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}"]
+    if found.trained != found.parameters:
+        lines.append(f"trained: {found.trained / MB:.1f}M parameters of adapters")
     if found.gpu_share is not None:
-        say(f"vLLM gets {found.gpu_share:g} of the GPU (engine.vllm.gpu_share)", to=to)
+        lines.append(f"vLLM gets {found.gpu_share:g} of the GPU (engine.vllm.gpu_share)")
     if found.kv_tokens is not None:
-        say(f"the engine holds keys and values of {found.kv_tokens} tokens", to=to)
+        lines.append(f"the engine holds keys and values of {found.kv_tokens} tokens")
     largest = f"the largest that fits is {found.largest_context}" if found.largest_context else "none fits"
-    say(f"context {found.context}: {'fits' if found.fits else 'does not fit'}; {largest}", to=to)
+    lines.append(f"context {found.context}: {'fits' if found.fits else 'does not fit'}; {largest}")
+    say("\n".join(lines), to=to)

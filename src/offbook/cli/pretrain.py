@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from offbook.cli.options import DryRun, Json, Log, Plain, config_to_train, console, say, show_config
-from offbook.cli.stage import show_run
-from offbook.cli.train import tracker_of
+from offbook.cli.options import DryRun, Json, Log, Plain, config_to_train, follow_run, note, show_config
+from offbook.cli.sft import NUMBERS
 
 
 def pretrain(
@@ -27,17 +26,19 @@ def pretrain(
 ) -> None:
     """Pretrain further on code. Configuration as in `offbook train`, and of its own: --pretrain.context, .rope, .guard.
 
-    What comes out is a model like any other: `offbook sft --model RUN`, `eval --suite base` and `export` take it.
-    The same command goes on where the run (--out) stopped: at its last checkpoint.
+    `offbook sft --model RUN`, `eval --suite base` and `export` take the result. The same command resumes a run (--out)
+    at its last checkpoint.
     """
     config = config_to_train(ctx, {"pretrain.data": json.dumps(data) if data else "", "out": out}, "runs/pretrain")
-    tracker = tracker_of(log, config) if log else None
     from offbook.stages.corpus import refuse_missing_sources
-    from offbook.stages.pretrain import pretrain as run
 
     refuse_missing_sources(config.pretrain)
     if dry_run:
         show_config(config, as_json)
-    elif show_run(run, config, tracker, plain, as_json) and not as_json:
+        return
+    from offbook.stages.pretrain import pretrain as run
+
+    if done := follow_run(run, config, log, plain, NUMBERS):
         out = quote(config.out)
-        say(f"next: offbook eval {out} --suite base, or offbook sft --model {out}", to=console)
+        print(json.dumps(done[1]) if as_json else f"{config.out}: {done[1]['step']} steps done")
+        note(f"next: offbook eval {out} --suite base, or offbook sft --model {out}")

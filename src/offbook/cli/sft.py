@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
-from offbook.cli.options import DryRun, Json, Log, Plain, config_to_train, console, say, show_config
-from offbook.cli.stage import show_run
-from offbook.cli.train import tracker_of
+from offbook.cli.options import DryRun, Json, Log, Plain, config_to_train, follow_run, note, show_config
+
+NUMBERS = {
+    "loss": "ce/loss",
+    "validation": "validation/loss",
+    "learning rate": "learning_rate",
+}
 
 
 def sft(
@@ -27,20 +31,24 @@ def sft(
 ) -> None:
     """Imitate. Configuration as in `offbook train`, and of its own: --sft.epochs, --sft.learning_rate, --sft.reminders.
 
-    What comes out is a model like any other: `offbook train --model RUN`, `eval`, `rollout` and `export` take it.
-    The same command goes on where the run (--out) stopped: at its last checkpoint.
+    `offbook train --model RUN`, `eval`, `rollout` and `export` take the result. The same command resumes a run (--out)
+    at its last checkpoint.
     """
     config = config_to_train(ctx, {"sft.data": json.dumps(data) if data else "", "out": out}, "runs/sft")
-    tracker = tracker_of(log, config) if log else None
-    from offbook.stages.sft import sft as run
     from offbook.stages.sources import refuse_missing_data
 
     refuse_missing_data(config)
     if dry_run:
         show_config(config, as_json)
         return
-    last = show_run(run, config, tracker, plain, as_json)
-    if as_json or not last:
+    from offbook.stages.sft import sft as run
+
+    done = follow_run(run, config, log, plain, NUMBERS)
+    if done is None:
         return
-    out = quote(config.out)
-    say(f"next: offbook eval {out}, or offbook train --model {out} --out runs/train", to=console)
+    last, out = done[1], quote(config.out)
+    if as_json:
+        print(json.dumps(last))
+        return
+    print(f"{config.out}: {last['step']} steps done")
+    note(f"next: offbook eval {out}, or offbook train --model {out} --out runs/train")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from offbook.cli.compare import compared
-from offbook.cli.evaluate import table_of
-from offbook.cli.options import Json, Plain, config_to_train, console, progress_display, results, say
+from offbook.cli.options import Json, Plain, Row, config_to_train, note, progress_display, say, show_config, show_table
 
 
 def stages(
@@ -25,8 +22,8 @@ def stages(
 ) -> None:
     """Run stages one after the other, each from the model of the one before: --stages.order says which.
 
-    Every stage is a run folder. The same command goes on where it stopped. `offbook stages @ full` tries it on pocket.
-    Several stages `eval` are compared at the end.
+    Every stage is a run folder. The same command resumes. `offbook stages @ full` tries it on pocket. Several stages
+    `eval` are compared at the end.
     """
     config = config_to_train(ctx, {"out": out}, "runs/stages")
     from offbook.rl.tasks import has_heldout, refuse_missing_tasks, refuse_no_heldout
@@ -46,37 +43,37 @@ def stages(
         if name == "eval" and not has_heldout(settings):
             refuse_no_heldout(settings.tasks.source)
         if dry_run:
-            print(json.dumps(settings.model_dump(), indent=2) if as_json else settings.to_toml())
+            show_config(settings, as_json)
     if dry_run:
         return
     from offbook.evals.run import measure_heldout
 
     with progress_display(plain) as progress:
 
-        def on_step(row: dict[str, Any]) -> None:
+        def on_step(row: Row) -> None:
             numbers = {"loss": "ce/loss", "validation": "validation/loss", "solved": "solved"}
             shown = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
-            console.print(f"step {row['step']}: {shown}")
+            note(f"step {row['step']}: {shown}")
 
-        rows = run_stages(config, on_step, progress, partial(say, to=console), measure_heldout)
+        rows = run_stages(config, on_step, progress, note, measure_heldout)
     if int(os.environ.get("RANK", "0")):  # another rank is the run
         return
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table("stage", "steps", "tokens", "seconds", "loss", "validation", "solved", "run")
+    cells = [["stage", "steps", "tokens", "seconds", "loss", "validation", "solved", "run"]]
     for row in rows:
         ends = [row.get(key) for key in ("ce/loss", "validation/loss", "solved")]
         shown = [f"{one[0]:.3f} -> {one[1]:.3f}" if one else "" for one in ends]
-        counted = [str(row.get(key, "")) for key in ("steps", "train_tokens", "seconds")]
-        table.add_row(row["stage"], *counted, *shown, row["run"])
-    results.print(table)
+        counts = [str(row.get(key, "")) for key in ("steps", "train_tokens", "seconds")]
+        cells.append([row["stage"], *counts, *shown, row["run"]])
+    show_table(cells)
     for row in rows:
         if left := ", ".join(f"{count} {what}" for what, count in row.get("left_out", {}).items()):
-            say(f"{row['stage']} left out: {left}", to=results)
+            say(f"{row['stage']} left out: {left}")
     measured = [Path(row["run"]) for row in rows if row["stage"] == "eval"]
     if len(measured) > 1:
         cells, sentences, _, _ = compared(measured)
-        results.print(table_of(cells))
+        show_table(cells)
         for sentence in sentences:
-            say(sentence, to=results)
+            say(sentence)

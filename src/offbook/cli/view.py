@@ -11,11 +11,10 @@ import typer
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.evals.compare import Comparison
     from offbook.rl.resume import RolloutFiles
     from offbook.view.index import RunIndex
 
-KEYS = ("invalid_per_100", "solved")  # of what came out
+KEYS = ("invalid_per_100", "solved")
 MAX_OTHERS = 3  # runs next to the first; more of them are read in a table
 LEVEL = 0.05
 
@@ -44,25 +43,27 @@ def write_page(out: Path, runs: list[RunIndex], title: str, next_steps: dict[str
 
 
 def _folders(given: list[Path]) -> dict[str, Path]:
-    """Runs by name; a folder that is none but has some in it stands for them, and for the measurement before them."""
+    """Runs by name. A folder with runs or cycles in it stands for them, and for the measurement before them."""
     from offbook.core.runfolder import RunFolder
 
-    paths: list[Path] = []
-    before: list[Path] = []
-    for path in given:
-        inner = sorted(child.parent for child in path.glob("*/config.toml")) if path.is_dir() else []
-        if cycles := [child.parent for child in (*path.glob("decisions.jsonl"), *path.glob("*/decisions.jsonl"))]:
-            paths += [each for cycle in cycles for each in (cycle, *sorted(cycle.glob("cycles/*")))]
-            continue
-        is_run = (path / "config.toml").is_file()
-        paths += [path] if is_run or not inner else inner
-        before += [path] if not is_run and inner and (path / "eval" / "before.json").is_file() else []
     folders: dict[str, Path] = {}
-    for path in [*(RunFolder.open(path).path for path in paths), *before]:
+
+    def add(path: Path, last: str = "") -> None:
         real = path.resolve()
-        last = "before" if path in before else real.name
+        last = last or real.name
         name = last if last not in folders else f"{real.parent.name}/{last}"
         folders[name if name not in folders else str(real)] = real
+
+    for path in given:
+        inner = sorted(child.parent for child in path.glob("*/config.toml"))
+        cycles = [child.parent for child in (*path.glob("decisions.jsonl"), *path.glob("*/decisions.jsonl"))]
+        if cycles:
+            inner = [each for cycle in cycles for each in (cycle, *sorted(cycle.glob("cycles/*")))]
+        has_inner = bool(cycles) or (bool(inner) and not (path / "config.toml").is_file())
+        for run in inner if has_inner else [path]:
+            add(RunFolder.open(run).path)
+        if has_inner and (path / "eval" / "before.json").is_file():
+            add(path, "before")
     return folders
 
 
@@ -87,8 +88,7 @@ def _serve(runs: list[RunIndex], port: int, open_browser: bool) -> None:
 
 
 def outcome(runs: list[RunIndex]) -> str:
-    """What came out, in sentences that the page begins with: each run that was measured against the first one. Empty
-    where there are not two of them."""
+    """Sentences for the top of the page: each measured run against the first one; empty for fewer than two."""
     from offbook.evals.compare import find_evaluation
 
     places = [(run.name, find_evaluation(run.root)) for run in runs]
@@ -104,27 +104,25 @@ def _compared(*measured: tuple[str, RolloutFiles, int]) -> str:
         compared = compare([load_evaluation(name, place) for name, place, _ in measured], KEYS)
     except (OffbookError, OSError):  # the page counts what cannot be read
         return ""
-    said = (_said(compared, index) for index in range(len(compared.num_paired)))
-    return " ".join(filter(None, said))
-
-
-def _said(compared: Comparison, index: int) -> str:
-    base, other = compared.evaluations[0], compared.evaluations[index + 1]
-    values = [one.result.get(key) for one in (other, base) for key in KEYS]
-    if None in values:  # a run that called nothing has no share of invalid calls
-        return ""
-    theirs, their_share, ours, our_share = values
-    invalid_p, solved_p = (compared.differences[key][index].p for key in KEYS)
-    paired = compared.num_paired[index]
-    return (
-        f"{other.name} makes {theirs:.1f} invalid calls per 100, {base.name} {ours:.1f}{_verdict(invalid_p)}. "
-        f"They solve {their_share:.1%} and {our_share:.1%}{_verdict(solved_p)}. "
-        + (f"Paired over {paired} tasks." if paired else "They have no task in common.")
-    )
-
-
-def _verdict(p: float | None) -> str:
-    if p is None:
-        return ""
-    chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    return f" ({chance})" if p < LEVEL else f": no difference shown ({chance})"
+    base, *others = compared.evaluations
+    sentences = []
+    for index, other in enumerate(others):
+        (invalid, solved), (base_invalid, base_solved) = (
+            [one.result.get(key) for key in KEYS] for one in (other, base)
+        )
+        if None in (invalid, base_invalid):  # a run that called nothing has no share of invalid calls
+            continue
+        verdicts = []
+        for key in KEYS:
+            p = compared.differences[key][index].p
+            chance = "" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+            verdicts.append(
+                f" ({chance})" if p and p < LEVEL else f": no difference shown ({chance})" if chance else ""
+            )
+        paired = compared.num_paired[index]
+        sentences.append(
+            f"{other.name} makes {invalid:.1f} invalid calls per 100, {base.name} {base_invalid:.1f}{verdicts[0]}. "
+            f"They solve {solved:.1%} and {base_solved:.1%}{verdicts[1]}. "
+            + (f"Paired over {paired} tasks." if paired else "They have no task in common.")
+        )
+    return " ".join(sentences)

@@ -18,8 +18,6 @@ from transformers import PreTrainedModel
 
 from offbook.agent.chat import Chat, byte_chat, render_call
 from offbook.agent.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
-from offbook.agent.harness.pages import NAME as SEARCH
-from offbook.agent.harness.pages import Pages
 from offbook.agent.recorder import Session as Recorder
 from offbook.core.client import Client
 from offbook.core.config import Config, EngineConfig, VllmConfig
@@ -110,19 +108,18 @@ class Collector:
         self._sessions: dict[Job, Session] = {}  # open, of jobs that have not begun
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, SandboxSpec(**config.sandbox.model_dump())
-        self.pages = Pages(config.tools.pages) if config.tools.pages else None
         self.harness = Harness(
             settings.limits(),
             settings.profile,
             settings.variation,
             Prices(**settings.prices),
             tools_in_api=model is None,
-            own_tools=own_tools(config.tools.files) | ({SEARCH: self.pages.tool()} if self.pages else {}),
-            added=(*config.tools.add, *([SEARCH] if self.pages else [])),
+            own_tools=own_tools(config.tools.files),
+            added=tuple(config.tools.add),
             command=settings.command,
         )
         mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
-        self._door = Door(mounts, self.pages.answer if self.pages else None)
+        self._door = Door(mounts)
         self.sandbox = replace(spec, watch=self.monitors is not None)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None

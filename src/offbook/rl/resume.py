@@ -17,7 +17,6 @@ from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offbook.agent.harness.pages import Pages
 from offbook.core.config import Config, RanksConfig, TrainConfig, load_config
 from offbook.core.runfolder import RunFolder, dump_lines, is_adapter, load_lines, only_writer, write_atomic
 from offbook.types import OffbookError, Rollout, Task
@@ -37,7 +36,7 @@ FREE = (
     *("engine.vllm.url", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens", "engine.timeout_s"),
     *("loop.deadline_s", "loop.ray.samplers", "loop.ray.address"),
 )
-OWN_FILES = ("rewards.files", "tools.files", "feedback.files", "tools.pages")  # the user's; known by their content
+OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a fingerprint: what changes when a run is trained further
 SHOWN = 3  # keys that differ
 STATE = ("*optimizer.safetensors", "teacher.*safetensors", "state.json")  # files of a checkpoint for training only
@@ -237,10 +236,8 @@ def weights_digest(model: Path) -> str:
 
 
 def _content(file: Path | str) -> str:
-    """The digest of a file or of a folder of pages; what does not exist stands for itself."""
+    """The digest of a file; what does not exist stands for itself."""
     path = Path(file)
-    if path.is_dir():
-        return "sha256:" + Pages([str(path)]).version
     if not path.is_file():
         return str(file)
     found = path.stat()

@@ -21,7 +21,6 @@ from offbook.rl.checks import Progress, pocket_cache, quiet
 from offbook.rl.rollout_buffer import FilteredGroup
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
-from offbook.tasks.factory.audit.corpus import Corpus, removed_from
 from offbook.tasks.select import History, Sampler
 from offbook.types import OffbookError, Rollout, Task
 
@@ -70,7 +69,6 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
         log.warning("%s: %d tasks are held out of repositories to train on, %s", root, len(sets.heldout), SHARED)
         if not sets.train:
             raise OffbookError(f"{root} has no task left to train on; give a smaller tasks.heldout_share")
-    refuse_leaking_pages(config, [*sets.train, *sets.heldout])
     if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
         raise OffbookError(f"the task {min(both)} is in train/ and in heldout/ of {root}; remove one of the two")
     if not sets.heldout:
@@ -89,18 +87,6 @@ def refuse_no_heldout(source: str) -> NoReturn:
         f"{source} has no held-out tasks to measure on; add another repository (offbook tasks make ANOTHER --out "
         f"{quote(source)}), or train again with --tasks.heldout_share 0.2, which holds some of its tasks out"
     )
-
-
-def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
-    """Refuse documentation that holds what a task's agent is to write."""
-    pages = {f"pages {number}": Path(folder) for number, folder in enumerate(config.tools.pages)}
-    corpus = Corpus(pages)
-    for task in tasks if pages else ():
-        removed = removed_from(task) if (task.folder / "solution" / "removed.json").is_file() else {}
-        for leak in corpus.leaks(removed):
-            place, _, page = leak.path.partition("/")
-            where = f"the page {page} of {pages[place]} (tools.pages)"
-            raise OffbookError(f"{where} holds {leak.what}, which was removed for the task {task.id}; take it out")
 
 
 def _is_whole(source: str) -> bool:
@@ -146,9 +132,7 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
     folder = Path(source)
     if not folder.is_dir():
         raise OffbookError(f"there is no task folder {source}; give one, `pocket` or `pocket-long`")
-    found = [load_task(folder)] if (folder / "task.toml").is_file() else load_tasks(folder)
-    refuse_leaking_pages(config, found)
-    return found
+    return [load_task(folder)] if (folder / "task.toml").is_file() else load_tasks(folder)
 
 
 def with_source(config: Config, source: str) -> Config:

@@ -68,15 +68,16 @@ def chat_for(folder: Path | str, dialect: str = "auto", family: str = "") -> Cha
     model that neither its template nor its name gives away.
     """
     folder = Path(folder)
-    if family or not _is_chatml(folder):
-        return rendered_chat(folder, dialect, family)
-    if dialect == "auto":
-        dialect = own_dialect(read_template(folder))
-    return ChatFormat.from_folder(folder, dialect)
-
-
-def rendered_chat(folder: Path, dialect: str = "auto", family: str = "") -> RenderedChat:
-    renderers = _renderers()
+    path = folder / "tokenizer.json"
+    if not family and path.is_file() and mark_ids(Tokenizer.from_file(str(path))):
+        return ChatFormat.from_folder(folder, own_dialect(read_template(folder)) if dialect == "auto" else dialect)
+    try:
+        import renderers.base
+        import renderers.configs
+    except ImportError:
+        raise OffbookError(
+            "this model's chat is not ChatML and needs one more package: pip install offbook[hub]"
+        ) from None
     if not family and not (folder / "config.json").is_file() and not _name(folder):
         raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     tokenizer = renderers.base.load_tokenizer(str(folder))
@@ -97,11 +98,6 @@ def _renderer(family: str, tokenizer: Any, renderers: ModuleType) -> Any:
     config = renderers.configs.config_from_name(family)
     # the bridge between turns, not the template, says what a conversation is made of: nothing is dropped from it
     return renderers.create_renderer(tokenizer, config.model_copy(update={"thinking_retention": "all"}))
-
-
-def _is_chatml(folder: Path) -> bool:
-    path = folder / "tokenizer.json"
-    return path.is_file() and mark_ids(Tokenizer.from_file(str(path))) is not None
 
 
 def _name(folder: Path) -> str:
@@ -137,17 +133,6 @@ def _family(tokenizer: Any, folder: Path, renderers: ModuleType) -> str:
     )
 
 
-def _renderers() -> ModuleType:
-    try:
-        import renderers.base
-        import renderers.configs
-    except ImportError:
-        raise OffbookError(
-            "this model's chat is not ChatML and needs one more package: pip install offbook[hub]"
-        ) from None
-    return renderers
-
-
 class RenderedChat(Chat):
     """A chat for the family of a renderer. `tokenizer` is transformers' and the renderer's.
 
@@ -169,17 +154,21 @@ class RenderedChat(Chat):
         self._require(self._prompt == with_marks, "writes its control tokens as text")
         self._require(self._prompt[: len(asked)] == asked, "has no header for the model's message")
         self.assistant_header = self._prompt[len(asked) :]
-        self._answer: list[int] = self.encode(ANSWER)
-        cut_off = self._behind(self._answer)
-        self.end_id: int = cut_off[0]
-        self._ended = [*self._answer, self.end_id]
-        behind = self._behind(self._ended)
-        self._require(self.end_id in self.stop_ids and cut_off[1:] == behind, "has no token that ends a message")
-        for stop_id in self.stop_ids:  # GLM ends a message by the header of the next
-            self._require(self._behind([*self._answer, stop_id]) == behind, "ends messages in more than one way")
-        first = self._bridge(self._ended, [{"role": "user", "content": "u"}]).message_indices
-        self._after_end = behind[: first.index(0) - len(self._prompt) - len(self._ended)]
-        self._require_free_blocks()
+        user = self._message("user", "u")
+        answer = self.encode(ANSWER)
+        self.end_id: int = self._bridge(answer, [user])[0]
+        self._ended = [*answer, self.end_id]
+        after = self._bridge(self._ended, [user])
+        for stop_id in {self.end_id, *self.stop_ids}:  # GLM ends a message by the header of the next
+            self._require(self._bridge([*answer, stop_id], [user]) == after, "ends messages in more than one way")
+        self._require(self._bridge(answer, [user])[1:] == after, "has no token that ends a message")
+        owners = renderer.bridge_to_next_turn(self._prompt, self._ended, [user]).message_indices
+        self._after_end = after[: owners.index(0) - len(self._prompt) - len(self._ended)]
+        # A hint is a message of the user between two others; what stands around it must not change with it.
+        result, hint = self.block("tool", "r"), self.block("user", "h")
+        together = self.encode_lines([("tool", "r"), ("user", "h")]).ids
+        opened = renderer.render([*ASKED, self._message("user", "h")]).token_ids
+        self._require(together == result + hint and opened == asked + hint, "writes a message differently elsewhere")
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -192,14 +181,14 @@ class RenderedChat(Chat):
     def encode_lines(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Encoded:
         """Some families cannot open a conversation before the user speaks: until then nothing is encoded."""
         messages = [self._message(role, text) for role, text in lines]
-        if opening:
-            if not any(role == "user" for role, _ in lines):
-                return Encoded([], [(0, 0, 0, 0)] * len(lines))
-            rendered = self.renderer.render(messages, tools=None if self.dialect else as_json(tools) or None)
-            return _spans(rendered, 0, len(rendered.token_ids), len(lines))
-        rendered = self._bridge(self._ended, messages)
-        first = len(self._prompt) + len(self._ended) + len(self._after_end)
-        return _spans(rendered, first, len(rendered.token_ids) - len(self.assistant_header), len(lines))
+        if not opening:
+            rendered = self.renderer.bridge_to_next_turn(self._prompt, self._ended, messages)
+            first = len(self._prompt) + len(self._ended) + len(self._after_end)
+            return _spans(rendered, first, len(rendered.token_ids) - len(self.assistant_header), len(lines))
+        if all(role != "user" for role, _ in lines):
+            return Encoded([], [(0, 0, 0, 0)] * len(lines))
+        rendered = self.renderer.render(messages, tools=None if self.dialect else as_json(tools) or None)
+        return _spans(rendered, 0, len(rendered.token_ids), len(lines))
 
     def closing(self, sampled: list[int]) -> list[int]:
         ended = bool(set(sampled[-1:]) & self.stop_ids)
@@ -232,45 +221,34 @@ class RenderedChat(Chat):
     def _call(self, attempt: Any, sampled: list[int]) -> ToolCall:
         """The renderer's reading, held to this package's rules where its own are looser."""
         start = len(self.decode(sampled[: attempt.token_span[0]])) if attempt.token_span else 0
-        name = attempt.name or ""
+        name, reason = str(attempt.name or ""), ""
         if attempt.status not in ("ok", "unknown_tool"):  # the harness knows best which tools there are
-            return malformed(name, REASONS[attempt.status], start)
-        if not isinstance(attempt.arguments, dict) or not isinstance(name, str):
-            return malformed(str(name), "the call needs arguments, a JSON object", start)
-        problem = _looseness(attempt.raw.strip(), attempt.arguments)
-        return malformed(name, problem, start) if problem else ToolCall(name, attempt.arguments, start=start)
+            reason = REASONS[attempt.status]
+        elif not isinstance(attempt.arguments, dict):
+            reason = "the call needs arguments, a JSON object"
+        elif not can_be_written(attempt.arguments):
+            reason = "the call's arguments cannot be written as JSON"
+        elif attempt.raw.strip().startswith("{"):
+            try:
+                _, _, problem = read_json(attempt.raw.strip(), 0)
+            except ValueError as error:
+                problem = str(error)
+            reason = f"the call is not valid JSON ({problem})" if problem else ""
+        return malformed(name, reason, start) if reason else ToolCall(name, attempt.arguments, start=start)
 
     def _message(self, role: Role, text: str) -> dict[str, str]:
         assert role != "assistant", "the model's messages are sampled, not rendered"
         return {"role": "user" if role == "tool" and self.dialect else role, "content": text}
 
-    def _bridge(self, completion: list[int], messages: list[dict[str, str]]) -> Any:
-        """The ids of a next prompt, which must extend those of the last and end with the model's header."""
+    def _bridge(self, completion: list[int], messages: list[dict[str, str]]) -> list[int]:
+        """The ids of the next prompt after this completion; the prompt must end with the model's header."""
         rendered = self.renderer.bridge_to_next_turn(self._prompt, completion, messages)
-        before = [*self._prompt, *completion]
-        extends = rendered is not None and rendered.token_ids[: len(before)] == before
+        ids = rendered.token_ids if rendered else []
+        before, header = [*self._prompt, *completion], self.assistant_header
+        extends = ids[: len(before)] == before and ids[-len(header) :] == header
         self._require(extends, "cannot extend the ids of a turn by the next one")
-        header = self.assistant_header
-        self._require(rendered.token_ids[-len(header) :] == header, "opens the model's later messages differently")
-        return rendered
-
-    def _behind(self, completion: list[int]) -> list[int]:
-        rendered = self._bridge(completion, [{"role": "user", "content": "u"}])
-        ids: list[int] = rendered.token_ids[len(self._prompt) + len(completion) :]
-        return ids
-
-    def _require_free_blocks(self) -> None:
-        """A hint is a message of the user between two others; what stands around it must not change with it."""
-        asked = self._prompt[: -len(self.assistant_header)]
-        result, hint = self._message("tool", "r"), self._message("user", "h")
-        spliced = self.encode_lines([("tool", "r"), ("user", "h")]).ids == self.block("tool", "r") + self.block(
-            "user", "h"
-        )
-        spliced &= self.renderer.render([*ASKED, hint]).token_ids == asked + self.block("user", "h")
-        self._require(spliced, "writes a message differently after another one")
-        named = {**result, "name": "n", "tool_call_id": "functions.n:0"}
-        is_same = self._bridge(self._ended, [named]).token_ids == self._bridge(self._ended, [result]).token_ids
-        self._require(is_same, "writes the tool's name to its result")
+        new: list[int] = ids[len(before) :]
+        return new
 
     def _require(self, holds: bool, problem: str) -> None:
         if not holds:
@@ -287,15 +265,3 @@ def _spans(rendered: Any, first: int, end: int, count: int) -> Encoded:
         body, body_end = (words[0], words[-1] + 1) if words else (stop, stop)
         spans.append((start - first, body - first, body_end - first, stop - first))
     return Encoded(rendered.token_ids[first:end], spans)
-
-
-def _looseness(raw: str, arguments: dict[str, Any]) -> str | None:
-    """What the renderer's parser let pass: JSON that is none, or a key that is there twice."""
-    if raw.startswith("{"):
-        try:
-            _, _, problem = read_json(raw, 0)
-        except ValueError as error:
-            problem = str(error)
-        if problem:
-            return f"the call is not valid JSON ({problem})"
-    return None if can_be_written(arguments) else "the call's arguments cannot be written as JSON"

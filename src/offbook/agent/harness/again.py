@@ -5,18 +5,17 @@ Nothing is sampled here; the replay ends with the tools' answers. Up to the mess
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from offbook.agent.chat import Chat, Transcript
-from offbook.agent.harness.agent import Harness, diff_of, run_call
+from offbook.agent.harness.agent import Harness, diff_of, run_calls
 from offbook.agent.harness.tool import Workbench
 from offbook.sandbox import Sandbox, SandboxSpec
 from offbook.signals.trajectory import At, Trajectory
 from offbook.tasks.suite import suite_sandbox
-from offbook.types import CallStatus, Completion, OffbookError, Rollout, StopReason, Task, ToolCall
+from offbook.types import Completion, OffbookError, Rollout, StopReason, Task
 
 
 class NotRestored(OffbookError):
@@ -43,7 +42,7 @@ class Before:
                 if use.at >= self.at:
                     break
                 if use.may_write:
-                    status, _ = await run_call(use.call, toolset, bench)
+                    ((status, _),) = await run_calls([use.call], toolset, bench)
                     if use.answer is None or status != use.answer.status:
                         raise NotRestored("a call before it went otherwise when it was made again")
             yield sandbox
@@ -54,14 +53,7 @@ class Before:
         transcript = Transcript.after(self.rollout.segments[number].up_to(message), self.chat, toolset.specs())
         # It may have been sampled after a hint that is not here, so its own routes would be at other positions.
         said = transcript.add_sampled(replace(sampled, routes=transcript.segment.routes))
-        bench = None if sandbox is None else self._bench(sandbox)
-
-        async def answer(call: ToolCall) -> tuple[CallStatus, str]:
-            if bench is None and not call.error and not toolset.check(call):
-                return "ok", ""
-            return await run_call(call, toolset, bench)
-
-        answers = await asyncio.gather(*(answer(call) for call in said.calls))
+        answers = await run_calls(said.calls, toolset, None if sandbox is None else self._bench(sandbox))
         stop: StopReason = "turns" if said.calls else "answer"
         for call, (status, text) in zip(said.calls, answers, strict=True):
             transcript.add("tool", text, status)

@@ -11,11 +11,12 @@ import difflib
 import errno
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from offbook.agent.chat import Chat, Transcript, count_tokens
-from offbook.agent.harness.tool import TodoItem, Tool, ToolFailed, Workbench
+from offbook.agent.harness.tool import Tool, ToolFailed, Workbench
 from offbook.agent.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.core.client import NoAnswer
 from offbook.sandbox import HISTORY, PathRefused, Sandbox
@@ -94,33 +95,30 @@ async def run_agent(
     `keep` is a callback after every turn. With `checkpoint` it resumes there, in a sandbox in that state.
     """
     toolset = harness.toolset(task)
-    rollout = (
-        checkpoint.rollout if checkpoint else Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
-    )
+    rollout = checkpoint.rollout if checkpoint else Rollout(rollout_id, task.id, group, toolset.names)
     rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
-    bench = Workbench(sandbox, harness.limits, test_command=task.test_command)
-    episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
-    episode.started = started = time.monotonic() - rollout.usage.seconds
-    episode.keep = keep
+    episode = _Episode(task, rollout, sandbox, toolset, chat, policy, harness, on_turn, keep)
     episode.begin(checkpoint)
+    wall_s = harness.limits.wall_s
+    # Before its first turn a rollout waits for the model's server and nothing else.
     try:
-        async with asyncio.timeout(harness.limits.wall_s - rollout.usage.seconds):
+        async with asyncio.timeout(wall_s - rollout.usage.seconds):
             rollout.stop = (checkpoint and checkpoint.stop) or await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
-        if harness.tools_in_api and not rollout.usage.turns:  # it waited for the server's first token and nothing else
-            record_crash(rollout, NoAnswer(f"no answer within {harness.limits.wall_s:g} s", "no answer in time"))
+        if harness.tools_in_api and not rollout.usage.turns:
+            record_crash(rollout, NoAnswer(f"no answer within {wall_s:g} s", "no answer in time"))
     except ModelLost:
         raise
     except PromptTooLong as error:
         rollout.stop = "context"
-        episode.record("outgrown", str(error))
-        if harness.tools_in_api and not rollout.usage.turns:  # the first prompt: it is the server's setting
-            episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
+        record_at_end(rollout, "outgrown", str(error))
+        if harness.tools_in_api and not rollout.usage.turns:
+            record_at_end(rollout, "server_fault", "the first prompt and its answer do not fit the model's context")
     except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
         record_crash(rollout, error)
     await take_changes(rollout, task, sandbox)
-    rollout.usage.seconds = time.monotonic() - started
+    rollout.usage.seconds = time.monotonic() - episode.started
     count_tokens(rollout.segments, chat, rollout.usage)
     return rollout
 
@@ -172,21 +170,47 @@ def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collecti
         record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
 
 
-async def run_call(
-    call: ToolCall,
+async def run_calls(
+    calls: Sequence[ToolCall],
     toolset: Toolset,
     bench: Workbench | None,
     record: Callable[[str, str], None] = lambda kind, detail: None,
+    took: Callable[[ToolCall, float], None] = lambda call, seconds: None,
+) -> list[tuple[CallStatus, str]]:
+    """The answers to the calls of one message, in their order. Calls run concurrently, except for those that run alone:
+    a command sees the edit before it, and two edits of a file are both kept. Without a workbench valid calls have empty
+    answers."""
+    slots = asyncio.Semaphore(CALLS_AT_ONCE)
+
+    async def run(call: ToolCall) -> tuple[CallStatus, str]:
+        async with slots:
+            began = time.monotonic()
+            try:
+                return await _run_call(call, toolset, bench, record)
+            finally:  # also on a timeout of the rollout
+                took(call, time.monotonic() - began)
+
+    answers: list[tuple[CallStatus, str]] = []
+    for alone, group in groupby(calls, lambda call: call.name in toolset.tools and toolset.tools[call.name].alone):
+        if alone:
+            answers += [await run(call) for call in group]
+        else:
+            answers += await asyncio.gather(*map(run, group))
+    return answers
+
+
+async def _run_call(
+    call: ToolCall, toolset: Toolset, bench: Workbench | None, record: Callable[[str, str], None]
 ) -> tuple[CallStatus, str]:
-    """Answer a call. One that cannot be run needs no workbench."""
     if call.error:
         return "malformed", f"error: {call.error}"
-    if call.name not in toolset.names:
+    if call.name not in toolset.tools:
         return "unknown_tool", f"error: there is no tool {call.name}"
     problem = toolset.check(call)
     if problem:
         return "malformed", f"error: {problem}"
-    assert bench is not None
+    if bench is None:
+        return "ok", ""
     try:
         return "ok", await toolset.run(call, bench)
     except PathRefused as error:
@@ -201,53 +225,61 @@ async def run_call(
         return "failed", "error: the tool broke; try another way"
 
 
-@dataclass(slots=True)
 class _Episode:
-    task: Task
-    rollout: Rollout
-    bench: Workbench
-    toolset: Toolset
-    chat: Chat
-    policy: Policy
-    harness: Harness
-    on_turn: OnTurn
-    transcript: Transcript = field(init=False)
-    packages: frozenset[str] = field(init=False)
-    fed: list[int] = field(default_factory=list)  # the ids of this segment that the policy has seen and written
-    interrupted: bool = False
-    keep: Keep | None = None
-    started: float = 0.0
+    def __init__(
+        self,
+        task: Task,
+        rollout: Rollout,
+        sandbox: Sandbox,
+        toolset: Toolset,
+        chat: Chat,
+        policy: Policy,
+        harness: Harness,
+        on_turn: OnTurn,
+        keep: Keep | None,
+    ):
+        self.task = task
+        self.rollout = rollout
+        self.toolset = toolset
+        self.chat = chat
+        self.policy = policy
+        self.harness = harness
+        self.limits = harness.limits
+        self.on_turn = on_turn
+        self.keep = keep
+        self.bench = Workbench(sandbox, harness.limits, test_command=task.test_command)
+        self.packages = own_packages(task.tree)
+        self.started = time.monotonic() - rollout.usage.seconds
+        self.interrupted = False
+        self.fed: list[int] = []  # the ids of this segment that the policy has seen and written
+        # What must stay free at the end of a window: the query and the summary.
+        asking = len(chat.block("user", prompt("summarize")))
+        self.reserved = self.limits.summary_tokens + asking if self.limits.summarize_at else 0
 
     def begin(self, checkpoint: RolloutCheckpoint | None) -> None:
-        self.packages = own_packages(self.task.tree)
         if checkpoint is None:
             self._open_segment(first_message(self.task))
             return
-        segment = self.rollout.segments[-1]
-        self.transcript = Transcript.after(segment, self.chat, self.toolset.specs())
-        self.fed = (
-            segment.ids[: len(segment.sampled) - segment.sampled[::-1].index(True)] if any(segment.sampled) else []
-        )
-        self.bench.todos = [TodoItem(text=item["text"], status=item["status"]) for item in checkpoint.todos]  # type: ignore[typeddict-item]
+        self.transcript = Transcript.after(self.rollout.segments[-1], self.chat, self.toolset.specs())
+        self.bench.todos = [*checkpoint.todos]  # type: ignore[list-item]
         self.interrupted = checkpoint.interrupted
 
     async def _keep(self, stop: StopReason | None = None) -> None:
-        if self.keep is None:
-            return
-        self.rollout.usage.seconds = time.monotonic() - self.started
-        todos = [{"text": item["text"], "status": item["status"]} for item in self.bench.todos]
-        await self.keep(RolloutCheckpoint(self.rollout, todos, self.interrupted, stop))
+        if self.keep is not None:
+            self.rollout.usage.seconds = time.monotonic() - self.started
+            todos: list[dict[str, str]] = [dict(item) for item in self.bench.todos]  # type: ignore[arg-type]
+            await self.keep(RolloutCheckpoint(self.rollout, todos, self.interrupted, stop))
 
     def record(self, kind: str, detail: str) -> None:
         record_at_end(self.rollout, kind, detail)
 
     async def run(self) -> StopReason:
-        limits, usage = self.harness.limits, self.rollout.usage
+        limits, usage = self.limits, self.rollout.usage
         while usage.turns < limits.turns:
-            ids = self.transcript.prompt()
-            window = limits.context - len(ids) - self._summary_room()
-            begun = any(self.transcript.segment.sampled)
-            if begun and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
+            length = len(self.transcript.prompt())
+            window = limits.context - length - self.reserved
+            has_begun = any(self.transcript.segment.sampled)
+            if has_begun and limits.summarize_at and (length >= limits.summarize_at or window <= 0):
                 await self._summarize()
                 await self._keep()
                 continue
@@ -257,81 +289,62 @@ class _Episode:
                 return "tokens" if budget <= 0 else "context"
             message = await self._sample(room)
             usage.turns += 1
-            finished = await self._answer(message)
-            interrupted = self._interrupt(ending=finished or not message.calls)
+            stop: StopReason | None = None if message.calls else "answer"
+            if await self._answer(message):
+                stop = "finish"
+            interrupt = self.task.interrupt  # once: at its turn, or earlier if the agent would end before
+            if interrupt and not self.interrupted and (stop or usage.turns >= interrupt.after_turns):
+                self.interrupted = True
+                self.transcript.add("user", interrupt.text)
+                self.record("interrupted", interrupt.text)
+                stop = None
             self.on_turn(self.rollout)
-            stop: StopReason | None = None
-            if not interrupted:
-                stop = "finish" if finished else None if message.calls else "answer"
             await self._keep(stop)
             if stop:
                 return stop
         return "turns"
 
-    def _interrupt(self, ending: bool) -> bool:
-        """Add the user's interruption, once: at its turn, or earlier if the agent would end before."""
-        interrupt = self.task.interrupt
-        if interrupt is None or self.interrupted:
-            return False
-        if not ending and self.rollout.usage.turns < interrupt.after_turns:
-            return False
-        self.interrupted = True
-        self.transcript.add("user", interrupt.text)
-        self.record("interrupted", interrupt.text)
-        return True
-
-    def _request(self) -> str:
-        """Everything the user has said so far."""
-        said = [self.task.interrupt.text] if self.task.interrupt and self.interrupted else []
-        return "\n\n".join([first_message(self.task), *said])
-
     async def _sample(self, room: int) -> Message:
+        usage, prices = self.rollout.usage, self.harness.prices
         ids = self.transcript.prompt()
-        self.rollout.usage.drift += ids[: len(self.fed)] != self.fed
-        messages, asked = tuple(self.transcript.segment.messages), time.monotonic()
+        usage.drift += ids[: len(self.fed)] != self.fed
+        asked = time.monotonic()
+        request = Prompt(ids, tuple(self.transcript.segment.messages), self.toolset.specs())
         try:
-            completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
+            completion = await self.policy.complete(request, room)
         finally:  # also on a timeout
-            self.rollout.usage.model_seconds += time.monotonic() - asked
+            usage.model_seconds += time.monotonic() - asked
         self.fed = [*ids, *completion.ids]
-        prices = self.harness.prices
-        read, written = completion.billed or (len(ids), len(completion.ids))
-        self.rollout.usage.cost += (prices.input * read + prices.output * written) / 1e6
+        num_read, num_written = completion.billed or (len(ids), len(completion.ids))
+        usage.cost += (prices.input * num_read + prices.output * num_written) / 1e6
         return self.transcript.add_sampled(completion)
 
     async def _answer(self, message: Message) -> bool:
-        """Run the message's calls concurrently; answers keep the order of the calls. True if one ends the task."""
-        slots = asyncio.Semaphore(CALLS_AT_ONCE)
+        """Run the message's calls and add their answers. True if one ends the task."""
+        usage, bench = self.rollout.usage, self.bench
 
-        async def answered(call: ToolCall) -> tuple[CallStatus, str]:
-            async with slots:
-                began = time.monotonic()
-                try:
-                    return await run_call(call, self.toolset, self.bench, self.record)
-                finally:  # also on a timeout of the rollout
-                    took, usage = time.monotonic() - began, self.rollout.usage
-                    if took > usage.longest_call_seconds:
-                        said = " ".join([call.name, *map(str, call.arguments.values())])
-                        usage.longest_call, usage.longest_call_seconds = " ".join(said.split())[:LONGEST_CHARS], took
+        def took(call: ToolCall, seconds: float) -> None:
+            if seconds > usage.longest_call_seconds:
+                said = " ".join([call.name, *map(str, call.arguments.values())])
+                usage.longest_call, usage.longest_call_seconds = " ".join(said.split())[:LONGEST_CHARS], seconds
 
-        answers = await asyncio.gather(*map(answered, message.calls))
-        opened, self.bench.opened = self.bench.opened, []
-        self.rollout.usage.timeouts += self.bench.timeouts
-        self.bench.timeouts = 0
-        record_opened(self.rollout, opened, self.packages)
+        answers = await run_calls(message.calls, self.toolset, bench, self.record, took)
+        record_opened(self.rollout, bench.opened, self.packages)
+        usage.timeouts += bench.timeouts
+        bench.opened, bench.timeouts = [], 0
         finished = False
         for call, (status, text) in zip(message.calls, answers, strict=True):
             self.transcript.add("tool", self._fitting(text), status)
-            self.rollout.usage.calls += 1
+            usage.calls += 1
             if status in INVALID:
-                self.rollout.usage.invalid_calls += 1
+                usage.invalid_calls += 1
                 self.record(status, text)
             finished |= status == "ok" and self.toolset.finishes(call, text)
         return finished
 
     async def _summarize(self) -> None:
         """Ask for a summary at the end of this segment and start a new one from it."""
-        usage, limits = self.rollout.usage, self.harness.limits
+        usage, limits, segment = self.rollout.usage, self.limits, self.transcript.segment
         usage.summaries += 1
         self.transcript.add("user", prompt("summarize"))
         room = max(1, min(limits.summary_tokens, limits.context - len(self.transcript.prompt())))
@@ -340,14 +353,17 @@ class _Episode:
             message = await self._sample(room)
         finally:
             usage.summary_seconds += usage.model_seconds - before
-        self.transcript.segment.summary = len(self.transcript.segment.messages) - 1
+        segment.summary = len(segment.messages) - 1
         self.on_turn(self.rollout)
         name = f"segment_{usage.summaries}.md"
-        said = [f"## {message.role}\n{message.text}" for message in self.transcript.segment.messages]
+        said = [f"## {one.role}\n{one.text}" for one in segment.messages]
         await self.bench.sandbox.publish(name, "\n\n".join(said))
+        asked = [first_message(self.task)]
+        if self.task.interrupt and self.interrupted:
+            asked.append(self.task.interrupt.text)
         self._open_segment(
             prompt("resume").format(
-                task=self._request(),
+                task="\n\n".join(asked),
                 summary=message.text.rpartition("</think>")[2].strip(),
                 todos=self.bench.todo_text() or "none",
                 count=usage.summaries,
@@ -360,15 +376,10 @@ class _Episode:
         self.fed = []
         self.rollout.segments.append(self.transcript.segment)
 
-    def _summary_room(self) -> int:
-        """What must stay free at the end of a window: the query and the summary."""
-        limits = self.harness.limits
-        return limits.summary_tokens + len(self.chat.block("user", prompt("summarize"))) if limits.summarize_at else 0
-
     def _fitting(self, text: str) -> str:
         """Truncate tool output to the room in the window, so that no segment outgrows it."""
         taken = len(self.transcript.prompt()) + len(self.chat.block("tool", OUTPUT_CUT))
-        room = max(0, self.harness.limits.context - taken - self._summary_room())
+        room = max(0, self.limits.context - taken - self.reserved)
         if len(text.encode()) <= room:  # no token is shorter than a byte
             return text
         fitting = text

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from offbook.agent.harness.agent import first_message, record_at_end, record_opened, take_changes
 from offbook.agent.recorder import Session
-from offbook.agent.serve.app import MODEL, Search, Sessions, make_app
+from offbook.agent.serve.app import MODEL, Sessions, make_app
 from offbook.agent.serve.client import agent_environment
 from offbook.agent.serve.server import Serving, listen_at
 from offbook.sandbox import BwrapSandbox, ExecResult, Sandbox
@@ -35,18 +35,18 @@ class Door:
     The first sandbox opens it, in its event loop.
     """
 
-    def __init__(self, folders: Mapping[str, Path], search: Search | None = None):
+    def __init__(self, folders: Mapping[str, Path]):
         for where, folder in folders.items():
             if not where.startswith("/") or not folder.is_dir():
                 raise OffbookError(f"harness.mounts: {folder} is to be seen as {where}: give a folder, and a full path")
-        self._folders, self._sessions, self._search = folders, Sessions(), search
+        self._folders, self._sessions = folders, Sessions()
         self._place: Path | None = None
         self._serving: Serving | None = None
 
     def mounts(self) -> dict[str, Path]:
         if self._place is None:
             self._place = Path(tempfile.mkdtemp(prefix="offbook-door-"))
-            self._serving = Serving(make_app(self._sessions, self._search), listen_at(self._place / SOCKET))
+            self._serving = Serving(make_app(self._sessions), listen_at(self._place / SOCKET))
         return {DOOR: self._place, **self._folders}
 
     def socket(self, sandbox: Sandbox) -> str:

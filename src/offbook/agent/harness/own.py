@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from offbook.agent.harness.pages import NAME
 from offbook.agent.harness.tool import Tool, Workbench, tool_of
 from offbook.agent.harness.tools import BASH, TOOLS
-from offbook.agent.harness.wordings import WORDINGS
+from offbook.agent.harness.toolsets import WORDINGS
 from offbook.core.plugins import functions_in, said
 from offbook.types import OffbookError
 
-TAKEN = {BASH.name, NAME, *TOOLS, *(name for wording in WORDINGS.values() for name in wording.names)}
+TAKEN = {BASH.name, *TOOLS, *(name for wording in WORDINGS.values() for name in wording["names"])}
 
 
 def own_tools(files: Sequence[str]) -> dict[str, Tool]:

@@ -10,55 +10,36 @@ import asyncio
 import json
 import posixpath
 import sys
-from itertools import groupby
 
 from offbook.agent.harness import matching
 from offbook.agent.harness.matching import Hit
 from offbook.agent.harness.tool import ToolFailed
 from offbook.sandbox.sandbox import HISTORY, HOST_ERRORS, Sandbox
 
-RANKED_IN_PLACE = 20_000  # characters
 FILE_CHARS = 1_000_000
 ALL_CHARS = 50_000_000
 PATTERN_CHARS = 1000
 SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "__pycache__"})
 
 
-async def search(sandbox: Sandbox, pattern: str, path: str, ranked: bool, timeout_s: float) -> str:
-    _check(pattern, ranked)
-    texts, num_skipped = await _texts(sandbox, posixpath.normpath(path))
-    size = sum(map(len, texts.values()))
-    if size <= RANKED_IN_PLACE if ranked else matching.is_quick(pattern, texts):
-        hits, left_out = matching.rank(pattern, texts) if ranked else matching.match_lines(pattern, texts)
-    else:
-        hits, left_out = await _in_process(pattern, texts, ranked, timeout_s)
-    lines = _by_file(hits) if ranked else [f"{path}:{number}: {line}" for path, number, line in hits]
-    if left_out:
-        lines.append(f"[{left_out} more {'files' if ranked else 'matches'}; say more closely what you look for]")
-    if num_skipped:
-        lines.append(f"[{num_skipped} files not searched: too large, binary or unreadable]")
-    return "\n".join(lines if hits else ["no match", *lines])
-
-
-def search_texts(words: str, texts: dict[str, str]) -> str:
-    """Ranked search over texts outside of a sandbox."""
-    _check(words, ranked=True)
-    hits, left_out = matching.rank(words, texts)
-    more = [f"[{left_out} more pages; say more closely what you look for]"] if left_out else []
-    return "\n".join([*_by_file(hits), *more]) or "no match"
-
-
-def _check(pattern: str, ranked: bool) -> None:
+async def search(sandbox: Sandbox, pattern: str, path: str, timeout_s: float) -> str:
     if len(pattern) > PATTERN_CHARS:
         raise ToolFailed(f"what you look for is longer than {PATTERN_CHARS} characters")
-    if ranked:
-        if not matching.words_of(pattern):
-            raise ToolFailed("a ranked search needs words to look for")
-        return
     try:
         matching.compile_pattern(pattern)
     except ValueError as error:
         raise ToolFailed(f"not a regular expression: {error}") from None
+    texts, num_skipped = await _texts(sandbox, posixpath.normpath(path))
+    if matching.is_quick(pattern, texts):
+        hits, left_out = matching.match_lines(pattern, texts)
+    else:
+        hits, left_out = await _in_process(pattern, texts, timeout_s)
+    lines = [f"{path}:{number}: {line}" for path, number, line in hits]
+    if left_out:
+        lines.append(f"[{left_out} more matches; say more closely what you look for]")
+    if num_skipped:
+        lines.append(f"[{num_skipped} files not searched: too large, binary or unreadable]")
+    return "\n".join(lines if hits else ["no match", *lines])
 
 
 async def _texts(sandbox: Sandbox, path: str) -> tuple[dict[str, str], int]:
@@ -90,8 +71,8 @@ async def _names(sandbox: Sandbox, path: str) -> list[str]:
     return [name for name in inside if SKIPPED_FOLDERS.isdisjoint(name.split("/")[:-1])]
 
 
-async def _in_process(pattern: str, texts: dict[str, str], ranked: bool, timeout_s: float) -> tuple[list[Hit], int]:
-    request = await asyncio.to_thread(json.dumps, {"pattern": pattern, "texts": texts, "ranked": ranked})
+async def _in_process(pattern: str, texts: dict[str, str], timeout_s: float) -> tuple[list[Hit], int]:
+    request = await asyncio.to_thread(json.dumps, {"pattern": pattern, "texts": texts})
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",
@@ -115,10 +96,3 @@ async def _in_process(pattern: str, texts: dict[str, str], ranked: bool, timeout
         raise ToolFailed(f"the search broke: {reason}")
     hits, left_out = json.loads(answer)
     return [(path, number, line) for path, number, line in hits], left_out
-
-
-def _by_file(hits: list[Hit]) -> list[str]:
-    lines = []
-    for path, of_file in groupby(hits, key=lambda hit: hit[0]):
-        lines += [path, *(f"  {number}: {line.strip()}" for _, number, line in of_file)]
-    return lines

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -43,22 +41,6 @@ class Workbench:
     test_command: str = ""  # what run_tests runs; empty where the task offers none
     opened: list[Opened] = field(default_factory=list)  # by commands of this turn, where the sandbox watches
     timeouts: int = 0  # commands that their timeout ended
-    _calls: list[tuple[asyncio.Event, bool]] = field(default_factory=list)  # those not over: when one is, and if alone
-
-    @asynccontextmanager
-    async def turn(self, alone: bool) -> AsyncIterator[None]:
-        """Calls of one message run concurrently, but an `alone` call waits for all before it, and all after it wait for
-        that one: a command sees the edit before it, and two edits of a file are both kept."""
-        before = [over for over, other in self._calls if alone or other]
-        mine = (asyncio.Event(), alone)
-        self._calls.append(mine)
-        try:
-            for over in before:
-                await over.wait()
-            yield
-        finally:
-            mine[0].set()
-            self._calls.remove(mine)
 
     def todo_text(self) -> str:
         return "\n".join(f"{MARKS[item['status']]} {item['text']}" for item in self.todos)
@@ -117,8 +99,7 @@ class Tool:
     async def run(self, bench: Workbench, arguments: dict[str, Any]) -> str:
         """The arguments have passed `check`. The answer can be encoded: file names may hold bytes that are no UTF-8."""
         known = {self.parameters[name].own_name: value for name, value in arguments.items() if name in self.parameters}
-        async with bench.turn(self.alone):
-            answer = await self.function(bench, **known)
+        answer = await self.function(bench, **known)
         return answer.encode(errors="replace").decode()
 
 

@@ -161,13 +161,12 @@ def _answer(result: ExecResult, problem: str, head: int) -> str:
 
 async def search_codebase(
     bench: Workbench,
-    pattern: Annotated[str, "a regular expression, or words for a ranked search"],
+    pattern: Annotated[str, "a regular expression"],
     path: Annotated[str, "folder or file, relative to the repository; all of it when left out"] = ".",
-    ranked: Annotated[bool, "take it as words and show the best files first"] = False,
 ) -> str:
-    """Search the text of all files, line by line, with a Python regular expression; or rank files by words. Version
-    control folders are left out."""
-    return await search(bench.sandbox, pattern, path, ranked, min(SEARCH_S, bench.limits.command_s))
+    """Search the text of all files, line by line, with a Python regular expression. Version control folders are
+    left out."""
+    return await search(bench.sandbox, pattern, path, min(SEARCH_S, bench.limits.command_s))
 
 
 async def list_dir(bench: Workbench, path: RepositoryPath) -> str:

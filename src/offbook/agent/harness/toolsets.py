@@ -8,20 +8,21 @@ from __future__ import annotations
 import difflib
 import random
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
+from typing import Any
 
 from offbook.agent.chat import Chat
 from offbook.agent.harness.tool import Tool, ToolFailed, Workbench
 from offbook.agent.harness.tools import BASH, TOOLS, submitted
-from offbook.agent.harness.wordings import WORDINGS
 from offbook.sandbox.sandbox import HOST_ERRORS, PathRefused
 from offbook.types import OffbookError, Role, ToolCall, ToolSpec
 
 PROMPTS = resources.files("offbook.agent.harness") / "prompts"
+WORDINGS: dict[str, Any] = tomllib.loads((PROMPTS / "wordings.toml").read_text())  # other names and words
 PROFILES = ("pocket", "standard", "worked", "bash")
 NEEDED = {  # a way to do it, and the tools that give one; the first is named where none does
     "read": ("read_file", "run_command"),
@@ -164,10 +165,11 @@ def _keep(names: tuple[str, ...], rng: random.Random, variation: float) -> list[
 def _show(tool: Tool, rng: random.Random, variation: float) -> Tool:
     wording = WORDINGS[tool.name]
 
-    def choose(canonical: str, others: tuple[str, ...]) -> str:
+    def choose(canonical: str, others: Sequence[str]) -> str:
         other = rng.choice(others)
         return other if rng.random() < variation else canonical
 
-    name, description = choose(tool.name, wording.names), choose(tool.description, wording.descriptions)
-    parameters = {choose(own, wording.parameters[own]): parameter for own, parameter in tool.parameters.items()}
+    name = choose(tool.name, wording["names"])
+    description = choose(tool.description, wording["descriptions"])
+    parameters = {choose(own, wording["parameters"][own]): parameter for own, parameter in tool.parameters.items()}
     return replace(tool, name=name, description=description, parameters=parameters)

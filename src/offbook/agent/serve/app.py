@@ -25,7 +25,6 @@ from offbook.agent.serve.apis import APIS, Api, ChatCompletions, Frame, Messages
 from offbook.agent.serve.reading import Json, read
 from offbook.types import ModelLost, OffbookError, PromptTooLong, Rollout, StopReason
 
-Search = Callable[[str], Awaitable[str]]
 T = TypeVar("T")
 MODEL = "offbook"  # what the model is called here; requests may call it what they like
 MAX_REWARD = 1e6  # sums of such are still exact enough to learn from
@@ -85,10 +84,6 @@ class Earned(BaseModel):
 class Feedback(BaseModel):
     text: str
     answer: str = ""
-
-
-class Query(BaseModel):
-    query: str
 
 
 class Sessions:
@@ -176,8 +171,7 @@ class Sessions:
         return bool(self._owner) and secrets.compare_digest(key.encode(), self._owner.encode())
 
 
-def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
-    """The application. `search` is the documentation search, if there is one: agents use it with their keys."""
+def make_app(sessions: Sessions) -> Starlette:
 
     def posted(path: str, handle: Callable[[Request], Awaitable[Response]], api: type[Api] = ChatCompletions) -> Route:
         """A route whose errors are in the API's form."""
@@ -237,19 +231,9 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
         session = sessions.asking(request)
         return JSONResponse({"input_tokens": session.count(Messages.read(await _body(request, session)))})
 
-    async def searched(request: Request) -> Response:
-        session = sessions.asking(request)
-        query = read(Query, await _body(request)).query
-        if search is None:
-            raise Refused("there is no documentation here; start the server with tools.pages")
-        answer = await search(query)
-        session.note("search_docs", query)
-        return JSONResponse({"answer": answer})
-
     routes = [
         *map(answered, APIS),
         Route("/v1/models", models),
-        posted("/tools/search_docs", searched),
         posted(f"{Messages.path}/count_tokens", counted, Messages),
         owned("/sessions", opened),
         owned("/sessions/{id:path}/reward", rewarded),

@@ -26,7 +26,6 @@ READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section ou
     "live": LIVE,
     "pretrain": (*STAGE, "pretrain", "harness", "tasks"),
     "sft": (*STAGE, "sft", *DEMOS, "feedback.rules", "feedback.files"),
-    "demos": DEMOS,
     "mtp": (*RUN, "mtp", "sft.data", "sft.min_reward", "harness", "engine", "train.precision", "train.micro_tokens"),
     "distill": (*TRAINING, "!train.steps", "feedback", "!feedback.look", "harness",
                 "engine.temperature", "sft.min_reward"),

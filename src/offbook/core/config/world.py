@@ -78,7 +78,6 @@ class ToolsConfig(Section):
     """Your own tools, added to those of docs/tools.md."""
 
     files: list[str] = key([], "Python files with your tools; they run with your rights")
-    pages: list[str] = key([], "folders of documentation for the tool `search_docs` (docs/tools.md)")
     add: list[str] = key([], "tools added to those of every task")
 
 
