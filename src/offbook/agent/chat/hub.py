@@ -226,14 +226,17 @@ class RenderedChat(Chat):
             reason = REASONS[attempt.status]
         elif not isinstance(attempt.arguments, dict):
             reason = "the call needs arguments, a JSON object"
-        elif not can_be_written(attempt.arguments):
-            reason = "the call's arguments cannot be written as JSON"
-        elif attempt.raw.strip().startswith("{"):
-            try:
-                _, _, problem = read_json(attempt.raw.strip(), 0)
-            except ValueError as error:
-                problem = str(error)
-            reason = f"the call is not valid JSON ({problem})" if problem else ""
+        else:
+            problem = None
+            if attempt.raw.strip().startswith("{"):
+                try:
+                    _, _, problem = read_json(attempt.raw.strip(), 0)
+                except ValueError as error:
+                    problem = str(error)
+            if problem:
+                reason = f"the call is not valid JSON ({problem})"
+            elif not can_be_written(attempt.arguments):
+                reason = "the call's arguments cannot be written as JSON"
         return malformed(name, reason, start) if reason else ToolCall(name, attempt.arguments, start=start)
 
     def _message(self, role: Role, text: str) -> dict[str, str]:
