@@ -453,3 +453,29 @@ def test_a_session_nobody_uses_any_more_is_kept_as_it_is() -> None:
         assert here.kept == [rollout]
 
     run(work, "yes")
+
+
+@pytest.mark.parametrize("first", [b"", b"POST /v1/chat", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\nGET /v1"])
+def test_half_a_head_is_closed(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+    """Also one whose bytes come one at a time, and a second request on a connection that is kept."""
+    monkeypatch.setattr("offbook.agent.serve.server.HEADERS_S", 0.5)
+
+    async def work(here: Place) -> None:
+        host, port = here.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(first)
+
+        async def drip() -> None:
+            while first:
+                await asyncio.sleep(0.1)
+                writer.write(b"x")
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(20):
+            await reader.read()  # ends when the server closes
+        dripping.cancel()
+        writer.close()
+        _, key = here.sessions.open("s")
+        assert (await (await here.http(key)).post(CHAT, json=chat())).status_code == 200
+
+    run(work, "yes")

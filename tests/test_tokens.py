@@ -201,3 +201,15 @@ def test_a_model_may_end_its_message_as_its_maker_says(chat: ChatFormat, tmp_pat
 def test_other_chat_formats_are_refused() -> None:
     with pytest.raises(OffbookError, match="ChatML"):
         ChatFormat(Tokenizer(models.BPE()))
+
+
+def test_a_template_that_never_ends_is_refused(
+    chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbook.agent.chat.chatml.RENDER_S", 0.5)
+    nested = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
+    endless = f"{{% if messages[0].content == 'never' %}}{nested}{{% endif %}}"  # so that the thread ends with the test
+    assert chat_for(folder_with(chat, tmp_path / "sound", endless + TEMPLATE))
+    slow = "{% for a in range(3000) %}{% for b in range(3000) %}{{ a }}{% endfor %}{% endfor %}"
+    with pytest.raises(OffbookError, match="does not finish a short conversation"):
+        chat_for(folder_with(chat, tmp_path / "slow", slow + TEMPLATE))

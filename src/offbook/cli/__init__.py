@@ -73,13 +73,13 @@ VERBS: dict[str, tuple[Callable[..., None], str, bool]] = {
 
 
 class Configured(TyperCommand):
-    """A verb that takes configuration. An unknown option is configuration, and never one of the verb's arguments."""
+    """A verb that takes configuration. `@` and unknown options are configuration, never one of the verb's arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         left = super().parse_args(ctx, args)
         for param in self.params:
             value = str(ctx.params.get(param.name))
-            if param.param_type_name == "argument" and value.startswith("-"):
+            if param.param_type_name == "argument" and value.startswith(("-", "@")):
                 if param.required:
                     problem = f"{value} is an option of the configuration and comes after it"
                     raise typer.BadParameter(problem, ctx, param_hint=f"'{param.name}'")

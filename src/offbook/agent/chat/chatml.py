@@ -14,6 +14,7 @@ Where the ids differ from what a model's own template gives:
 from __future__ import annotations
 
 import json
+import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from offbook.types import OffbookError, Role, ToolCall
 
 BLOCK_START, BLOCK_END = "<|im_start|>", "<|im_end|>"
 RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
+
+RENDER_S = 20.0  # timeout of a template; a sound one takes milliseconds
 
 Results = Literal["tool", "user", "response"]
 
@@ -253,10 +256,23 @@ def _render(
         messages[1]["tool_calls"] = [{"type": "function", "function": function} for function in functions]
     # A template that begins with a token of its own is no ChatML, and is refused for that.
     asked = {"chat_template": template, "add_generation_prompt": add_generation_prompt, "bos_token": "<bos>"}
-    try:
-        rendered, _ = render_jinja_template([messages], as_json(tools) or None, **asked)
-    except (TemplateError, MemoryError, OverflowError, RecursionError) as error:
-        said = str(error).partition("\n")[0]
-        raise OffbookError(f"this model's chat template cannot write a plain conversation: {said}") from None
-    text: str = rendered[0]
-    return text
+    done: list[str | Exception] = []
+
+    def render() -> None:
+        try:
+            done.append(render_jinja_template([messages], as_json(tools) or None, **asked)[0][0])
+        except Exception as error:  # raised again in the caller's thread
+            done.append(error)
+
+    # A template is a program that came with the weights. In a daemon thread an endless loop cannot hang this process.
+    worker = threading.Thread(target=render, daemon=True)
+    worker.start()
+    worker.join(RENDER_S)
+    if not done:
+        raise OffbookError(f"this model's chat template does not finish a short conversation within {RENDER_S:g} s")
+    if isinstance(done[0], TemplateError | MemoryError | OverflowError | RecursionError):
+        said = str(done[0]).partition("\n")[0]
+        raise OffbookError(f"this model's chat template cannot write a plain conversation: {said}")
+    if isinstance(done[0], Exception):
+        raise done[0]
+    return done[0]
