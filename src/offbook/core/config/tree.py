@@ -83,7 +83,7 @@ class Config(Section):
             (loop.ray.samplers and engine.kind == "vllm" and not own_vllm, "each Ray sampler starts one vLLM itself"),
             (
                 engine.vllm.copies > 1 and engine.vllm.given_urls,
-                "engine.vllm.copies are started by offbook: no url then",
+                "engine.vllm.copies are started by offbook: no url",
             ),
             (engine.draft and engine.kind != "vllm", "engine.draft needs engine.kind vllm"),
         )
