@@ -336,7 +336,7 @@ class _Planner:
         fewest = SPARE * context
         rollouts = self.config.train.groups * self.config.train.group_size
         left = self.device.room - 2 * entry * shapes.parameters  # besides the trainer's weights and the engine's
-        most = max(fewest, min(rollouts * context, KV_SHARE * left / token))
+        most = max(fewest, min(rollouts * context, (1.0 if self.engine_apart else KV_SHARE) * left / token))
         tokens = int(fewest + part * (most - fewest))
         if self.starts_vllm:
             forward = BATCHED_TOKENS * FORWARD_SHARE * shapes.saved * 2 / shapes.width_bytes

@@ -81,7 +81,11 @@ class Config(Section):
             (loop.max_staleness and engine.vllm.sleep, "loop.max_staleness needs --engine.vllm.sleep false"),
             (loop.ray.samplers and self.train.lora.rank and engine.kind != "vllm", "a Ray sampler takes no adapters"),
             (loop.ray.samplers and engine.kind == "vllm" and not own_vllm, "each Ray sampler starts one vLLM itself"),
-            (engine.draft and engine.kind != "vllm", "engine.draft needs --engine.kind vllm"),
+            (
+                engine.vllm.copies > 1 and engine.vllm.given_urls,
+                "engine.vllm.copies are started by offbook: no url",
+            ),
+            (engine.draft and engine.kind != "vllm", "engine.draft needs engine.kind vllm"),
         )
         problems = [self.judge.problem(name for name, weight in self.rewards.weights.items() if weight)]
         problems += [sentence for holds, sentence in refused if holds]

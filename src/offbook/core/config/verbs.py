@@ -20,6 +20,7 @@ STAGE = (*TRAINING, *(f"!train.{key}" for key in (
 )))  # fmt: skip
 READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section out
     "quickstart": RL,
+    "fit": ROLLOUTS,
     "rollout": (*ROLLOUTS, "!tasks.source"),
     "serve": ENGINE,
     "agent": LIVE,
