@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def test_the_best_writes_most_readable_calls_and_is_the_first_of_equals() -> Non
     assert next_step(found, config, "f.toml")[1] == "offbook train @ f.toml"
     sentence, command = next_step(found[:1], config, "f.toml")
     assert "fits none: 20 of 32" in sentence
+    idle, works = replace(found[2], rollouts=8, read=8), replace(found[1], rollouts=8, read=8, edited=1)
+    assert best([idle, works]) is works, "what a rollout comes to counts before messages"
+    assert "no rollout changed a file" in next_step([idle], config, "f.toml")[0]
     assert command == "offbook sft @ f.toml --sft.data demos:my-tasks"
 
 
@@ -83,7 +87,7 @@ def test_the_pocket_model_fits_what_it_was_made_with(
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     recipe = tmp_path / "fit.toml"
     sizes = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--harness.turns", "4"]
-    command = ["fit", str(model), "--out", str(recipe), "--limit", "4", "-n", "4", "--plain"]
+    command = ["fit", str(model), "--out", str(recipe), "--limit", "4", "-n", "4", "--rollouts", "4", "--plain"]
     done = CliRunner().invoke(app, [*command, *sizes, "--json"], catch_exceptions=False)
     told = json.loads(done.stdout)
     assert (told["profile"], told["dialect"], told["fits"]) == ("pocket", "hermes", True)
@@ -93,7 +97,10 @@ def test_the_pocket_model_fits_what_it_was_made_with(
     config = load_config([recipe], {})
     assert (config.model, config.harness.profile, config.harness.dialect) == (str(model), "pocket", "hermes")
     assert config.harness.turns == load_config([], {"model": str(model)}).harness.turns, "the rest is its recipe's"
-    assert "#   pocket         hermes" in recipe.read_text()
+    assert re.search(r"#   pocket +hermes +\d+ of 16", recipe.read_text())
+    whole = by_dialect["hermes"]
+    assert whole["rollouts"] == 4
+    assert whole["read"] + whole["edited"] + whole["handed_in"] >= 1, "whole rollouts were run"
 
 
 def test_train_asks_first_and_can_be_told_not_to(

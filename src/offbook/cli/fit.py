@@ -19,6 +19,7 @@ def fit(
     out: Annotated[Path, typer.Option(help="The recipe to write, for `offbook train @ FILE`.")] = Path("fit.toml"),
     limit: Annotated[int, typer.Option(min=1, help="Training tasks to try.")] = 8,
     samples: Annotated[int, typer.Option("-n", min=1, help="First messages a task.")] = 4,
+    rollouts: Annotated[int, typer.Option(min=0, help="Whole rollouts of each that writes readable calls.")] = 8,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +41,7 @@ def fit(
     from offbook.rl.fit import fit as tried
 
     with progress_display(plain) as progress:
-        found = tried(config, limit, samples, progress)
+        found = tried(config, limit, samples, rollouts, progress)
     write_atomic(out, recipe_of(found, config))
     sentence, command = next_step(found, config, str(out))
     if as_json:

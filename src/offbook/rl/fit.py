@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tomli_w
 
@@ -24,11 +24,13 @@ from offbook.rl.checks import judges_of
 from offbook.rl.collector import Collector
 from offbook.rl.models import Progress, model_folder, quiet
 from offbook.rl.tasks import task_sets
+from offbook.signals.trajectory import Trajectory
 from offbook.types import Message, OffbookError, Prompt, PromptTooLong, Task
 
 FIRST_TOKENS = 768  # of a first message; one that is longer says nothing about its call
 CAN_CALL = 0.2  # share of first messages with a readable call from which a candidate fits
 HARDLY = 0.1  # share below which training does not start
+COUNTS = ("read", "edited", "handed_in", "solved")  # of whole rollouts
 FORMS = {  # in which order a message is read, what it does, and what would read it
     HERMES: ("between <tool_call> tags", "harness.dialect hermes"),
     XML: ("as <function=...> between tags", "harness.dialect xml"),
@@ -66,11 +68,16 @@ class FirstMessages:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A profile and a dialect, and what a model did with them."""
+    """A profile and a dialect, and what a model did with them. The counts are of whole rollouts."""
 
     profile: str
     dialect: str
     first: FirstMessages
+    rollouts: int = 0
+    read: int = 0  # that read a file
+    edited: int = 0
+    handed_in: int = 0
+    solved: int = 0
 
     @property
     def fits(self) -> bool:
@@ -79,36 +86,48 @@ class Candidate:
     def row(self) -> dict[str, str]:
         readable = f"{self.first.readable} of {self.first.total}"
         others = str(sum(self.first.others.values()))
-        return {"profile": self.profile, "dialect": self.dialect, "readable": readable, "other format": others}
+        cells = {"profile": self.profile, "dialect": self.dialect, "readable": readable, "other format": others}
+        for name in COUNTS:
+            cells[name.replace("_", " ")] = f"{getattr(self, name)} of {self.rollouts}" if self.rollouts else "-"
+        return cells
 
 
 def best(found: Sequence[Candidate]) -> Candidate:
-    """The one with most readable messages; of equals the first."""
-    return max(found, key=lambda one: one.first.share)
+    """By what whole rollouts came to, then by readable messages; of equals the first."""
+
+    def score(one: Candidate) -> tuple[float, ...]:
+        rollouts = max(1, one.rollouts)
+        return one.solved / rollouts, one.edited / rollouts, one.read / rollouts, one.first.share
+
+    return max(found, key=score)
 
 
 def next_step(found: Sequence[Candidate], config: Config, recipe: str) -> tuple[str, str]:
     """What was found, in a sentence, and the command that comes next."""
     chosen = best(found)
-    if chosen.fits:
-        return f"{chosen.profile} with {chosen.dialect} fits {config.model} best", f"offbook train @ {recipe}"
     demonstrations = f"offbook sft @ {recipe} --sft.data demos:{config.tasks.source}"
-    return f"{config.model} fits none: {chosen.first.problem}; teach it by demonstrations", demonstrations
+    if not chosen.fits:
+        return f"{config.model} fits none: {chosen.first.problem}; teach it by demonstrations", demonstrations
+    if chosen.rollouts and not chosen.edited:
+        return f"{config.model} makes calls, but no rollout changed a file: begin with demonstrations", demonstrations
+    return f"{chosen.profile} with {chosen.dialect} fits {config.model} best", f"offbook train @ {recipe}"
 
 
 def recipe_of(found: Sequence[Candidate], config: Config) -> str:
     """TOML with the best candidate, and the figures of all as a comment."""
     chosen = best(found)
-    lines = [f"#   {' '.join(f'{cell:<14}' for cell in one.row().values()).rstrip()}" for one in found]
+    rows = [[*found[0].row()], *([*one.row().values()] for one in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     harness = {"profile": chosen.profile} | ({} if chosen.profile == "bash" else {"dialect": chosen.dialect})
     tree = {"model": config.model, "tasks": {"source": config.tasks.source}, "harness": harness}
-    return "\n".join(
-        ["# Readable first messages and those in another format, by `offbook fit`:", *lines, "", tomli_w.dumps(tree)]
-    )
+    return "\n".join(["# By `offbook fit`:", *(f"#   {line}" for line in lines), "", tomli_w.dumps(tree)])
 
 
-def fit(config: Config, num_tasks: int = 8, samples: int = 4, progress: Progress = quiet) -> list[Candidate]:
-    """Every profile with every dialect, on training tasks."""
+def fit(
+    config: Config, num_tasks: int = 8, samples: int = 4, rollouts: int = 8, progress: Progress = quiet
+) -> list[Candidate]:
+    """Every profile with every dialect, on training tasks: first messages, and whole rollouts where calls are read."""
     if config.harness.command:
         raise OffbookError("your own agent reads calls itself, so there is nothing to fit: leave harness.command out")
     start = model_folder(config.model, config.seed, progress)
@@ -127,11 +146,28 @@ def fit(config: Config, num_tasks: int = 8, samples: int = 4, progress: Progress
                 harness = config.harness.model_copy(update={"profile": profile, "dialect": dialect})
                 changed = config.model_copy(update={"harness": harness})
                 async with aclosing(Collector(changed, start, judges=judges, lent=owner.engine)) as collector:
-                    found.append(Candidate(profile, dialect, await first_messages(collector, tasks, samples, "fit")))
+                    one = Candidate(profile, dialect, await first_messages(collector, tasks, samples, "fit"))
+                    found.append(await _with_rollouts(one, collector, tasks[:rollouts], rollouts))
         progress("profiles and dialects", 1.0)
         return found
 
     return asyncio.run(tried())
+
+
+async def _with_rollouts(one: Candidate, collector: Collector, tasks: Sequence[Task], count: int) -> Candidate:
+    if not one.fits or not count:
+        return one
+    groups = await collector.groups(tasks, max(1, count // len(tasks)), "fit/whole")
+    done = [(rollout, task) for group, task in zip(groups, tasks, strict=True) for rollout in group]
+    reads = [[use for use in Trajectory(*each).uses if use.went_well and use.kind == "read"] for each in done]
+    return replace(
+        one,
+        rollouts=len(done),
+        read=sum(map(bool, reads)),
+        edited=sum(bool(rollout.changed) for rollout, _ in done),
+        handed_in=sum(rollout.stop in ("finish", "answer") and rollout.has_acted for rollout, _ in done),
+        solved=sum(rollout.solved for rollout, _ in done),
+    )
 
 
 async def first_messages(collector: Collector, tasks: Sequence[Task], samples: int, name: str) -> FirstMessages:
