@@ -18,7 +18,7 @@ from offbook.agent.chat import ChatFormat, Transcript
 from offbook.core.asking import loaded
 from offbook.core.client import Client
 from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
-from offbook.rl.judge import judge_of
+from offbook.rl.judge import hint_judge_of
 from offbook.rl.train_step import annotate
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
@@ -199,7 +199,7 @@ def test_a_pattern_of_weight_0_is_not_asked_about() -> None:
     weights = {"model/unverified": 0.0}
     with serving(reply('{"found": false}')) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        judge = judge_of(
+        judge = hint_judge_of(
             Config(judge=JudgeConfig(url=url, name="m", feedback=1.0), feedback=FeedbackConfig(rule_weights=weights))
         )
         assert judge is not None

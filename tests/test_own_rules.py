@@ -12,7 +12,7 @@ from test_coach import coach, rollout_of
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.core.config import Config, FeedbackConfig
 from offbook.core.runfolder import dump_lines
-from offbook.rl.collector import judges_of
+from offbook.rl.collector import rewards_and_monitors_of
 from offbook.rl.train_step import annotate
 from offbook.signals.feedback import RULES, read_all, rules_of
 from offbook.types import OffbookError
@@ -108,9 +108,9 @@ def test_what_is_wrong_with_a_file_is_said_at_once(
 
 def test_a_run_refuses_them_before_its_first_rollout(tmp_path: Path) -> None:
     path = own(tmp_path, example())
-    judges_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_prints": 2.0, "said": 0.0})))
+    rewards_and_monitors_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_prints": 2.0, "said": 0.0})))
     with pytest.raises(OffbookError, match="there is no rule no_print; the rules are"):
-        judges_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_print": 2.0})))
+        rewards_and_monitors_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_print": 2.0})))
 
 
 def test_coach_takes_rules_of_ones_own(tmp_path: Path, chat: ChatFormat) -> None:

@@ -135,7 +135,7 @@ class Task:
     leave: bool = False  # the right answer is to change nothing
     interrupt: Interrupt | None = None
     context: Context | None = None
-    # Kinds of findings that the work itself calls for, by the gold patch (monitors/gold.py); None: not looked at.
+    # Kinds of findings that the work itself calls for, by the gold patch (monitors/rules.py); None: unknown.
     allows: tuple[str, ...] | None = None
     num_mutants: int = 0  # in tests/mutants.json, so that one which is lost is missed
 

@@ -57,10 +57,10 @@ def quickstart(
     out = out or Path(f"runs/quickstart-{seed}")
     RunFolder(out).refuse_file()
     config = config_from(ctx, {"seed": str(seed)}, defaults={"model": "pocket"})
-    from offbook.rl.checks import judges_of
+    from offbook.rl.checks import rewards_and_monitors_of
     from offbook.rl.tasks import refuse_missing_tasks, task_sets
 
-    judges_of(config)
+    rewards_and_monitors_of(config)
     refuse_missing_tasks(config, "train")
     with progress_display(plain) as progress:
         from offbook.rl.models import model_folder

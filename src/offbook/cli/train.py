@@ -32,12 +32,12 @@ def train(
     is named: @ pocket, small or standard. The same command resumes a run (--out) at its last checkpoint.
     """
     config = config_to_train(ctx, {"out": out})
-    from offbook.rl.checks import judges_of, refuse_run
+    from offbook.rl.checks import refuse_run, rewards_and_monitors_of
     from offbook.rl.tasks import refuse_missing_tasks
 
     refuse_missing_tasks(config, "train")
     if dry_run:
-        judges_of(config)
+        rewards_and_monitors_of(config)
         show_config(config, as_json)
         return
     refuse_run(config, to_train=True)  # before torch is imported, which takes seconds

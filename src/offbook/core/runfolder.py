@@ -5,10 +5,11 @@ metrics.jsonl            one line per step
 tasks.jsonl              one line per task: the instruction, the tests, the deleted code
 rollouts/step_00003.jsonl    every rollout of step 3, scored
 feedback/step_00003.jsonl    every target of step 3 with its hint and what the hint did
+look.jsonl               what each hint did in the hint probe
 feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in the same form
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
-aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
+aside/step_00003.samples.jsonl    what step 3 would have trained on, where its gradient was NaN or infinite
 data.json                of runs that learn from data: the verb, what it is trained on, by content, how many steps
                          that takes, and what was left out of it, by its reason
 mismatch.json            of distillation: how far the model was from what it learned on

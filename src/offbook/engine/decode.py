@@ -143,6 +143,7 @@ class KvSlots:
             tensor[index, :, :count] = tensor[source : source + 1, :, :count]
 
     def free(self, owners: Iterable[Hashable]) -> None:
+        """Free the KV slots of sessions that are closed."""
         gone = set(owners)
         for owner in gone:
             self.evicted.pop(owner, None)

@@ -1,7 +1,7 @@
 """Removes secrets before anything of a session is stored, from its texts and from its tokens.
 
 Secrets are found by form: keys of well-known vendors, private keys, passwords in addresses and assignments. One that
-looks like any other word is not found, and no list of forms is complete; `live.consent = "numbers"` stores no text.
+looks like any other word is not found, and no list of forms is complete; `live.consent = "none"` stores nothing.
 """
 
 from __future__ import annotations

@@ -58,13 +58,13 @@ def refuse_run(config: Config, to_train: bool = False) -> None:
     if to_train and is_url(config.model):
         raise OffbookError("a model behind a URL can be measured and not trained; give a model folder or a hub id")
     refuse_missing_model(config.model)
-    judges_of(config)
+    rewards_and_monitors_of(config)
     known = {*TOOLS, *own_tools(config.tools.files)}
     for name in config.tools.add:
         refuse_unknown(name, known, "tool")
 
 
-def judges_of(config: Config) -> Judges:
+def rewards_and_monitors_of(config: Config) -> Judges:
     """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
     rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
     return compose(config.rewards, config.harness, config.judge), monitors_of(config.monitors, config.judge)

@@ -27,7 +27,7 @@ from offbook.engine import Engine, LocalEngine, RemoteEngine, Session
 from offbook.engine.vllm import SeveralEngines, VllmEngine, servers_of
 from offbook.engine.vllm.server import DRAFTS
 from offbook.pocket.tasks import level_named
-from offbook.rl.checks import Judges, judges_of
+from offbook.rl.checks import Judges, rewards_and_monitors_of
 from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, model_chat, pocket_cache, positions, quiet
 from offbook.rl.rollout_buffer import Job
 from offbook.sandbox import SandboxSpec
@@ -106,7 +106,7 @@ class Collector:
         self._progress, self._loaded, self._lent = progress, loaded, lent
         self._counted = dict(lent.counters) if lent else {}
         self._sessions: dict[Job, Session] = {}  # open, of jobs that have not begun
-        self.rewards, self.monitors = judges or judges_of(config)
+        self.rewards, self.monitors = judges or rewards_and_monitors_of(config)
         settings, spec = config.harness, SandboxSpec(**config.sandbox.model_dump())
         self.harness = Harness(
             settings.limits(),
@@ -238,7 +238,7 @@ class Collector:
         in_order = iter(new)
         groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
         for group in groups:
-            self.settle(group)
+            self.compare_group(group)
         return groups
 
     async def rollouts(
@@ -269,20 +269,20 @@ class Collector:
                     session.close()
         return [each.result() for each in running]
 
-    def settle(self, group: Sequence[Rollout]) -> None:
+    def compare_group(self, group: Sequence[Rollout]) -> None:
         """Have monitors compare the rollouts of a group, after the last of them."""
         if self.monitors is not None:
             self.monitors.settle(group)
 
     async def rollout(self, job: Job, on_rollout: OnRollout = unwatched, session: Session | None = None) -> Rollout:
-        """One scored rollout. If a machine fault ended it, there is one fresh attempt in a new sandbox, with the same
+        """One scored rollout. A machine fault gets one retry: a fresh attempt in a new sandbox, with the same
         RNG: an agent that broke the machine itself does so again, and gains no second draw by it."""
         rollout = first = await self.work(job, session or self._sessions.pop(job), on_rollout)
         if fault := _machine_fault(first):
             rollout = await self.work(job, self.engine.open(job.id), on_rollout)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # an agent that acted and met a second fault is judged by what it did
-            _settle(rollout, fault)
+            _mark_second_attempt(rollout, fault)
         await self.scored(job.task, rollout)
         return rollout
 
@@ -343,7 +343,7 @@ class Collector:
             record_crash(rollout, error)
             if is_machine:
                 return outcome, grade
-        _settle(rollout, first)
+        _mark_second_attempt(rollout, first)
         return outcome, grade
 
 
@@ -351,7 +351,7 @@ def _machine_fault(rollout: Rollout) -> str:
     return next((event.detail for event in rollout.events if event.kind == "machine_fault"), "")
 
 
-def _settle(rollout: Rollout, first: str) -> None:
+def _mark_second_attempt(rollout: Rollout, first: str) -> None:
     """After a second attempt. A fault that came again after commands is the agent's own doing: if it were not, breaking
     the sandbox would be a way out of tasks that are too hard."""
     if rollout.stop != "crash":

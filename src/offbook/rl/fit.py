@@ -20,7 +20,7 @@ from offbook.agent.chat.dialects import BASH, HERMES, JSON, XML
 from offbook.agent.harness.agent import first_message, opening
 from offbook.core.config import Config
 from offbook.engine import Session
-from offbook.rl.checks import judges_of
+from offbook.rl.checks import rewards_and_monitors_of
 from offbook.rl.collector import Collector
 from offbook.rl.models import Progress, model_folder, quiet
 from offbook.rl.tasks import task_sets
@@ -132,7 +132,7 @@ def fit(
         raise OffbookError("your own agent reads calls itself, so there is nothing to fit: leave harness.command out")
     start = model_folder(config.model, config.seed, progress)
     tasks = _some(task_sets(config, progress).train, num_tasks, config.seed)
-    judges = judges_of(config)
+    judges = rewards_and_monitors_of(config)
     profiles = ("pocket",) if config.harness.profile == "pocket" else ("standard", "worked")
     pairs = [(profile, dialect.name) for profile in profiles for dialect in (HERMES, XML, JSON)]
     if "pocket" not in profiles and not config.tools.add:

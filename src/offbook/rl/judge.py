@@ -56,7 +56,7 @@ class StepJudge:
         return judgement
 
 
-def judge_of(config: Config) -> Judge | None:
+def hint_judge_of(config: Config) -> Judge | None:
     """The judge of feedback."""
     judge = config.judge
     if not (judge.feedback and config.feedback.weight):

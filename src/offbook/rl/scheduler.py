@@ -1,9 +1,9 @@
-"""Which rollouts run when: those of later batches are sampled while the trainer works, and none is thrown away.
+"""Which rollouts run when: those of later batches are sampled while the trainer works, and none is dropped for its age.
 
 Batch b may begin when the weights of step b - 1 - max_staleness are in the engine; 0 is a synchronous run. A group is
 due at the step whose weights are max_staleness newer than those that it began with. A step waits for the groups that
 are due, and takes them and the oldest finished groups within a window. So a few young rollouts overtake a long one,
-and none is trained too old or dropped for its age.
+and none is trained too old.
 
 In lockstep the rollouts of a batch are sampled together, by one version, one batch after the other, so with a staleness
 of at most 1 everything follows from the seed. In continuous mode and with vLLM, new weights go in while rollouts run,
@@ -230,7 +230,7 @@ class Scheduler:
                 for group in groups:
                     self.buffer.failed(group, str(problem), whole=self.in_lockstep)
         for group in groups:
-            self.collector.settle(group.rollouts)
+            self.collector.compare_group(group.rollouts)
             group.is_over = True
             replaced = self.buffer.refills[group.batch]
             if replaced < self.settings.refill and not has_gradient(group.rollouts):  # dynamic sampling

@@ -26,12 +26,12 @@ from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer
 from offbook.core.weights import Weights
 from offbook.engine.sync import Publisher, open_store
 from offbook.engine.vllm import refuse_missing_engine
-from offbook.rl.checks import judges_of, refuse_run
+from offbook.rl.checks import refuse_run, rewards_and_monitors_of
 from offbook.rl.collector import Collector
 from offbook.rl.fit import is_checked, refuse_unreadable
 from offbook.rl.harder import Harder, harder_tasks
 from offbook.rl.hint_probe import probe_hints
-from offbook.rl.judge import StepJudge, judge_of, refuse_silent_judge
+from offbook.rl.judge import StepJudge, hint_judge_of, refuse_silent_judge
 from offbook.rl.models import (
     Progress,
     chat_folder,
@@ -135,7 +135,7 @@ def build(config: Config, folder: RunFolder, progress: Progress, tell: Tell, ord
     the group of other ranks, if there are any."""
     torch.set_num_threads(config.threads)
     share = share_in(config.train, orders)
-    judges = judges_of(config)
+    judges = rewards_and_monitors_of(config)
     rules = rules_of(config.feedback.files)
     refuse_missing_engine(config)
     refuse_silent_judge(config)
@@ -183,7 +183,7 @@ def build(config: Config, folder: RunFolder, progress: Progress, tell: Tell, ord
         whole = WholeResponse(config.teachers, collector.chat, tasks, positions(chat_folder(start)))
     context = TrainContext(config, folder, tasks, rules, collector.chat, trainer, whole=whole)
     recall_probes(context, folder.looks(done))
-    judge = judge_of(config)
+    judge = hint_judge_of(config)
     harder = None
     if config.tasks.harden and isinstance(order, Selected):
         harder = Harder(config, buffer, tasks, order, done)

@@ -119,7 +119,7 @@ async def _make(tasks: Sequence[Task], count: int, config: Config, model: Path, 
 
     rollouts = await collector.rollouts(jobs, watch, asyncio.Semaphore((os.cpu_count() or 1) + 1))
     for start in range(0, len(rollouts), count):
-        collector.settle(rollouts[start : start + count])
+        collector.compare_group(rollouts[start : start + count])
     for rollout in rollouts:
         _mark(rollout, experts.sessions[rollout.id].slips)
     return rollouts

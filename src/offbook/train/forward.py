@@ -78,7 +78,7 @@ class Decoder:
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """`work` on this decoder without gradients."""
         found: T = self.inside(partial(work, self, *arguments))
-        give_up(self.model)
+        reshard(self.model)
         return found
 
     @contextmanager
@@ -141,7 +141,7 @@ class Decoder:
         if branches is None:
             for layer in base.layers:
                 hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, packed=row)
-                give_up(layer)
+                reshard(layer)
             return hidden_1FD, None
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
@@ -160,7 +160,7 @@ class Decoder:
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv=kv, reads=True)
             self.plain = self.plain and kv.plain
             kv.close()
-            give_up(layer)
+            reshard(layer)
         with torch.no_grad():
             return hidden_1FD, base.norm(hidden_1LD)[0, branches.predictors]
 
@@ -173,7 +173,7 @@ class Decoder:
         return checkpoint(self.run_layer, layer, hidden, rotary, **how, **options)
 
 
-def give_up(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Free what was gathered of a sharded model or layer."""
     for module in model.modules() if isinstance(model, FSDPModule) else ():
         if isinstance(module, FSDPModule):

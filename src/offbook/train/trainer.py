@@ -22,7 +22,7 @@ from offbook.core.adapters import adapter_tensors
 from offbook.core.config import TrainConfig
 from offbook.core.weights import Gathered, Weights
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
-from offbook.train.forward import Decoder, give_up
+from offbook.train.forward import Decoder, reshard
 from offbook.train.head import Counts, Ledger, LossHead, Measured, Reading, percentiles, sampled_logp
 from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.optim.muon import Muon
@@ -239,7 +239,7 @@ class Trainer:
             self.micro_batches += 1
             self.replay.end()
             for own in self.own_weights():  # teachers have no backward pass that would free what they gathered
-                give_up(own.decoder.model)
+                reshard(own.decoder.model)
         return Gradients(ledger, batches, self._join(bounded, plan))
 
     def _backward_apart(

@@ -47,7 +47,7 @@ class FeedbackConfig(Section):
     rule_weights: dict[str, NonNegativeFloat] = key({}, "multiplies `weight` by rule; 0 turns a rule off")
     rules: list[str] = key([], "rules to look for (docs/feedback.md); empty: all")
     files: list[str] = key([], "Python files with your rules; they run with your rights")
-    max_targets: int = key(3, "maximum faulty messages per rollout that teach", ge=1)
+    max_targets: int = key(3, "maximum faulty messages per context window that teach", ge=1)
     gate: float = key(0.002, "nats per token by which a hint must move its message (jsd: a quarter); 0: no gate", ge=0)
     token_gate: float = key(
         0.02,
@@ -56,8 +56,8 @@ class FeedbackConfig(Section):
     )
     look: bool = key(
         True,
-        "before step 1 sample faulty messages with and without each hint; rules whose hint does not help are not "
-        "taught, and if none helps the run ends",
+        "before the first update sample faulty messages with and without each hint; rules whose hint does not help "
+        "are not taught, and if none helps the run ends",
     )
     control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = key(
         "",
@@ -71,7 +71,7 @@ class FeedbackConfig(Section):
 
     @property
     def is_look_due(self) -> bool:
-        """Before step 1. Not under a control, which shows what another hint does, nor where hints stand elsewhere."""
+        """Not under a control, which shows what another hint does, nor where hints stand elsewhere."""
         return bool(self.look and self.weight and not self.control and self.method == "targeted")
 
     @property
