@@ -44,7 +44,9 @@ from offbook.sandbox.bwrap.merged import Merged
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
 from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox, SandboxSpec, environment
+from offbook.types import MachineFault
 
+STARTS_S = (0.2, 1.0, 3.0)  # pauses before a command that could not be started is tried again
 LOOK_S = 0.1
 MIN_FREE = 0.02  # share of a file system that all sandboxes together leave free
 
@@ -144,6 +146,13 @@ class BwrapSandbox(Sandbox):
         async with self._lock:
             if self._closed:
                 return ExecResult(KILLED, "", False, False)
+            for pause_s in STARTS_S:
+                try:
+                    return await self._launch(command, timeout_s, report)
+                except (MachineFault, BlockingIOError) as fault:  # nothing ran: another sandbox took all processes
+                    if "temporarily unavailable" not in str(fault):
+                        raise
+                    await asyncio.sleep(pause_s)
             return await self._launch(command, timeout_s, report)
 
     async def _launch(self, command: str, timeout_s: float, report: bool) -> ExecResult:
