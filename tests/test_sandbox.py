@@ -824,6 +824,9 @@ def test_control_groups_are_found_and_filled(tmp_path: Path) -> None:
     assert group.num_memory_kills() == 2
 
 
-def test_no_control_group_is_found_where_none_may_be_made() -> None:
+def test_no_control_group_is_found_where_none_may_be_made(tmp_path: Path) -> None:
     assert find_groups("30 23 0:26 / /nowhere rw - cgroup2 cgroup2 rw\n", "0::/\n") is None
+    old = f"31 23 0:27 / {tmp_path} rw,relatime - cgroup cgroup rw,pids\n"
+    assert find_groups(old, "8:pids:/\n0::/\n") == Groups(tmp_path, ("pids",)), "version 1 bounds processes alone"
+    assert find_groups(old.replace("rw,pids", "rw,memory"), "0::/\n") is None
     assert find_groups("", "") is None

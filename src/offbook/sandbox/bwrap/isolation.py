@@ -206,7 +206,8 @@ class ControlGroup:
         return f"{self.folder}/cgroup.procs"
 
     def num_memory_kills(self) -> int:
-        lines = (self.folder / "memory.events").read_text().splitlines()
+        events = self.folder / "memory.events"
+        lines = events.read_text().splitlines() if events.exists() else ()
         return int(dict(line.split() for line in lines).get("oom_kill", 0))
 
     def remove(self) -> None:
@@ -229,7 +230,9 @@ class ControlGroup:
 
 def make_group(groups: Groups, name: str, spec: SandboxSpec) -> ControlGroup:
     group = ControlGroup(groups.folder / name)
-    settings = {"pids.max": f"{spec.pids}", "memory.max": f"{spec.memory_mb << 20}", "memory.swap.max": "0"}
+    settings = {"pids.max": f"{spec.pids}"}
+    if "memory" in groups.controllers:
+        settings |= {"memory.max": f"{spec.memory_mb << 20}", "memory.swap.max": "0"}
     if spec.cpus and "cpu" in groups.controllers:
         settings["cpu.max"] = f"{round(spec.cpus * PERIOD_US)} {PERIOD_US}"
     with suppress(FileExistsError):
@@ -253,7 +256,8 @@ def control_groups() -> Groups | None:
 def find_groups(mountinfo: str, membership: str) -> Groups | None:
     """A folder where groups of version 2 can be made with limits on memory and processes: our own group if the kernel
     hands its controllers down, else the one around it, which is ours under `systemd-run --user` and in many
-    containers."""
+    containers. Else version 1's groups of processes: without them a fork bomb of root's takes every process number of
+    the machine before it can be counted."""
     own = next((line.removeprefix("0::") for line in membership.splitlines() if line.startswith("0::")), "")
     for line in mountinfo.splitlines() if own else ():
         before, _, after = line.partition(" - ")
@@ -265,6 +269,11 @@ def find_groups(mountinfo: str, membership: str) -> Groups | None:
                 with suppress(OSError):
                     if found := _handed_down(folder):
                         return Groups(folder, found)
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        place = Path(before.split()[4])
+        if after.startswith("cgroup ") and "pids" in after.split()[-1].split(",") and os.access(place, os.W_OK):
+            return Groups(place, ("pids",))
     return None
 
 
@@ -335,6 +344,7 @@ def rlimits(spec: SandboxSpec, is_full: bool) -> str:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     open_files = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     steps = f"ulimit -c 0; ulimit -f {0 if is_full else spec.disk_mb * 2048}; ulimit -n {open_files}; "
-    if control_groups() is None:
+    groups = control_groups()
+    if groups is None or "memory" not in groups.controllers:
         steps += f"ulimit -v {spec.memory_mb * 1024}; "
     return steps + f"ulimit -u {spec.pids} 2>/dev/null || ulimit -p {spec.pids}"  # as bash has it, and as dash has it
