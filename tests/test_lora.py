@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -317,16 +318,13 @@ def test_an_adapter_without_usable_weights_is_refused(adapter: Path, tmp_path: P
         ):
             with pytest.raises(OffbookError, match=said):
                 refused()
-        dry = CliRunner().invoke(app, ["train", "--model", str(adapter), "--dry-run"])
-        assert dry.exit_code == 0
-        assert "on this machine: " in dry.stderr
-        assert said in " ".join(dry.stderr.split())
+        assert re.search(said, str(CliRunner().invoke(app, ["plan", str(adapter)]).exception))
 
 
-def test_an_adapter_of_another_kind_is_told_by_a_dry_run(adapter: Path) -> None:
+def test_an_adapter_of_another_kind_is_refused_by_a_plan(adapter: Path) -> None:
     about(adapter, peft_type="IA3")
-    dry = CliRunner().invoke(app, ["train", "--model", str(adapter), "--dry-run"])
-    assert "is an adapter of the kind IA3; only LoRA is known here" in " ".join(dry.stderr.split())
+    found = CliRunner().invoke(app, ["plan", str(adapter)])
+    assert "is an adapter of the kind IA3; only LoRA is known here" in str(found.exception)
 
 
 def test_an_adapter_that_is_its_own_base_is_refused(adapter: Path, tmp_path: Path) -> None:
@@ -344,7 +342,7 @@ def test_an_evaluation_takes_a_runs_adapter_as_it_is(base: Path, tmp_path: Path)
     (tmp_path / "config.toml").write_text(Config(model=str(base), train=FAST).to_toml())
     found = CliRunner().invoke(app, ["eval", str(tmp_path), "--train.lora.rank", "8"])
     assert isinstance(found.exception, ConfigError)
-    assert "(train.lora.rank is 8 and the run's 4); leave train.lora out" in str(found.exception)
+    assert re.search(r"rank=4.*leave train\.lora out", str(found.exception))
 
 
 def test_names_that_no_layer_has_are_refused() -> None:

@@ -16,6 +16,7 @@ from test_rollout import task as task  # a fixture
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import make_toolset, own_tools
 from offbook.agent.harness.tools import TOOLS
+from offbook.core.config import ConfigError, load_config
 from offbook.core.runfolder import RunFolder
 from offbook.signals.monitors import check
 from offbook.types import OffbookError, Rollout
@@ -203,3 +204,5 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         own_tools(["absent.py"])
     with pytest.raises(OffbookError, match="there is no tool ad; did you mean add"):
         make_toolset((*READ_AND_WRITE, "ad"), own=own_tools([written(tmp_path, SEVERAL)]))
+    with pytest.raises(ConfigError, match=r"bash has one tool; leave tools\.add out"):
+        load_config([], {"tools.add": '["add"]', "harness.profile": "bash"})

@@ -147,8 +147,7 @@ def refused_run(cache: Path, model: Path, out: Path, more: dict[str, str]) -> st
 
 
 def test_ranks_that_cannot_be_are_refused_before_anything_is_made(cache: Path, model: Path, tmp_path: Path) -> None:
-    more = {"train__ranks__experts": "3", "tasks__source": str(tmp_path / "nowhere")}
-    first, second = on_ranks(2, refused_run, cache, model, tmp_path / "run", more)
+    first, second = on_ranks(2, refused_run, cache, model, tmp_path / "run", {"train__ranks__experts": "3"})
     assert re.match("train.ranks.experts is 3", first)
     assert second == "fine"
     assert not (tmp_path / "run").exists()

@@ -74,6 +74,7 @@ class Config(Section):
             (command and self.feedback.look, "feedback.look needs offbook's own tools; leave it out"),
             (command and is_lockstep, "harness.command needs --engine.kind continuous: your agents ask when they like"),
             (command and self.sandbox.backend == "container", "harness.command does not work in containers"),
+            (self.tools.add and self.harness.profile == "bash", "the profile bash has one tool; leave tools.add out"),
             (self.tasks.harden and not is_select, "tasks.harden needs --tasks.order select"),
             (loop.refill and not is_select, "loop.refill needs --tasks.order select"),
             (loop.refill and is_lockstep, "loop.refill needs --engine.kind continuous"),

@@ -109,7 +109,7 @@ class VllmConfig(Section):
     @property
     def given_urls(self) -> list[str]:
         """URLs of the servers that run already."""
-        return [url.strip() for url in self.url.split(",")] if self.url else []
+        return [url.strip() for url in self.url.split(",") if url.strip()]
 
 
 class EngineConfig(Section):
