@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from test_loop import SMALL
 
-from offbook.api import configure, evaluate, rollouts, sft, train
-from offbook.types import OffbookError
+from offbook.api import configure, evaluate, rollouts, train
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -24,15 +23,6 @@ def test_sections_are_tables_and_later_ones_win(tmp_path: Path) -> None:
     assert (config.seed, config.train.steps, config.train.groups, config.model) == (3, 9, 2, "pocket")
     assert (config.feedback.rules, config.feedback.weight) == (rules, 0.5)
     assert configure(model="Qwen/Qwen3-0.6B").harness.profile == "standard"
-
-
-def test_a_key_of_another_call_is_refused_where_its_own_is_not_given(tmp_path: Path) -> None:
-    """So that one configuration may be for several calls."""
-    data = {"data": ["pocket:2"]}
-    with pytest.raises(OffbookError, match=r"^train\.steps has no effect on `sft`; sft\.epochs has$"):
-        sft(configure("pocket", out=str(tmp_path), sft=data, train={"steps": 2}))
-    with pytest.raises(OffbookError, match="there is no data to imitate"):
-        sft(configure("pocket", out=str(tmp_path), sft={"epochs": 1}, train={"steps": 2}))
 
 
 def test_importing_it_loads_no_torch() -> None:

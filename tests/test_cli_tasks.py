@@ -232,7 +232,7 @@ def test_some_tasks_of_one_repository_can_be_held_out(made: Path, caplog: pytest
     config = load_config([], {"model": "pocket", "tasks.source": str(made), "tasks.heldout_share": "0.2"})
     sets = task_sets(config)
     assert (len(sets.train), len(sets.heldout)) == (1, 1)
-    assert "1 tasks are held out of repositories that are trained on, where agents could read the code" in caplog.text
+    assert "1 tasks are held out of repositories to train on, where agents could read the code" in caplog.text
     assert tasks_of(str(made), config) == sets.heldout
     assert train_tasks(str(made), config) == sets.train
     found = contamination(sets.heldout, sets.train)
@@ -258,9 +258,8 @@ def test_a_task_to_train_on_that_is_held_out_too_is_refused(made: Path) -> None:
     held.mkdir()
     subprocess.run(["cp", "-a", task.folder, held / "another-name"], check=True)
     try:
-        with pytest.raises(OffbookError) as error:
+        with pytest.raises(OffbookError, match=f"{task.id} is in train/ and in heldout/"):
             task_sets(config_of(made))
-        assert str(error.value) == f"the task {task.id} is in {made / 'train'} and in {held}; remove one of the two"
         assert [one.id for one in tasks_of(str(made), config_of(made))] == [task.id]
         options = ("--limit", "2", "--level", "stub")
         assert "no task is held out" not in here("make", made.parent / "little", "--out", made, *options)

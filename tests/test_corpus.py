@@ -125,7 +125,6 @@ def test_a_licence_is_named_by_a_whole_word(told: str, licence: str) -> None:
         ("deep.py", "x = " + "(\n" * 50_000 + "1" + ")\n" * 50_000, False),  # neither parser has room for it
         ("signs.py", "x = " + "- \\\n" * 20_000 + "1\n", False),
         ("sum.py", "x = (" + "1 +\n" * 20_000 + "1)\n", False),
-        ("newer.py", "type Row[T] = list[T]\nquoted = f'{row['key']}'\n", True),
         ("marked.py", "\ufeffx = 1\n", True),
         ("warned.py", "x = '\\d'\nassert (x is 1, x)\n", True),
         ("code.js", "let x = {\n", True),

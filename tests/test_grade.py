@@ -91,7 +91,7 @@ def test_python_may_be_called_through_a_folder_that_sandboxes_do_not_have(tmp_pa
 def test_without_a_test_runner_nothing_is_graded(tmp_path: Path) -> None:
     said = {
         Path(os.path.realpath(sys.executable)): "did not start pytest: ModuleNotFoundError: No module named '_pytest'",
-        tmp_path / "gone" / "bin" / "python": "gone is to be seen in sandboxes, but is no folder",
+        tmp_path / "gone" / "bin" / "python": "gone should be mounted in sandboxes, but is no folder",
     }
     for number, (base, words) in enumerate(said.items()):
         environment = tmp_path / str(number)

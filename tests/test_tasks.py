@@ -126,7 +126,8 @@ def test_methods_are_named_with_their_class() -> None:
     assert stub_function(source, "A.B.m") == source.replace("return 2", 'raise NotImplementedError("A.B.m")')
     assert stub_function(source, "m") == source.replace("return 0", 'raise NotImplementedError("m")')
     files = {"test_it.py": source + "\n\ndef test_last(): pass\n"}
-    assert "class B" not in str(without_tests(files, ("test_it.py::A::B::m",))["test_it.py"])  # nothing was left in it
+    left = str(without_tests(files, ("test_it.py::A::B::m",))["test_it.py"])
+    assert ("return 2" in left, "return 1" in left) == (False, True)
 
 
 def test_line_endings_and_a_missing_last_one_are_kept() -> None:
@@ -530,7 +531,7 @@ def test_every_field_of_a_task_is_in_its_folder(tmp_path: Path) -> None:
         deleted=Deleted("single", "stub", ("pkg.py::f",), ("pkg.py::f", "pkg.py::g"), 1, 1, 0, 0.25),
         leave=True,
         interrupt=Interrupt(3, "Wait."),
-        context=Context(("pkg.py:1",), ("pkg.py:1-2",), ("pkg.py:1: E722 Do not use bare `except`",)),
+        context=Context(("pkg.py:1",), ("pkg.py:1-2",)),
         allows=("frames",),
         num_mutants=1,
     )

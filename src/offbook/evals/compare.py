@@ -75,8 +75,6 @@ def load_evaluation(name: str, files: RolloutFiles) -> Evaluation:
         result = {**result, **measure(rows)}
     if unreadable:
         notes.append(f"{name}: {unreadable} unreadable lines were skipped")
-    if result.get("contamination"):
-        notes.append(f"{name}: {contamination_sentence(result['contamination'])}")
     return Evaluation(name, result, rows, notes)
 
 
@@ -147,7 +145,11 @@ def notes_of(comparison: Comparison) -> list[str]:
         left = [len({row.task for row in one.rows}) - number for one in (base, other)]
         if any(left):
             notes.append(f"tasks that only one of them has count in its own column alone: {left[0]} and {left[1]}")
-    return notes + [note for one in comparison.evaluations for note in one.notes]
+    for one in comparison.evaluations:
+        notes += one.notes
+        if one.result.get("contamination"):
+            notes.append(f"{one.name}: {contamination_sentence(one.result['contamination'])}")
+    return notes
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

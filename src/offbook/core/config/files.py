@@ -164,6 +164,8 @@ def _parse_value(key: str, text: Any) -> Any:
     for name in key.split("."):
         fields = getattr(kind, "model_fields", {})
         kind = fields[name].annotation if name in fields else None
+    if kind is str and not isinstance(value, str):  # a folder called `true` or `3`
+        return text
     if get_origin(kind) is list and isinstance(value, str) and not value.startswith("["):  # that is a mistake in a list
         return [part for part in map(str.strip, value.split(",")) if part]
     return value
