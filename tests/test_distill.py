@@ -131,8 +131,13 @@ def test_faults_are_taught_and_the_distance_is_told(model: Path, tmp_path: Path)
     assert all(item.divergence for item in feedback)
     assert RunFolder.open(folder.path).checkpoints().keys() >= {4}
     silent = load_config([], {**given, "out": str(tmp_path / "silent"), "feedback.rule_weights.said": "0"})
-    without, _ = distill(silent, epochs=2).metrics()
-    assert sum(row["hinted_targets"] for row in without) == 2 * (4 + 4), "what people say has no weight"
+    without = distill(silent, epochs=2)
+    taught = [item.target for step in (1, 2, 3, 4) for item in without.feedback(step)[0]]
+    assert {target.rule for target in taught} == {"unknown_tool", "malformed_arguments"}, (
+        "what people say has no weight"
+    )
+    of_logs = [target for target in taught if "/log-" in target.rollout]  # its own messages may have faults, too
+    assert len(of_logs) == 2 * (4 + 4)
     (logs / "own.jsonl").write_bytes(dump_lines(recorded(model, 3)))
     with pytest.raises(OffbookError, match="other data"):
         distill(config, epochs=2)

@@ -58,6 +58,17 @@ LESS = {
     "skips itself": (CHECK, "    pytest.skip()\n" + CHECK),
     "a hook": (CHECK, CHECK + "\n\ndef pytest_runtest_makereport(item, call): ...\n"),
     "from elsewhere": ("from shop import", "from fake import"),
+    "every name": (CHECK, CHECK + "    from fake import *\n"),
+    "another call": (CHECK, "    assert fake(100, rate) == 7\n\n\ndef fake(*_):\n    return 7\n"),
+    "given": ("def test_tax():", "def test_tax(tax=lambda *_: 7):"),
+    "all given": ("\n\nclass", "\n\n@pytest.fixture(autouse=True)\ndef lenient(): ...\n\n\nclass"),
+    "set by name": (CHECK, CHECK + "\n\nfor one in dir(PriceTest):\n    delattr(PriceTest, one)\n"),
+    "bound in a sub test": (CHECK, "    with self.subTest(tax := len):\n    " + CHECK),
+    "named alike": (
+        "(goods, cents):\n    assert tax(100, goods) == cents",
+        "(one, one):\n    assert tax(100, one) == one",
+    ),
+    "under a condition": (CHECK, "    if rate:\n    " + CHECK),
     "in its place": ("\n\nclass", "\n\ndef tax(*_):\n    return 7\n\n\nclass"),
 }
 NO_LESS = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from offbook.core.pycode import FUNCTIONS, aliases, canonical, full_name, new_nodes, parents
+from offbook.core.pycode import FUNCTIONS, aliases, canonical, full_name, names_in, new_nodes, parents
 from offbook.sandbox.access import own_packages
 from offbook.signals.trajectory import At, ToolUse, Trajectory, shown
 from offbook.tasks.judging import is_counted
@@ -203,6 +203,22 @@ def ungraded(facts: Facts, found: Flag) -> Flag:
 
 def is_left_out(tree: ast.Module, node: ast.AST) -> bool:
     """Whether a constant names what is passed over: `IGNORED = {...}`, `if x in (...): continue`, `x not in (...)`."""
-    inner = next((one for one in reversed(parents(tree, node)) if isinstance(one, ast.stmt)), tree)
-    start = "\n".join(ast.unparse(inner).splitlines()[:2])
-    return bool(re.search(r"(?i)ignor|exclu|skip|prun|omit|\bnot in\b|!=|\n *continue", start))
+    outer = parents(tree, node)
+    if any(map(_negates, outer)):
+        return True
+    inner = next((one for one in reversed(outer) if isinstance(one, ast.stmt)), None)
+    if isinstance(inner, ast.If):
+        return all(isinstance(one, ast.Continue | ast.Return | ast.Delete) for one in inner.body)
+    if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
+        name = inner.targets[0].id
+        if any(name in names_in(one) for one in ast.walk(tree) if _negates(one)):
+            return True
+    if inner is None or hasattr(inner, "body"):
+        return False
+    return bool(re.search(r"(?i)ignor|exclu|skip|prun|omit", ast.unparse(inner)))
+
+
+def _negates(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotIn | ast.NotEq)
