@@ -222,7 +222,7 @@ class LocalEngine(Engine):
             try:
                 return job()
             except Exception:
-                self.decoder.reset()  # whoever comes next finds nothing half done
+                self.decoder.reset()  # the next request finds no half-written slots
                 raise
 
         return self._thread.submit(run)

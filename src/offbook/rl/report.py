@@ -33,8 +33,8 @@ SHAPING = ("effort", "unfinished")  # rewards that say how the work ends, and no
 def has_signal(row: Mapping[str, Any], config: Config) -> bool:
     """Whether rewards, hints or other teachers taught anything in a step with these metrics.
 
-    Where nothing is solved and rewards differ by effort and handing in alone, they teach to give up: in six steps a
-    model went from 13 turns to 4 and handed in unchanged files (docs/results/repositories.md).
+    Where nothing is solved and rewards differ by effort and handing in alone, they teach to give up: in seven steps
+    a model went from 12 turns to 4, most rollouts without an edit (docs/results/repositories.md).
     """
     parts = {name.removeprefix("reward/") for name in row if name.startswith("reward/")}
     teaches_work = row.get("reward/outcome", 1.0) > 0 or not parts <= {"outcome", WITHHELD, *SHAPING}

@@ -59,7 +59,7 @@ class TrainConfig(Section):
     )
     no_signal_steps: int = key(
         3,
-        "end the run after so many steps in a row in which all groups were alike and no hint taught; 0: never",
+        "end the run after so many steps in a row without a signal (docs/feedback.md#metrics); 0: never",
         ge=0,
     )
     micro_tokens: int = key(0, "tokens per forward; 0: by memory, 8192 on a CPU", ge=0)

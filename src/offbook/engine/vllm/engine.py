@@ -415,7 +415,7 @@ class VllmEngine(Engine):
         shared.adapter = ""
 
     def _stop(self) -> None:
-        """Also a server that is starting: whoever waits for it gets an error."""
+        """Also a server that is starting: callers that wait for it get an error."""
         shared = self._shared
         shared.server.is_unwanted = True
         shared.server.stop()
