@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import shutil
 import signal
-import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -24,9 +25,7 @@ DEADLINE_S = 120.0
 
 def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What `work(*args)` returns on each of them. Any that fails ends all."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    folder = tempfile.mkdtemp(prefix="ranks-")
     sys.stdout.flush()
     sys.stderr.flush()
     children = {}
@@ -35,7 +34,7 @@ def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         pid = os.fork()
         if pid == 0:
             os.close(reader)
-            _serve(rank, world, port, writer, work, args)
+            _serve(rank, world, folder, writer, work, args)
         os.close(writer)
         children[pid] = reader
     try:
@@ -46,6 +45,7 @@ def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
             if os.waitpid(pid, os.WNOHANG)[0] == 0:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+        shutil.rmtree(folder)
     failed = [text for is_fine, text in answers if not is_fine]
     assert not failed, "\n".join(failed)
     return [value for _, value in answers]
@@ -56,11 +56,13 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in tensors.items()}
 
 
-def _serve(rank: int, world: int, port: int, writer: int, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _serve(rank: int, world: int, folder: str, writer: int, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     answer: tuple[bool, Any]
+    # The ranks meet in a file: a free port may be another worker's by the time it is used.
+    meeting = f"file://{folder}/store"
     try:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=20), rank=rank, world_size=world)
+        dist.init_process_group("gloo", meeting, timedelta(seconds=20), rank=rank, world_size=world)
         answer = True, work(*args)
         dist.barrier()
     except BaseException:  # whatever it is belongs in the parent's report
