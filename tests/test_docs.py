@@ -42,6 +42,32 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+def named_in(page: Path) -> list[str]:
+    """What stands between backticks."""
+    return re.findall(r"`([^`\n]+)`", page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_and_keys_that_pages_name_exist(page: Path) -> None:
+    modules = [
+        path for folder in ("src", "bench", "tests", "docs", "examples") for path in (ROOT / folder).rglob("*.py")
+    ]
+    keys = set(re.findall(r"^\| `([a-z_.]+)`", (ROOT / "docs" / "config.md").read_text(), re.MULTILINE))
+    sections = {key.partition(".")[0] for key in keys if "." in key}
+    wrong = []
+    for name in named_in(page):
+        word = re.split(r"[ =]", name.lstrip("-"))[0]
+        if re.fullmatch(r"[\w/]+\.py", word):
+            if not any(f"/{module}".endswith(f"/{word}") for module in modules):
+                wrong.append(name)
+        elif re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", word) and word.partition(".")[0] in sections:
+            parts = word.split(".")
+            parents = {".".join(parts[:end]) for end in range(2, len(parts) + 1)}  # `monitors.policy` is a table
+            if not parents & keys and not any(key.startswith(f"{word}.") for key in keys):
+                wrong.append(name)
+    assert not wrong or page.name == "journal.md"  # it speaks of what is no more
+
+
 def test_every_page_is_in_the_site_and_in_the_index() -> None:
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     site = (ROOT / "mkdocs.yml").read_text()
