@@ -37,7 +37,7 @@ from offbook.train.trainer import Trainer
 from offbook.types import Hung, ModelLost, OffbookError, Rollout
 
 __all__ = ["given"]  # a fixture
-needs_isolation = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
+needs_isolation = pytest.mark.skipif(not isolation().works, reason=isolation().missing)
 TOOLS = ("read_file", "edit_file", "run_command", "todo", "finish")
 
 

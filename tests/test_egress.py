@@ -1,7 +1,6 @@
 import asyncio
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -15,20 +14,18 @@ from offbook.sandbox import SandboxSpec
 from offbook.sandbox.egress import EVENTS, HEADER_BYTES, SOCKET, EgressProxy, OutwardSandbox, _is_public, forwarded
 from offbook.types import Event, OffbookError
 
-# Runs in the sandbox: an allowed server through both kinds of request, a refused one, and the way around the proxy.
+# Runs in the sandbox: an allowed server through a tunnel, a refused one, and the way around the proxy.
 CLIENT = """
-import http.client, os, socket, sys, urllib.error, urllib.request
+import http.client, os, socket, sys
 allowed, refused, report = sys.argv[1:]
-print(urllib.request.urlopen(f"http://127.0.0.1:{allowed}/plain").read().decode())
-print(urllib.request.urlopen(f"http://127.0.0.1:{allowed}/sent", data=b"12345").read().decode())
-tunnel = http.client.HTTPConnection("127.0.0.1", 3128)
-tunnel.set_tunnel("127.0.0.1", int(allowed))
-tunnel.request("GET", "/tunnel")
-print(tunnel.getresponse().read().decode())
-try:
-    urllib.request.urlopen(f"http://127.0.0.1:{refused}/")
-except urllib.error.HTTPError as error:
-    print(error.code, error.reason)
+for port in (allowed, refused):
+    tunnel = http.client.HTTPConnection("127.0.0.1", 3128)
+    tunnel.set_tunnel("127.0.0.1", int(port))
+    try:
+        tunnel.request("POST", "/tunnel", b"12345")
+        print(tunnel.getresponse().read().decode())
+    except OSError as error:
+        print(error)
 for address in (("127.0.0.1", int(allowed)), ("192.0.2.1", 80)):
     try:
         socket.create_connection(address, timeout=1)
@@ -105,10 +102,8 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> N
 
     code, output, events, other_port = asyncio.run(run())
     assert output.splitlines() == [
-        "answer to GET /plain HTTP/1.1",
-        "answer to POST /sent HTTP/1.1",
-        "answer to GET /tunnel HTTP/1.1",
-        f"403 127.0.0.1:{other_port} is not on the allow-list",
+        "answer to POST /tunnel HTTP/1.1",
+        f"Tunnel connection failed: 403 127.0.0.1:{other_port} is not on the allow-list",
         "direct: Connection refused",
         "direct: Network is unreachable",
     ]
@@ -123,7 +118,8 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> N
 def test_a_sandbox_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "door").mkdir()
-    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{}/').read().decode())"
+    fetch = "import http.client as c; t = c.HTTPConnection('127.0.0.1', 3128); t.set_tunnel('127.0.0.1', {}); "
+    fetch += "t.request('GET', '/'); print(t.getresponse().read().decode())"
 
     async def run() -> tuple[str, str, str]:
         async with Server() as server:
@@ -149,40 +145,14 @@ def test_a_sandbox_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) 
     assert (tmp_path / "copied/deep/file").read_bytes() == bytes(20)
 
 
-def test_a_killed_command_keeps_its_signal(tmp_path: Path) -> None:
-    async def run() -> int:
-        async with EgressProxy(tmp_path / "proxy", ()):
-            return (await in_sandbox("kill -TERM $$", tmp_path / "proxy"))[0]
-
-    assert asyncio.run(run()) == 128 + signal.SIGTERM
-
-
-def test_requests_are_rewritten_and_nothing_follows_them(tmp_path: Path) -> None:
-    async def run() -> list[bytes]:
-        async with Server() as server, EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",)):
-            target = f"127.0.0.1:{server.port}".encode()
-            request = b"POST http://%s/a?b HTTP/1.1\r\nHost: elsewhere.example\r\nContent-Length: 5\r\n" % target
-            request += b"Proxy-Authorization: secret\r\nAccept: x\r\n\r\n12345GET / HTTP/1.1\r\nHost: elsewhere\r\n\r\n"
-            await asked(tmp_path / "proxy", request)
-            async with asyncio.timeout(5):
-                while len(server.requests) < 2:
-                    await asyncio.sleep(0.01)
-            return [part.replace(target, b"TARGET") for part in server.requests]
-
-    head = b"POST /a?b HTTP/1.1\r\nHost: TARGET\r\nConnection: close\r\nContent-Length: 5\r\nAccept: x\r\n\r\n12345"
-    assert asyncio.run(run()) == [head, b""]
-
-
 @pytest.mark.parametrize(
     ("request_text", "status"),
     [
         ("GET / HTTP/1.1\r\nHost: pypi.example\r\n\r\n", 400),
         ("GET ftp://pypi.example/ HTTP/1.1\r\n\r\n", 400),
-        ("GET http://user@pypi.example/ HTTP/1.1\r\n\r\n", 400),
-        ("GET http://pypi.example/ HTTP/1.1\r\n folded: x\r\n\r\n", 400),
-        ("GET http://pypi.example/ HTTP/1.1\r\nA: x\nB: y\r\n\r\n", 400),
-        ("GET http://pypi.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
-        ("POST http://pypi.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        ("GET http://pypi.example/ HTTP/1.1\r\n\r\n", 400),
+        ("CONNECT user@pypi.example:443 HTTP/1.1\r\n\r\n", 400),
+        ("CONNECT pypi.example:0 HTTP/1.1\r\n\r\n", 400),
         ("CONNECT pypi.example HTTP/1.1\r\n\r\n", 400),
         ("CONNECT pypi.example:99999 HTTP/1.1\r\n\r\n", 400),
         ("CONNECT pypi.example:22 HTTP/1.1\r\n\r\n", 403),
@@ -192,7 +162,7 @@ def test_requests_are_rewritten_and_nothing_follows_them(tmp_path: Path) -> None
         ("CONNECT files.example:443 HTTP/1.1\r\n\r\n", 403),  # *.files.example does not name it
         ("CONNECT 127.0.0.1:443 HTTP/1.1\r\n\r\n", 403),  # *.0.0.1 is a name's suffix, not an address's
         ("CONNECT [::1]:443 HTTP/1.1\r\n\r\n", 403),
-        ("GET http://pypi.example/ HTTP/1.1\r\nLong: " + "x" * HEADER_BYTES + "\r\n\r\n", 431),
+        ("CONNECT pypi.example:443 HTTP/1.1\r\nLong: " + "x" * HEADER_BYTES + "\r\n\r\n", 431),
         ("x" * 3 * HEADER_BYTES, 431),
         ("\x00\xff\r\n\r\n", 400),
     ],
@@ -311,10 +281,7 @@ def test_connections_are_bounded_and_idle_ones_end(tmp_path: Path) -> None:
 
 def test_a_slow_connection_is_not_an_idle_one(tmp_path: Path) -> None:
     async def run() -> bytes:
-        async with (
-            Server() as server,
-            EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",), idle_s=0.5),
-        ):
+        async with Server() as server, EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",), idle_s=0.5):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "proxy")
             writer.write(f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")
@@ -350,12 +317,3 @@ def test_open_connections_end_with_the_proxy(tmp_path: Path) -> None:
             return rest
 
     assert asyncio.run(run()) == b""
-
-
-def test_errors_of_the_block_rise_as_they_are(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with EgressProxy(tmp_path / "proxy", ()):
-            raise OffbookError("mine")
-
-    with pytest.raises(OffbookError, match="mine"):
-        asyncio.run(run())

@@ -11,13 +11,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from conftest import random_ids, tiny_model
-from transformers import PreTrainedModel
 
 from offbook.core.config import TrainConfig
 from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
-from offbook.train.attention import Packed
 from offbook.train.trainer import Trainer, weights_of
 from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
 
@@ -50,25 +48,6 @@ def complete_all(
 def prompts_of_different_lengths() -> dict[str, list[int]]:
     rng = random.Random(0)
     return {f"rollout {number}": random_ids(rng, rng.randrange(3, 40)) for number in range(9)}
-
-
-def trainer_logprobs(model: PreTrainedModel, ids: list[int], temperature: float) -> list[float]:
-    """What the trainer computes for these tokens in its own forward."""
-    trainer = Trainer(model, TrainConfig())
-    hidden, _ = trainer.student.hidden(Packed.of([ids], torch.device("cpu")))
-    logits = trainer.model.get_output_embeddings()(hidden[0, :-1]) / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-
-
-def test_logprobs_equal_a_full_forward_of_the_trainer() -> None:
-    for temperature in (1.0, 0.7):
-        engine = LocalEngine(tiny_model(), STOPS, temperature, kv_tokens=2048)
-        prompts = prompts_of_different_lengths()
-        for key, completions in complete_all(engine, prompts, turns=2).items():
-            ids = [*prompts[key], *completions[0].ids, *completions[1].ids]
-            sampled = [*completions[0].logprobs, *completions[1].logprobs]
-            reference = trainer_logprobs(tiny_model(), ids, temperature)[-len(sampled) :]
-            assert max(abs(a - b) for a, b in zip(sampled, reference, strict=True)) < 1e-4
 
 
 def test_the_same_seed_gives_the_same_tokens_whatever_the_timing() -> None:
@@ -120,34 +99,6 @@ def test_new_weights_take_effect_and_are_stamped() -> None:
     assert set(new.versions) == {5}
     assert new == complete_all(LocalEngine(tiny_model(seed=1), STOPS, version=5), prompts)["a"][0]
     assert new.logprobs != old.logprobs
-
-
-def test_a_rollout_that_gives_up_does_not_stop_the_others() -> None:
-    engine = LocalEngine(tiny_model(), STOPS)
-
-    async def impatient(session) -> str:
-        try:
-            await asyncio.wait_for(session.complete(Prompt([1, 2]), 4), timeout=0.01)
-        except TimeoutError:
-            return "gave up"
-        finally:
-            session.close()
-
-    async def late(session) -> Completion:
-        await asyncio.sleep(0.05)
-        completion = await session.complete(Prompt([3, 4]), 4)
-        session.close()
-        return completion
-
-    async def main() -> tuple[str, Completion]:
-        first, second = engine.open("impatient"), engine.open("late")
-        return await asyncio.gather(impatient(first), late(second))
-
-    gave_up, completion = asyncio.run(main())
-    assert gave_up == "gave up"
-    assert completion.ids
-    assert engine.open_sessions == 0
-    assert engine.waiting == []
 
 
 def engine_that(before_forward: Callable[[], None], **settings: int) -> LocalEngine:
@@ -230,7 +181,7 @@ def test_a_rollout_that_gives_up_while_it_is_decoded_leaves_the_batch() -> None:
     completion = asyncio.run(main())
     alone = asyncio.run(one_message(LocalEngine(tiny_model(), frozenset()).open("patient"), 40))
     assert completion.ids == alone.ids
-    assert 40 < engine.tokens_sampled < 400
+    assert 40 < engine.decoder.tokens_sampled < 400
     assert (engine.open_sessions, engine.waiting) == (0, [])
 
 
@@ -247,70 +198,7 @@ def test_the_decoding_stops_when_the_run_is_stopped() -> None:
     started = time.monotonic()
     engine.apply(Weights(1, tiny_model().state_dict()))  # waits for the thread
     assert time.monotonic() - started < 30
-    assert engine.tokens_sampled < 3000
-
-
-def test_nobody_waits_for_a_decoding_that_was_taken_away() -> None:
-    engine = engine_that(lambda: time.sleep(0.01))
-
-    async def main() -> None:
-        writing = asyncio.create_task(one_message(engine.open("a"), 30_000))
-        await asyncio.sleep(0.05)
-        assert engine._decoding
-        engine._decoding.cancel()
-        done, _ = await asyncio.wait([writing], timeout=10)
-        assert done
-        assert writing.cancelled()
-
-    asyncio.run(main())
-    engine.apply(Weights(1, tiny_model().state_dict()))  # waits for the thread
-    assert engine.tokens_sampled < 3000
-
-
-def test_nothing_is_decoded_for_those_who_were_stopped_together() -> None:
-    """The one at work ends first; the other, stopped in the same moment, still stands in the queue."""
-    engine = engine_that(lambda: None)
-
-    async def at_work(session: LocalSession) -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            session.close()
-
-    async def main() -> None:
-        waits, works = engine.open("waits"), engine.open("works")
-        tasks = [asyncio.create_task(at_work(works)), asyncio.create_task(one_message(waits))]
-        await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-    asyncio.run(main())
-    engine.apply(Weights(1, tiny_model().state_dict()))  # waits for the thread
-    assert engine.tokens_sampled == 0
-    assert (engine.open_sessions, engine.waiting) == (0, [])
-
-
-def test_who_asks_while_others_are_decoded_is_served_afterwards() -> None:
-    """Rows of the first part go on and ask again; then the last one in the second part gives up."""
-    engine = engine_that(lambda: time.sleep(0.01), kv_tokens=1500)
-
-    async def twice(session: LocalSession) -> list[Completion]:
-        completions = [await session.complete(Prompt([1]), 2) for _ in range(2)]
-        session.close()
-        return completions
-
-    async def main() -> list[Completion]:
-        first, second = engine.open("first"), engine.open("second")
-        slow = asyncio.create_task(one_message(second, 1000, (1, 2, 3)))
-        quick = asyncio.create_task(twice(first))
-        await asyncio.sleep(0.3)
-        assert not quick.done()
-        slow.cancel()
-        return await asyncio.wait_for(quick, 10)
-
-    assert len(asyncio.run(main())) == 2
-    assert engine.open_sessions == 0
+    assert engine.decoder.tokens_sampled < 3000
 
 
 def test_new_weights_wait_for_the_batch_in_the_making() -> None:
@@ -356,18 +244,6 @@ def test_any_of_several_tokens_ends_a_message() -> None:
     last = {completion.ids[-1] for (completion,) in completions.values() if len(completion.ids) < 12}
     assert last == stops
     assert not any(stops & set(completion.ids[:-1]) for (completion,) in completions.values())
-
-
-def test_the_decoding_takes_the_callers_number_of_threads() -> None:
-    seen: list[int] = []
-    engine = engine_that(lambda: seen.append(torch.get_num_threads()))
-    try:
-        for number in (1, 2, 1):
-            torch.set_num_threads(number)
-            asyncio.run(one_message(engine.open("a"), 1))
-    finally:
-        torch.set_num_threads(1)
-    assert seen == [1, 2, 1]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -62,8 +62,7 @@ for one, other in zip(found, wanted, strict=True):
 
 
 @pytest.mark.parametrize(
-    "check",
-    [pytest.param(AGAINST_TORCH, id="torch"), pytest.param(IN_THE_ENGINE, id="engine", marks=pytest.mark.slow)],
+    "check", [pytest.param(AGAINST_TORCH, id="torch"), pytest.param(IN_THE_ENGINE, id="engine", marks=pytest.mark.slow)]
 )
 def test_the_kernel_reads_what_torch_reads(check: str) -> None:
     interpreted(check)

@@ -24,11 +24,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.core.weights import Weights
 from offbook.engine import LocalEngine, attention, decode
 from offbook.engine.attention import NewTokens, Part, grouped
 from offbook.engine.decode import Decoder, KvSlots, Row, plan_fills
-from offbook.engine.local import LocalSession, Mode
+from offbook.engine.local import LocalSession
 from offbook.engine.sampling import sample, uniforms
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
 
@@ -191,59 +190,7 @@ def test_nothing_is_read_twice() -> None:
         return done
 
     run(engine, *[rollout] * 8)
-    assert engine.tokens_prefilled == 50 + 2 * 8 * (1 + 3)  # the last token of a message was written and not read yet
-
-
-def test_what_is_lost_for_want_of_room_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    def rollout(number: int) -> Callable:
-        async def one(session: LocalSession) -> list[Turn]:
-            rng = random.Random(number)
-            ids, done = random_ids(rng, 50), []
-            for _ in range(3):
-                done.append((ids, await session.complete(Prompt(ids), 5)))
-                ids = [*ids, *done[-1][1].ids, *random_ids(rng, 3)]
-            return done
-
-        return one
-
-    large, small = (LocalEngine(tiny_model(), frozenset(), kv_tokens=tokens, context=74) for tokens in (4096, 256))
-    run(large, *map(rollout, range(3)))
-    assert (large.tokens_reread, caplog.messages) == (0, [])
-    run(small, *map(rollout, range(3)))  # one place for all of them
-    assert small.tokens_reread == 3 * (54 + 62)
-    assert small.tokens_prefilled == large.tokens_prefilled + small.tokens_reread
-    (said,) = caplog.messages
-    assert "KV cache holds 256 tokens, too few for 3 rollouts at once" in said
-    assert said.endswith("raise engine.kv_tokens to 768")
-    assert not small.decoder.slots.evicted.keys() - set(small.closed)
-
-
-@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
-def test_the_room_that_is_advised_is_enough(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
-    """For all rollouts as long as they may get, also where it is short when two of them are over already."""
-
-    def rollout(number: int, turns: int) -> Callable:
-        async def one(session: LocalSession) -> list[Turn]:
-            rng = random.Random(number)
-            ids, done = random_ids(rng, 150), []
-            for _ in range(turns):
-                done.append((ids, await session.complete(Prompt(ids), 10)))
-                ids = [*ids, *done[-1][1].ids, *random_ids(rng, 90)]
-            return done
-
-        return one
-
-    def said(kv_tokens: int, *turns: int) -> list[str]:
-        caplog.clear()
-        run(
-            LocalEngine(tiny_model(), frozenset(), 1.0, kv_tokens, mode=mode, context=560),
-            *(rollout(number, count) for number, count in enumerate(turns)),
-        )
-        return caplog.messages
-
-    (warning,) = said(1280, 1, 1, 4, 4, 4)
-    assert "for 5 rollouts at once" in warning
-    assert said(int(warning.rpartition(" ")[2]), 5, 5, 5, 5, 5) == []
+    assert engine.decoder.tokens_prefilled == 50 + 2 * 8 * (1 + 3)  # a last token is not read yet
 
 
 def test_a_beginning_that_is_being_written_behind_is_shared_too() -> None:
@@ -258,7 +205,7 @@ def test_a_beginning_that_is_being_written_behind_is_shared_too() -> None:
         return rollout
 
     done = run(engine, after(0, first), after(0.05, [*first, 5, 6]))
-    assert engine.tokens_prefilled == 50 + 2
+    assert engine.decoder.tokens_prefilled == 50 + 2
     assert max(errors(tiny_model(), done[1])) < 1e-5
 
 
@@ -271,48 +218,10 @@ def test_a_closed_session_gives_its_place_back() -> None:
     assert engine.decoder.slots.owners == [None] * 4
 
 
-def test_new_weights_make_what_is_kept_worthless() -> None:
-    engine = LocalEngine(tiny_model(), STOPS)
-    prompt = random_ids(random.Random(1), 30)
-
-    async def rollout(session: LocalSession) -> list[Turn]:
-        completion = await session.complete(Prompt(prompt), 12)
-        await asyncio.to_thread(engine.apply, Weights(1, tiny_model(seed=1).state_dict()))
-        ids = [*prompt, *completion.ids, 1, 2]
-        return [(ids, await session.complete(Prompt(ids), 12))]
-
-    (turns,) = run(engine, rollout)
-    assert set(turns[0][1].versions) == {1}
-    assert max(errors(tiny_model(seed=1), turns)) < 1e-5
-
-
 def slowed(seconds: float, **how) -> LocalEngine:
     model = tiny_model()
     model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
     return LocalEngine(model, frozenset(), **how)
-
-
-def test_weights_go_in_while_messages_are_written() -> None:
-    """Each token has the version that drew it, and the probability that this version's weights give it."""
-    engine = slowed(0.002, mode="continuous")
-    prompt = random_ids(random.Random(1), 30)
-
-    async def rollout(session: LocalSession) -> list[Turn]:
-        return [(prompt, await session.complete(Prompt(prompt), 200))]
-
-    async def apply(session: LocalSession) -> list[Turn]:
-        await asyncio.sleep(0.15)
-        await asyncio.to_thread(engine.apply, Weights(3, tiny_model(seed=1).state_dict()))
-        return []
-
-    (_, completion), = run(engine, rollout, apply)[0]  # fmt: skip
-    before = completion.versions.index(3)
-    assert 0 < before < 200
-    assert completion.versions == [0] * before + [3] * (200 - before)
-    old, new = (errors(tiny_model(seed=seed), [(prompt, completion)]) for seed in (0, 1))
-    assert max(old[:before]) < 1e-5
-    assert max(new[before:]) < 1e-5
-    assert max(old[before:]) > 0.1
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -355,24 +264,6 @@ def test_a_row_that_moves_for_new_weights_is_read_again(static: bool) -> None:
             assert row.logprobs[place] == pytest.approx(expected, abs=1e-4)
 
 
-def test_weights_that_cannot_be_put_in_are_everybodys_error() -> None:
-    engine = slowed(0.002, mode="continuous")
-    engine.model.model.norm.weight = torch.nn.Parameter(torch.ones(1).expand(48))
-
-    async def rollout(session: LocalSession) -> list[Turn]:
-        with pytest.raises(ModelLost, match="halfway"):
-            await session.complete(Prompt([1, 2, 3]), 10_000)
-        return []
-
-    async def apply(session: LocalSession) -> list[Turn]:
-        await asyncio.sleep(0.1)
-        with pytest.raises(RuntimeError, match="single memory location"):
-            await asyncio.to_thread(engine.apply, Weights(1, tiny_model(seed=1).state_dict()))
-        return []
-
-    run(engine, rollout, apply)
-
-
 def test_in_the_continuous_mode_nobody_waits_for_another() -> None:
     engine = slowed(0.005, mode="continuous", kv_tokens=512)  # two places
     order: list[str] = []
@@ -388,23 +279,6 @@ def test_in_the_continuous_mode_nobody_waits_for_another() -> None:
 
     run(engine, rollout("long", 150), rollout("short", 5), rollout("next", 5), rollout("tool", 1, 0.6))
     assert order == ["short", "next", "tool", "long"]
-
-
-def test_whoever_gives_up_leaves_the_continuous_batch() -> None:
-    engine = slowed(0.005, mode="continuous")
-
-    async def impatient(session: LocalSession) -> list[Turn]:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(session.complete(Prompt([1, 2]), 10_000), 0.1)
-        return []
-
-    async def patient(session: LocalSession) -> list[Turn]:
-        return [([3], await session.complete(Prompt([3]), 40))]
-
-    (_, ((_, completion),)) = run(engine, impatient, patient)
-    assert len(completion.ids) == 40
-    assert engine.tokens_sampled < 500
-    assert (engine.open_sessions, engine.waiting, engine.decoder.running) == (0, [], [])
 
 
 def test_a_prompt_that_outgrows_the_memory_is_told_so() -> None:

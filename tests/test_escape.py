@@ -23,7 +23,7 @@ from test_sandbox import in_loop, sleepers, unique_sleep
 
 from offbook.sandbox import BwrapSandbox, PathRefused, SandboxSpec, isolation
 
-pytestmark = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
+pytestmark = pytest.mark.skipif(not isolation().works, reason=isolation().missing)
 
 SECRET = "host-secret-7c1e"
 ROOT = Path(__file__).parents[1]

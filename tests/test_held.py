@@ -52,7 +52,7 @@ def given(tmp_path: Path, chat: ChatFormat) -> dict[str, str]:
     }
 
 
-def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[str, str]) -> None:
+def test_what_is_read_is_counted_step_by_step(tmp_path: Path, given: dict[str, str]) -> None:
     """And not what an engine read again before it was lent."""
     config = load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")})
     first = Collector(config, Path(given["model"]))
@@ -70,11 +70,11 @@ def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[
     for _ in range(2):
         asyncio.run(step())
         counts.append(first.metrics())
-    assert [count["reread_tokens"] for count in counts] == [40, 40]
+    assert [count["prefill_tokens"] for count in counts] == [120, 120]
     seconds = [count[name] for count in counts for name in ("engine/read_s", "engine/write_s")]
     assert min(seconds) > 0
     assert sum(seconds) < time.monotonic() - began
     asyncio.run(step())
     second = Collector(config, Path(given["model"]), lent=first.engine)
     assert second.engine is first.engine
-    assert second.metrics()["reread_tokens"] == 0
+    assert second.metrics()["prefill_tokens"] == 0

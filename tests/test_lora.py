@@ -432,7 +432,7 @@ def test_bfloat16_adapters_compute_in_bfloat16() -> None:
 
 
 def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
-    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other with an engine that holds two rollouts of six."""
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
@@ -451,9 +451,6 @@ def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
     assert not list(straight.glob("ckpt/*/model.safetensors"))
     (row, last), _ = RunFolder(straight).metrics()
     assert max(row["rl/mismatch"], last["rl/mismatch"]) < 1e-4, "the engine has the adapter too"
-    assert last["reread_tokens"] == 0
     assert recipe_for(str(straight)) == "pocket"
     onward = run("onward", latest_checkpoint(RunFolder(straight)), 1)
     assert base_named(latest_checkpoint(RunFolder(onward))) == str(model)
-    assert "too few for 6 rollouts at once" in caplog.text
-    assert RunFolder(onward).metrics()[0][0]["reread_tokens"] > 0

@@ -21,10 +21,11 @@ from transformers import AutoModelForCausalLM
 
 from offbook.engine.sync import FolderStore, Publisher, Reader
 from offbook.rl.models import load_weights
-from offbook.rl.ranks import RankTrainer, go_on, publish_by_all
+from offbook.rl.ranks import go_on
 from offbook.train import checkpoint as writing
 from offbook.train.checkpoint import begin, load_training_state
 from offbook.train.optim.units import local
+from offbook.train.parallel.spmd import SpmdTrainer
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
@@ -60,29 +61,25 @@ def moved(trainer: Trainer, version: int) -> None:
             local(parameter.data).mul_(1.5)
 
 
-def versions_published(kind: str, folder: Path, ranks: dict[str, int]) -> Any:
-    """Bytes that a rank has of the last version, and with those before."""
+def versions_published(kind: str, folder: Path, ranks: dict[str, int]) -> None:
     orders = dist.new_group(backend="gloo")
     settings = STEADY.model_copy(update={"ranks": ranks})
-    trainer = RankTrainer(make(kind), settings, KINDS["live"], orders)
+    trainer = SpmdTrainer(make(kind), settings, KINDS["live"], orders)
     if dist.get_rank():
         trainer.follow()
-    else:
-        publisher = Publisher(FolderStore(folder), shard_bytes=2000, anchor_every=3)
-        publish_by_all(publisher, trainer, str(folder))
-        for version in range(5):
-            trainer.together(moved, version)
-            publisher.publish(trainer.publish(version))
-        publisher.close()
-        dist.broadcast_object_list([None], 0, orders)
-    held = {id(flat): flat.nbytes for flats in (trainer.shards.new, trainer.shards.last) for flat in flats.values()}
-    return sum(flat.nbytes for flat in trainer.shards.new.values()), sum(held.values())
+        return
+    publisher = Publisher(FolderStore(folder), shard_bytes=2000, anchor_every=3)
+    for version in range(5):
+        trainer.together(moved, version)
+        publisher.publish(trainer.publish(version))
+    publisher.close()
+    dist.broadcast_object_list([None], 0, orders)
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2)])
-def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path) -> None:
+def test_ranks_publish_to_a_store(kind: str, experts: int, tmp_path: Path) -> None:
     alone = Trainer(make(kind), STEADY, KINDS["live"])
-    told = on_ranks(4, versions_published, kind, tmp_path, {"experts": experts})
+    on_ranks(4, versions_published, kind, tmp_path, {"experts": experts})
     late = Reader(FolderStore(tmp_path)).poll()
     for version in range(5):
         moved(alone, version)
@@ -91,20 +88,6 @@ def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path)
     assert late.version == 4
     assert late.tensors.keys() == wanted.keys()
     assert all(torch.equal(late.tensors[name], tensor) for name, tensor in wanted.items())
-    total = sum(new for new, _ in told)
-    for new, held in told:
-        assert 0 < new < total / 2, "a rank has too much of it"
-        assert held <= 2 * new, "what is kept is the last version"
-
-
-def test_a_store_that_one_rank_cannot_reach_fails_the_version_and_not_the_run(tmp_path: Path) -> None:
-    first, _ = on_ranks(2, published_to_a_store_of_one, tmp_path)
-    assert first == ["rank 1: no way to the store", 1]
-
-
-class Unreachable(FolderStore):
-    def put(self, key: str, data: bytes) -> None:
-        raise OSError("no way to the store")
 
 
 def watched() -> list[int]:
@@ -125,7 +108,7 @@ def watched() -> list[int]:
 
 def kept_and_published(folder: Path) -> list[list[int]]:
     orders = dist.new_group(backend="gloo")
-    trainer = RankTrainer(make("moe"), STEADY, KINDS["live"], orders)
+    trainer = SpmdTrainer(make("moe"), STEADY, KINDS["live"], orders)
     alive = watched()
     begin(trainer, folder / "step_00001", 1, folder, 1).result()
     kept, alive[:] = list(alive), []
@@ -133,7 +116,6 @@ def kept_and_published(folder: Path) -> list[list[int]]:
         trainer.follow()
         return [kept, alive]
     publisher = Publisher(FolderStore(folder / "store"), shard_bytes=2000)
-    publish_by_all(publisher, trainer, str(folder / "store"))
     publisher.publish(trainer.publish(1))
     publisher.close()
     dist.broadcast_object_list([None], 0, orders)
@@ -145,33 +127,6 @@ def test_a_rank_has_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
         assert len(kept) > 2
         assert len(published) > 2
         assert {*kept, *published} == {1}
-
-
-def cut_off(trainer: RankTrainer, is_cut: bool) -> None:
-    if dist.get_rank():
-        trainer.shards.store = (Unreachable if is_cut else FolderStore)(str(trainer.shards.store))
-
-
-def published_to_a_store_of_one(folder: Path) -> Any:
-    orders = dist.new_group(backend="gloo")
-    trainer = RankTrainer(make("dense"), STEADY, KINDS["live"], orders)
-    if dist.get_rank():
-        trainer.follow()
-        return None
-    publisher, told = Publisher(FolderStore(folder), shard_bytes=2000), list[Any]()
-    publish_by_all(publisher, trainer, str(folder))
-    for version, is_cut in enumerate((True, False)):
-        trainer.together(cut_off, is_cut)
-        publisher.publish(trainer.publish(version))
-        try:
-            manifest = publisher.wait()
-            assert manifest is not None
-            told.append(manifest.version)
-        except OffbookError as problem:
-            told.append(str(problem))
-    publisher.close()
-    dist.broadcast_object_list([None], 0, orders)
-    return told
 
 
 def two_steps_kept(kind: str, layout: tuple[int, ...], samples: Any, folder: Path) -> Any:

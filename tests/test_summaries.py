@@ -28,13 +28,7 @@ from offbook.types import Completion, Limits, Prompt, Rollout, Task
 BENCH = Path(__file__).parent.parent / "bench" / "cpu" / "summaries.py"
 TOOLS = ("read_file", "edit_file", "run_command", "todo", "finish")
 LIMITS = Limits(
-    turns=12,
-    tokens=60_000,
-    context=6_000,
-    message_tokens=800,
-    summarize_at=3_500,
-    summary_tokens=300,
-    command_s=5,
+    turns=12, tokens=60_000, context=6_000, message_tokens=800, summarize_at=3_500, summary_tokens=300, command_s=5
 )
 
 

@@ -31,7 +31,6 @@ from offbook.pocket.repos import (
     Split,
     Spot,
     Step,
-    body_of,
     evaluate,
     mistakes,
     passes,
@@ -288,7 +287,7 @@ def wrong_body(function: Function, rng: random.Random) -> str:
         for steps in mistakes(function.steps)
         if not all(passes(expected, evaluate(steps, given)) for given, expected in function.examples)
     ]
-    return body_of(rng.choice(caught), function.argument)
+    return replace(function, steps=rng.choice(caught)).body
 
 
 @given(steps=one_step | two_steps, seed=st.integers(0, 99))

@@ -39,12 +39,13 @@ def said(run: RunIndex) -> str:
 
 def test_several_runs_are_told_in_one_sentence_if_they_agree(tmp_path: Path) -> None:
     runs = [RunIndex(name, make_run(tmp_path, name, hinted=name == "rl_hints")) for name in ("rl", "rl_hints")]
-    trained = "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks"
+    trained = "The model pocket was trained for 4 steps on 2 tasks"
     trained += ", and measured on 48 held-out tasks of pocket"
-    assert about(*runs)["sentence"] == f"{trained} (seed 3)."
+    assert about(*runs)["sentence"] == f"{trained}."
     config = runs[0].folder.config_file
-    config.write_text(config.read_text().replace("seed = 3", "seed = 4"))
-    assert about(*runs)["sentence"] == f"rl: {trained} (seed 4). rl_hints: {trained} (seed 3)."
+    config.write_text(config.read_text().replace('model = "pocket"', 'model = "other"'))
+    other = trained.replace("pocket was", "other was")
+    assert about(*runs)["sentence"] == f"rl: {other}. rl_hints: {trained}."
 
 
 ON_TRAINING = {"tasks": 2, "suites": ["shop-tasks/train"], "contamination": {"same_task": 2, "contained": 2}}
@@ -73,7 +74,7 @@ def test_what_was_measured_on_is_what_the_evaluation_says(
     assert (found["heading"], found["on"]) == (heading, on)
     assert found["overlap"] == (f"{alike} with training tasks." if alike else "")
     measured = f", and measured on {on}" if on else ""
-    assert said(run) == f"The model pocket was trained for 4 steps of 6 rollouts on 2 tasks{measured} (seed 3)."
+    assert said(run) == f"The model pocket was trained for 4 steps on 2 tasks{measured}."
     (run.root / "data.json").write_text('{"verb": "sft", "sources": ["logs"]}')
     assert "held-out" not in json.dumps(about(run)["runs"][0]["evals"]), "it learned from logs: nothing was held out"
     assert not any(b"held-out" in asset(name) for name in SCRIPTS), "the page has no such words of its own"
@@ -83,15 +84,14 @@ def test_what_was_measured_on_is_what_the_evaluation_says(
     ("data", "sentence"),
     [
         ('"verb": "distill", "sources": ["runs/rl"]', "Hints were distilled into the model pocket for 2 of 4 steps, on "
-         "recorded conversations of runs/rl (seed 3)."),
+         "recorded conversations of runs/rl."),
         ('"verb": "sft", "sources": ["a", "b", "c", "d"], "steps": 2', "The model pocket was trained for 2 steps to "
-         "imitate conversations of a, b, c and 1 more (seed 3)."),
-        ('"verb": "pretrain", "sources": ["x"]', "The model pocket was pretrained for 2 steps on code of x (seed 3)."),
+         "imitate conversations of a, b, c and 1 more."),
+        ('"verb": "pretrain", "sources": ["x"]', "The model pocket was pretrained for 2 steps on code of x."),
         ('"verb": "mtp", "sources": ["pocket:60"]', "A draft head for the model pocket was trained for 2 of 8 steps on "
-         "text of pocket:60 (seed 3)."),
-        ('"verb": "mtp"', "A draft head for the model pocket was trained for 2 of 8 steps on text of unnamed data "
-         "(seed 3)."),
-        ('"sources": ["12 sessions"]', "The model pocket was trained for 2 steps on 12 sessions (seed 3)."),
+         "text of pocket:60."),
+        ('"verb": "mtp"', "A draft head for the model pocket was trained for 2 of 8 steps on text of unnamed data."),
+        ('"sources": ["12 sessions"]', "The model pocket was trained for 2 steps on 12 sessions."),
     ],
 )  # fmt: skip
 def test_a_run_without_tasks_says_what_it_is(tmp_path: Path, data: str, sentence: str) -> None:
@@ -118,7 +118,7 @@ def test_tasks_of_a_folder_are_counted_and_not_taken_from_the_settings(tmp_path:
 def test_a_run_that_was_not_measured_is_not_said_to_be(tmp_path: Path) -> None:
     run = RunIndex("going", make_run(tmp_path, "going", steps=1))
     (run.root / "eval" / "final.json").unlink()
-    assert said(run) == "The model pocket was trained for 1 of 4 steps of 6 rollouts on 2 tasks (seed 3)."
+    assert said(run) == "The model pocket was trained for 1 of 4 steps on 2 tasks."
 
 
 def test_a_folder_without_training_is_not_said_to_have_been_trained(tmp_path: Path) -> None:
@@ -138,13 +138,6 @@ def test_a_folder_without_training_is_not_said_to_have_been_trained(tmp_path: Pa
         assert about(run)["runs"][0]["wanted"] is None
     [measured] = about(RunIndex("eval", tmp_path / "eval"))["runs"][0]["evals"].values()
     assert measured == {"solved": 0.25, "heading": "Measured", "on": "", "overlap": ""}
-
-
-def test_a_claim_is_no_measurement(tmp_path: Path) -> None:
-    run = RunIndex("rl", make_run(tmp_path, "rl", steps=1))
-    (run.root / "eval" / "final.fingerprint.json").write_text('{"model": "pocket"}')
-    assert list(about(run)["runs"][0]["evals"]) == ["final"]
-    assert about(run)["runs"][0]["unreadable"] == {}
 
 
 def test_an_empty_run_is_no_error(tmp_path: Path) -> None:
@@ -173,15 +166,6 @@ def test_the_outcome_tells_a_difference_from_chance(tmp_path: Path) -> None:
         "rl_hints makes 10.0 invalid calls per 100, rl 40.0 (p < 0.001). "
         "They solve 58.3% and 50.0%: no difference shown (p = 1). Paired over 12 tasks."
     )
-
-
-def test_the_outcome_follows_a_measurement_that_is_done_again(tmp_path: Path) -> None:
-    runs = [measured(tmp_path, "rl", solved=6, invalid=4), measured(tmp_path, "rl_hints", solved=7, invalid=1)]
-    assert "rl_hints makes 10.0" in about(*runs)["outcome"]
-    again = measured(tmp_path / "again", "rl_hints", solved=7, invalid=2)
-    for file in ("final.json", "final.rollouts.jsonl"):
-        (again.root / "eval" / file).replace(runs[1].root / "eval" / file)
-    assert "rl_hints makes 20.0" in about(*runs)["outcome"]
 
 
 def test_what_cannot_be_compared_has_no_outcome(tmp_path: Path) -> None:

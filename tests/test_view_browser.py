@@ -1,31 +1,25 @@
-"""The page of `offbook view` in a real browser. `make test-browser` runs these; they are skipped where there is none.
-
-With OFFBOOK_SCREENSHOTS=docs the pictures of docs/view.md are taken again.
-"""
+"""The page of `offbook view` in a real browser (`make test-browser`); skipped where there is none."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from viewdata import HELD_OUT, add_step, make_rollout, make_run
 
 from offbook.cli.quickstart import NEXT
-from offbook.cli.view import _folders, write_page
+from offbook.cli.view import _folders
 from offbook.core.runfolder import RunFolder
 from offbook.types import Event, Feedback, Hint, Target
 from offbook.view.index import RunIndex
-from offbook.view.server import Server, answer
+from offbook.view.server import Server
 from offbook.view.single import write_single
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser does it")
@@ -35,12 +29,6 @@ pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-STRONGEST = """() => {
-  const heat = (token) => Number(token.style.getPropertyValue("--d"));
-  const token = [...document.querySelectorAll(".tok.on")].sort((a, b) => heat(b) - heat(a))[0];
-  token.closest(".message").previousElementSibling.scrollIntoView();
-  token.focus({ preventScroll: true });
-}"""
 RIDDLES = {"Engine against trainer": "comes of rounding", "Outcome withheld": "would have earned by solving"}
 PHONE = {"width": 390, "height": 844}
 
@@ -112,12 +100,20 @@ class Watched:
         assert self.page.evaluate("document.querySelectorAll('main script, main img').length") == 0
 
 
+@contextmanager
+def watching(browser: Any, *shown: RunIndex | str, **options: Any) -> Iterator[Watched]:
+    with serving(*[run for run in shown if isinstance(run, RunIndex)]) as server:
+        start = shown[0] if isinstance(shown[0], str) else server.url
+        made = Watched(browser, start, **options)
+        yield made
+        made.check()
+        made.context.close()
+
+
 @pytest.fixture
 def watched(browser: Any, server: Server) -> Iterator[Watched]:
-    made = Watched(browser, server.url, viewport={"width": 1200, "height": 900}, color_scheme="light")
-    yield made
-    made.check()
-    made.context.close()
+    with watching(browser, server.url, viewport={"width": 1200, "height": 900}, color_scheme="light") as made:
+        yield made
 
 
 EVERY_PAGE = [
@@ -143,13 +139,7 @@ def test_every_page_opens_also_on_a_phone_and_in_the_dark(watched: Watched, addr
 def test_the_run_shows_its_curves_hints_and_flags(watched: Watched) -> None:
     page = watched.open("/run/0", ".panel svg")
     labels = page.locator("section#curves .panels > .panel strong").all_inner_texts()
-    for label in (
-        "Solved in training",
-        "Reward",
-        "Reward part: effort",
-        "Invalid calls per 100",
-        "Effort: tokens",
-    ):
+    for label in ("Solved in training", "Reward", "Reward part: effort", "Invalid calls per 100", "Effort: tokens"):
         assert label in labels
     assert "Staleness" not in labels
     constant = "Constant, not drawn: Staleness 0.50; Messages hinted 4; Flagged rollouts 10.0%."
@@ -229,16 +219,6 @@ def test_a_target_shows_what_both_sides_would_have_written(watched: Watched) -> 
     assert HOSTILE in page.locator(".strip").inner_text().replace("\u00b7", " ").replace("\n", "")
 
 
-def test_a_tap_shows_a_token_on_a_phone(browser: Any, server: Server) -> None:
-    watched = Watched(browser, server.url, viewport=PHONE, has_touch=True, is_mobile=True)
-    page = watched.open("/rollout/0/step_00001/0/0.4", ".strip")
-    page.locator(".tok").nth(1).tap()
-    assert "token 2 of 7" in page.locator(".inspector").inner_text()
-    assert not watched.sideways()
-    watched.check()
-    watched.context.close()
-
-
 def test_tool_output_is_folded_and_the_diff_is_there(watched: Watched) -> None:
     page = watched.open("/rollout/0/step_00001/0", ".message.filled .fold")
     fold = page.locator(".message.tool .fold").first
@@ -258,8 +238,7 @@ def test_long_things_are_drawn_as_they_come_near(browser: Any, tmp_path: Path) -
     rollout = make_rollout("long", "t", "g", solved=False)
     rollout.segments[0].messages *= 50
     RunFolder(path).write_rollouts(1, [rollout, *[make_rollout(str(n), "t", "h", solved=True) for n in range(600)]])
-    with serving(RunIndex("long", path)) as server:
-        watched = Watched(browser, server.url, viewport={"width": 1000, "height": 600})
+    with watching(browser, RunIndex("long", path), viewport={"width": 1000, "height": 600}) as watched:
         page = watched.open("/rollouts/0", ".row .task")
         assert page.locator(".count").inner_text() == "602 rollouts"
         assert page.locator(".spacer .row").count() < 60
@@ -274,26 +253,6 @@ def test_long_things_are_drawn_as_they_come_near(browser: Any, tmp_path: Path) -
         watched.open("/rollout/0/step_00001/0/0.200", "[data-index='200'].filled")
         page.wait_for_timeout(300)
         assert 0 < page.locator("[data-index='200']").bounding_box()["y"] < 300
-        watched.check()
-        watched.context.close()
-
-
-def test_the_theme_is_switched_and_kept(watched: Watched) -> None:
-    page = watched.open("/run/0", ".panel svg")
-    paper = "getComputedStyle(document.body).backgroundColor"
-    before = page.evaluate(paper)
-    page.locator("#theme").click()
-    after = page.evaluate(paper)
-    assert before != after
-    page.reload()
-    page.wait_for_selector(".panel svg")
-    assert page.evaluate(paper) == after
-    page.keyboard.press("t")
-    assert page.evaluate(paper) == before
-    page.keyboard.press("?")
-    expect(page.locator("#help")).to_contain_text("next and previous target")
-    page.get_by_role("button", name="close").click()
-    expect(page.locator("#help")).to_be_hidden()
 
 
 def test_runs_are_compared(watched: Watched) -> None:
@@ -310,16 +269,13 @@ def test_a_run_that_goes_on_is_seen_without_a_reload(browser: Any, tmp_path: Pat
     path = make_run(tmp_path, "going", steps=1, wanted=3)
     with open(path / "rollouts" / "step_00001.jsonl", "a") as file:
         file.write('{"id": "torn')
-    with serving(RunIndex("going", path)) as server:
-        watched = Watched(browser, server.url)
+    with watching(browser, RunIndex("going", path)) as watched:
         page = watched.open("/run/0", ".panel svg")
         assert page.locator("#live").inner_text() == "live, step 1 of 3"
         assert page.locator(".unreadable strong").inner_text() == "1 rollout line"
         add_step(RunFolder(path), 2)
         expect(page.locator("#live")).to_have_text("live, step 2 of 3")
         expect(page.locator(".door b").first).to_have_text("13")
-        watched.check()
-        watched.context.close()
 
 
 def test_the_single_file_opens_from_the_disk(browser: Any, folder: Path, tmp_path: Path) -> None:
@@ -357,8 +313,8 @@ def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
     page = watched.open("/", ".panel svg")
     assert page.locator(".outcome").inner_text() == f"What came out. {HOSTILE}"
     assert page.locator("main .lead").first.inner_text() == (
-        "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks, and measured on "
-        "48 held-out tasks of pocket (seed 3). They differ in feedback.weight: 0 in rl, 5 in rl_hints."
+        "The model pocket was trained for 4 steps on 2 tasks, and measured on "
+        "48 held-out tasks of pocket. They differ in feedback.weight: 0 in rl, 5 in rl_hints."
     )
     rows = page.locator(".result tbody tr")
     assert rows.locator("th").all_inner_texts() == ["before", "rl", "rl_hints"]
@@ -404,20 +360,6 @@ def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
     watched.context.close()
 
 
-def test_bars_do_not_overlap_where_steps_are_missing(browser: Any, tmp_path: Path) -> None:
-    path = make_run(tmp_path, "gaps", steps=3, wanted=200)
-    add_step(RunFolder(path), 200)
-    with serving(RunIndex("gaps", path)) as server:
-        watched = Watched(browser, server.url)
-        page = watched.open("/run/0", "#monitors .bar")
-        drawn = page.locator("#monitors .bar").get_attribute("d")
-        bars = [(float(left), float(width)) for left, width in re.findall(r"M([\d.]+),[^h]*h([\d.]+)", drawn)]
-        assert len(bars) == 4
-        assert all(left + width <= after + 0.11 for (left, width), (after, _) in pairwise(bars))
-        watched.check()
-        watched.context.close()
-
-
 def test_what_went_wrong_is_said_first_and_what_is_unseen_is_shown(browser: Any, tmp_path: Path) -> None:
     path = make_run(tmp_path, "odd", steps=1)
     crashed = make_rollout("crashed", "t", "g", solved=False, extra="a\x1b[31m\u202eb")
@@ -428,8 +370,7 @@ def test_what_went_wrong_is_said_first_and_what_is_unseen_is_shown(browser: Any,
     )
     RunFolder(path).write_rollouts(1, [crashed])
     RunFolder(path).write_feedback(1, [unscored])
-    with serving(RunIndex("odd", path)) as server:
-        watched = Watched(browser, server.url, viewport=PHONE)
+    with watching(browser, RunIndex("odd", path), viewport=PHONE) as watched:
         page = watched.open("/rollout/0/step_00001/0", ".message.filled")
         note = page.locator("details.unreadable summary")
         assert note.inner_text() == "It crashed: SandboxError: the sandbox is gone"
@@ -438,59 +379,12 @@ def test_what_went_wrong_is_said_first_and_what_is_unseen_is_shown(browser: Any,
         target = page.locator(".message.target")
         assert "did not score" in target.inner_text()
         assert target.locator(".tool-name").inner_text() == "write_file"
-        watched.check()
-        watched.context.close()
-
-
-def test_rollouts_without_training_are_not_said_to_be_trained_on(browser: Any, tmp_path: Path) -> None:
-    for name in ("rollout", "eval"):
-        folder = RunFolder(tmp_path / name)
-        folder.write_rollouts(0, [make_rollout("r/t/0", "t", "t", solved=True)])
-        folder.config_file.write_text("")
-        (folder.path / "fingerprint.json").write_text("{}")
-    RunFolder(tmp_path / "rollout").append_metrics({"step": 0, "solved": 0.5, "turns": 3.0})
-    (tmp_path / "eval" / "results.json").write_text('{"solved": 0.25}')
-    with serving(*(RunIndex(name, tmp_path / name) for name in ("rollout", "eval"))) as server:
-        watched = Watched(browser, server.url)
-        page = watched.open("/run/0", "#numbers")
-        assert page.locator("#numbers tr").all_inner_texts() == ["Solved\t50.0%\t", "Turns\t3\t"]
-        for address, selector in (("/run/0", "#numbers"), ("/run/1", "#result"), ("/compare", "#closer")):
-            said = watched.open(address, selector).locator("main").inner_text()
-            assert not any(word in said for word in ("in training", "training tasks", "No step is", "No monitor"))
-        watched.check()
-        watched.context.close()
-
-
-def test_a_run_without_tasks_shows_what_it_has(browser: Any, tmp_path: Path) -> None:
-    """A distillation's `solved` is that of the recorded rollouts; a draft head has none, nor hints nor monitors."""
-    data = {"distill": {"solved": 0.0, "hint/kl": 0.1}, "mtp": {"mtp/kept_1": 0.2, "mtp/loss_1": 1.0}}
-    for verb, row in data.items():
-        folder = RunFolder(tmp_path / verb)
-        for step in (1, 2):
-            folder.append_metrics({"step": step, **{key: value * step for key, value in row.items()}})
-        folder.config_file.write_text('model = "pocket"\n')
-        folder.data_file.write_text(json.dumps({"verb": verb, "sources": ["logs"]}))
-    folder.write_eval("final", {"solved": 0.5, "tasks": 2, "suites": ["mine/train"]}, [])
-    with serving(*(RunIndex(verb, tmp_path / verb) for verb in data)) as server:
-        watched = Watched(browser, server.url)
-        for number, labels in ((0, ["Divergence from teacher"]), (1, ["Kept of draft token 1"])):
-            page = watched.open(f"/run/{number}", ".panel svg")
-            assert page.locator("#curves > .panels strong").all_inner_texts() == labels
-            said = page.locator("main").inner_text()
-            assert not any(
-                word in said for word in ("in training", "held-out", "No message", "No monitor", "rollouts on")
-            )
-        assert page.locator("#result h2").inner_text() == "Measured"
-        assert "2 tasks of mine/train" in page.locator("#result").inner_text()
-        watched.check()
-        watched.context.close()
 
 
 def test_an_empty_run_and_a_wrong_address_say_so(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "config.toml").write_text("")
-    with serving(RunIndex("new", tmp_path / "new")) as server:
-        watched = Watched(browser, server.url)
+    with watching(browser, RunIndex("new", tmp_path / "new")) as watched:
         for address, sentence in (
             ("/run/0", "No step is recorded yet"),
             ("/rollouts/0", "No rollout is stored yet"),
@@ -501,62 +395,6 @@ def test_an_empty_run_and_a_wrong_address_say_so(browser: Any, tmp_path: Path) -
         ):
             page = watched.open(address, ".empty")
             assert sentence in page.locator("main").inner_text()
-        watched.check()
-        watched.open("/rollout/0/step_00001/0", ".empty")  # the server's 404 is told in the console too
-        watched.context.close()
-
-
-@pytest.mark.skipif("OFFBOOK_SCREENSHOTS" not in os.environ, reason="OFFBOOK_SCREENSHOTS names no folder")
-def test_screenshots(browser: Any) -> None:
-    """Of the quickstart's folder that OFFBOOK_SCREENSHOTS_RUN names."""
-    out, quickstart = Path(os.environ["OFFBOOK_SCREENSHOTS"]), Path(os.environ["OFFBOOK_SCREENSHOTS_RUN"])
-    run = quickstart / "rl_hints"
-    with TemporaryDirectory() as scratch:
-        report = Path(scratch) / "report.html"
-        write_page(
-            report, [RunIndex(name, path) for name, path in _folders([quickstart]).items()], "offbook quickstart", NEXT
-        )
-        watched = Watched(browser, report.as_uri(), viewport={"width": 1100, "height": 1560}, color_scheme="light")
-        watched.open("/", "#example .strip").screenshot(path=out / "report.png")
-        watched.context.close()
-    with serving(RunIndex(run.name, run)) as server:
-        watched = Watched(browser, server.url, viewport={"width": 1100, "height": 760}, color_scheme="light")
-        page = watched.open("/run/0", ".panel svg")
-        page.set_viewport_size({"width": 1100, "height": 1560})
-        page.screenshot(path=out / "view-run.png")
-        page.set_viewport_size({"width": 1100, "height": 760})
-        example = answer([RunIndex(run.name, run)], "api/run/0/example")
-        page = watched.open(f"/rollout/0/{example['source']}/{example['number']}", ".strip")
-        page.mouse.move(1, 1)
-        page.mouse.wheel(0, 300)
-        page.wait_for_timeout(300)
-        page.screenshot(path=out / "view-rollout.png")
-        page.emulate_media(color_scheme="dark")
-        page.evaluate(STRONGEST)
-        page.wait_for_timeout(300)
-        page.screenshot(path=out / "view-target.png")
-        watched.context.close()
-
-
-def test_where_rollouts_are_is_shown_as_it_changes(browser: Any, tmp_path: Path) -> None:
-    """Before the first step is over, and on a phone."""
-    folder = make_run(tmp_path, "live")
-    for path in (folder / "metrics.jsonl", *folder.glob("rollouts/*"), *folder.glob("feedback/*")):
-        path.unlink()
-    (folder / "slots").mkdir(exist_ok=True)
-    told = {"slots running": 12, "slots trained": 0, "oldest begun at step": 3, "restarts of the model": 1}
-    (folder / "slots" / "now.json").write_text(json.dumps(told))
-    with serving(RunIndex("live", folder)) as server:
-        watched = Watched(browser, server.url, viewport=PHONE)
-        page = watched.open("/run/0")
-        slots, rest = page.locator("section", has_text="Rollouts now").locator("table").all()
-        expect(slots.locator("td")).to_have_text(["12", "0"])
-        expect(rest.locator("th")).to_have_text(["oldest begun at step", "restarts of the model"])
-        assert not watched.sideways()
-        (folder / "slots" / "now.json").write_text(json.dumps(told | {"slots running": 7}))
-        expect(slots.locator("td").first).to_have_text("7")
-        watched.check()
-        watched.context.close()
 
 
 def test_decisions_of_a_live_cycle(browser: Any, folder: Path, tmp_path: Path) -> None:
@@ -570,13 +408,10 @@ def test_decisions_of_a_live_cycle(browser: Any, folder: Path, tmp_path: Path) -
         {"kind": "refuse", "why": HOSTILE, "deployed": 0, "version": 1, "at": 1.8e9, "numbers": {"gate": gate}},
     ]
     (live / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with serving(RunIndex("live", live)) as made:
-        watched = Watched(browser, made.url, viewport=PHONE)
+    with watching(browser, RunIndex("live", live), viewport=PHONE) as watched:
         page = watched.open("/decisions/0", ".decision")
         expect(page.locator(".decision b")).to_have_text([" refused 1 ", " began 0 "])
         page.locator(".decision summary").first.click()
         expect(page.locator("table.numbers tbody tr")).to_have_count(2)
         expect(page.locator("tr.worse th")).to_have_text("solved")
         assert not watched.sideways()
-        watched.check()
-        watched.context.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import os
 import shlex
@@ -397,13 +396,13 @@ def test_a_rollout_whose_time_a_hung_server_took_is_none(small: dict[str, str], 
     collector, sets = Collector(config, Path(config.model)), task_sets(config)
     engine, jobs = collector.engine, [Job(sets.train[0], f"r{number}", "g") for number in range(2)]
     assert isinstance(engine, VllmEngine)
-    real = engine._shared.server.start
+    real = engine.server.start
 
     def start() -> None:
         real()
-        hangs[0] = engine._shared.starts == 0
+        hangs[0] = engine._starts == 0
 
-    engine._shared.server.start = start  # type: ignore[method-assign]
+    engine.server.start = start  # type: ignore[method-assign]
 
     async def main() -> None:
         async with aclosing(collector):
@@ -645,48 +644,6 @@ def test_a_server_that_died_comes_back_with_the_current_weights(
         assert set(completion.versions) == {3}
         assert error(merged, prompt, completion) < 1e-3
     assert len([line for line in caplog.messages if "is started again, and gets version 3" in line]) == 1
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("who", ["all", "the engine"])
-def test_a_server_that_is_stopped_while_it_gets_weights_comes_back_with_them(
-    who: str, real: tuple[VllmEngine, Server], caplog: pytest.LogCaptureFixture
-) -> None:
-    engine, running = real
-    engine = copy.copy(engine)
-    asked, (before, _), (given, merged) = prompts(4), adapter(4, 4), adapter(5, 5)
-    engine.apply(before)
-    engine.timeout_s = 2.0
-    assert running._process is not None
-    for process in _group(running._process.pid):
-        if who == "all" or process != running._process.pid:
-            os.kill(process, signal.SIGSTOP)
-    engine.apply(given)
-    assert caplog.messages[0].startswith("vLLM hangs: no answer to /v1/load_lora_adapter for 2 s; it is started again")
-    engine.timeout_s = 60.0
-    for prompt, completion in zip(asked, asyncio.run(all_of(engine, asked)), strict=True):
-        assert set(completion.versions) == {5}
-        assert error(merged, prompt, completion) < 1e-3
-
-
-@pytest.mark.vllm
-def test_a_stopped_vllm_goes_down_with_whoever_started_it(real: tuple[VllmEngine, Server], tmp_path: Path) -> None:
-    found = find_vllm()
-    model(0).save_pretrained(tmp_path / "model")
-
-    def stop() -> None:
-        deadline, log = time.monotonic() + 120, tmp_path / "vllm.log"
-        while not (log.is_file() and "EngineCore" in log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        stopped.extend(max(map(_group, _running(f"--model {tmp_path}")), key=len))  # the guard is alone in its own
-        for process in stopped:
-            os.kill(process, signal.SIGSTOP)
-
-    stopped: list[int] = []
-    start_and_kill(tmp_path, found.python, stop, *(["--enforce-eager"] if found.on_cpu else []))
-    assert len(stopped) > 1, "the engine is a process of its own"
-    assert _is_gone(f"--model {tmp_path}")
-    assert not set(stopped) & set(_running())
 
 
 @pytest.mark.vllm

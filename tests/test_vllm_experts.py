@@ -101,10 +101,7 @@ class Client:
             experts = self.change(experts)
         flat = SimpleNamespace(start_indices=range(most), token_ids=sampled, logprobs=logprobs)
         output = SimpleNamespace(
-            token_ids=sampled,
-            logprobs=flat,
-            finish_reason="abort" if is_ended else "length",
-            routed_experts=experts,
+            token_ids=sampled, logprobs=flat, finish_reason="abort" if is_ended else "length", routed_experts=experts
         )
         yield SimpleNamespace(prompt_token_ids=prompt_ids, outputs=[output])
 

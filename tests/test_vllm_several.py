@@ -85,24 +85,20 @@ def test_sessions_without_a_group_are_spread() -> None:
 def test_a_session_asks_the_server_that_it_was_opened_at(tmp_path: Path) -> None:
     played = Played(playing), Played(playing)
     engine = engines_of(tmp_path, *played)
-    greedy = engine.at(1e-6)
 
     async def main() -> None:
         sessions = [engine.open(f"step1/{task}/{number}") for task in ("a", "b") for number in range(3)]
         for turn in range(2):
             await asyncio.gather(*(each.complete(Prompt([place, turn]), 8) for place, each in enumerate(sessions)))
         assert engine.balance.open == [3, 3]
-        judge = greedy.open("judge")
-        assert engine.balance.open == [4, 3], "those of another temperature count"
-        await judge.complete(Prompt([9]), 8)
-        for session in [*sessions, judge, *sessions]:  # twice is once
+        for session in [*sessions, *sessions]:  # twice is once
             session.close()
         assert engine.balance.open == [0, 0]
         await engine.aclose()
 
     asyncio.run(main())
     asked = [[array("i", body.partition(b"\n")[2]).tolist() for body in one.of(TOKENS)] for one in played]
-    assert sorted(asked[0]) == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [9]]
+    assert sorted(asked[0]) == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
     assert sorted(asked[1]) == [[3, 0], [3, 1], [4, 0], [4, 1], [5, 0], [5, 1]]
 
 
@@ -166,21 +162,6 @@ def test_where_one_refuses_new_weights_the_next_bring_all_to_the_same(tmp_path: 
             assert await versions() == [[3, 3], [3, 3]]
 
     asyncio.run(main())
-
-
-def test_one_that_hangs_over_new_weights_is_brought_back_by_itself(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def answer(path: str, body: bytes) -> Answer:
-        return None if path == LOADED and len(hanging.of(LOADED)) == 1 else playing(path, body)
-
-    good, hanging = Played(playing), Played(answer)
-    engine = engines_of(tmp_path, good, hanging, timeout_s=0.5)
-    engine.apply(adapter(4))
-    assert (engine.version, len(good.of(LOADED)), len(hanging.of(LOADED))) == (4, 1, 2)
-    hangs = f"vLLM at {hanging.url} hangs: no answer to /v1/load_lora_adapter for 0.5 s"
-    assert caplog.messages == [f"{hangs}; it is waited for, and gets version 4 of the weights"]
-    asyncio.run(engine.aclose())
 
 
 def test_new_weights_while_requests_run_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,34 +251,12 @@ def test_a_run_of_two_steps(small: dict[str, str], tmp_path: Path) -> None:
     assert not played[1].of(TOKENS), "the one group of a step is at one server"
 
 
-def test_each_server_has_deaths_of_its_own(
-    small: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two of each between two steps are four, and none has three."""
-    monkeypatch.setattr(one_engine, "PAUSE_S", 0.05)
-    enter = Balance.enter
-    monkeypatch.setattr(Balance, "enter", lambda self, group: enter(self, ""))  # the one group is at both servers
-
-    def dying(left: list[int]) -> Played:
-        return Played(
-            lambda path, body: (500, b"gone") if path == TOKENS and left and left.pop() else playing(path, body)
-        )
-
-    urls = [one.url for one in (dying([1, 1]), dying([1, 1]))]
-    more = {"engine.kind": "vllm", "engine.vllm.url": ",".join(urls), "train.lora.rank": "2", "train.steps": "1"}
-    folder = train(load_config(["standard"], {**small, **more, "out": str(tmp_path / "run")}))
-    assert folder.metrics()[0][0]["deaths"] == 4
-
-
 # Configuration
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [
-        ({"url": "http://a", "copies": "2"}, "copies are started by offbook"),
-        ({"copies": "0"}, "engine.vllm.copies"),
-    ],
+    [({"url": "http://a", "copies": "2"}, "copies are started by offbook"), ({"copies": "0"}, "engine.vllm.copies")],
 )
 def test_what_cannot_be(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(OffbookError, match=sentence):
@@ -343,7 +302,7 @@ def test_copies_are_started_with_gpus_ports_and_logs_of_their_own(
         "RuntimeError: sees 5\n",
         "RuntimeError: sees 6\n",
     ]
-    assert len({server.url for server in servers}) == len(servers[0].place.ports) == 2
+    assert len({server.url for server in servers}) == 2
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6"
 
 

@@ -39,7 +39,7 @@ async def played(name: str, tasks: Path, collector: Collector) -> dict[str, Any]
     place, given = SESSIONS[name]
     steps = [step for each in given for step in (solved_with(place) if each is SOLVE else (each,))]
     task = load_task(tasks / TARGETS[place].task)
-    sandbox = await suite_sandbox(task.tree, task.suite, collector.sandbox, None)
+    sandbox = await suite_sandbox(task.tree, task.suite, collector.sandbox)
     try:
         script = Script(tuple(steps))
         rollout = await run_agent(task, sandbox, script, script.chat, Harness(LIMITS), name, "blind")

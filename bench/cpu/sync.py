@@ -66,7 +66,7 @@ def texts(vocabulary: int, tokens: int) -> Iterator[torch.Tensor]:
 
 def snapshot(tensors: Tensors) -> list[np.ndarray]:
     layout = Layout.of(Weights(0, tensors), 64 << 20)
-    return list(layout.flatten(tensors.items(), range(len(layout.shards))).values())
+    return layout.flatten(tensors)
 
 
 def training(name: str, options: argparse.Namespace) -> Iterator[Tensors]:

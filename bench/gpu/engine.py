@@ -166,7 +166,7 @@ def conversations(args: argparse.Namespace, model: PreTrainedModel, keep: bool) 
     prompts = make_prompts(args, model.config.vocab_size)
     new = max(1, args.new // 2)
     seconds = min(many_turns(engine, prompts, new, args.turns, keep) for _ in range(2))
-    prefilled, reread = engine.tokens_prefilled / 2, engine.tokens_reread / 2
+    prefilled = engine.decoder.tokens_prefilled / 2
     clocks = {"prefill s": Clock(engine.decoder.admit), "decode s": Clock(engine.decoder.step)}
     engine.decoder.admit, engine.decoder.step = clocks.values()  # type: ignore[method-assign]
     clocked = many_turns(engine, prompts, new, args.turns, keep)
@@ -175,7 +175,6 @@ def conversations(args: argparse.Namespace, model: PreTrainedModel, keep: bool) 
         "tokens/s": args.rows * new * args.turns / seconds,
         "seconds": seconds,
         "prefilled": prefilled,
-        "of it reread": reread,
         **split,
         "else s": clocked - sum(split.values()),
     }
@@ -200,11 +199,11 @@ def agents(args: argparse.Namespace, model: PreTrainedModel) -> dict[str, float]
         await asyncio.gather(*map(one, range(count)))
 
     asyncio.run(all_of_them())  # compiles, captures
-    began, sampled, work = time.perf_counter(), engine.tokens_sampled, engine.counters
+    began, sampled, work = time.perf_counter(), engine.decoder.tokens_sampled, engine.counters
     asyncio.run(all_of_them())
     seconds = time.perf_counter() - began
     split = {key.removeprefix("engine/"): engine.counters[key] - work[key] for key in work if key.startswith("engine")}
-    return {"tokens/s": (engine.tokens_sampled - sampled) / seconds, "seconds": seconds, **split}
+    return {"tokens/s": (engine.decoder.tokens_sampled - sampled) / seconds, "seconds": seconds, **split}
 
 
 def grouped(args: argparse.Namespace, model: PreTrainedModel, constant: str, value: int) -> dict[str, float]:

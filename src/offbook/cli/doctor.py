@@ -76,7 +76,7 @@ def _sandbox() -> Iterator[Finding]:
     found = isolation()
     if not found.works:
         advice = "`--sandbox.backend container` may work; `process` isolates nothing, at your own risk"
-        yield "sandbox", False, f"{'; '.join(found.missing)}. {advice}"
+        yield "sandbox", False, f"{found.missing}. {advice}"
         return
     own = "own files, processes, network and users for every command; system calls filtered"
     yield "sandbox", True, f"bwrap {found.version}{' as root' if found.is_root else ''}: {own}"

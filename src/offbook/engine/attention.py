@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,12 +82,6 @@ def unfused(model: PreTrainedModel) -> Iterator[None]:
             layer._compiled_call_impl = call
 
 
-class Tokens(Protocol):
-    """What a forward is over."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor: ...
-
-
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -95,7 +89,7 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    tokens: Tokens | None = None,
+    tokens: NextTokens | NewTokens | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     if tokens is None:

@@ -25,9 +25,6 @@ class Session:
         """
         raise NotImplementedError
 
-    def skip_turns(self, turns: int) -> None:
-        """Continue a rollout that was interrupted after `turns` messages: their random numbers are not drawn again."""
-
     async def alive(self) -> None:
         """Return as soon as the model shows a sign of life; raise ModelLost if it died or hangs.
 
@@ -49,11 +46,6 @@ class Engine:
 
     keeps_weights: bool = False
     seed: int = 0
-
-    @property
-    def in_lockstep(self) -> bool:
-        """It decodes only when every open session waits: open all sessions of a batch before the first one asks."""
-        return False
 
     @property
     def version(self) -> int:
@@ -86,10 +78,6 @@ class Engine:
         fit, and then the old weights stay.
         """
         raise OffbookError("a model behind a URL cannot take new weights: --model is a URL; give a folder or a name")
-
-    def at(self, temperature: float) -> Engine:
-        """An engine on the same model with another temperature, as for a judge. The owner closes the original only."""
-        raise OffbookError("this engine has one temperature; give the judge a model of its own (judge.name)")
 
     def pause(self) -> None:
         """Give GPU memory back until the next `apply` or message, which resumes by itself. Nothing may be running."""

@@ -59,15 +59,11 @@ class KvSlots:
     length: int = 0
     owners: list[Hashable | None] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
-    evicted: dict[Hashable, list[int]] = field(default_factory=dict)  # what owners lost because the budget is too small
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def rounded(self, length: int) -> int:
         """Lengths grow by a third or a half, so that slots are seldom resized."""
         return min(bucket(max(length, SHORTEST)), self.budget)
-
-    def has_room(self, rows: int, length: int) -> bool:
-        return rows <= self.count and length <= self.length
 
     def resize(self, rows: int, wished: int, length: int) -> None:
         """At least `rows` slots, `wished` if the budget allows, of at least `length`.
@@ -84,9 +80,6 @@ class KvSlots:
             for new, old in zip((keys, values), pair, strict=True):
                 new[:kept, :, :upto] = old[:kept, :, :upto]
             self.layers[layer] = keys, values
-        for slot, ids in enumerate(self.ids):
-            if slot >= kept or len(ids) >= length:
-                self._evict(slot)
         self.owners = [*self.owners[:kept], *[None] * (count - kept)]
         self.ids = [*(ids if len(ids) < length else [] for ids in self.ids[:kept]), *([] for _ in range(count - kept))]
         self.count, self.length = count, length
@@ -115,16 +108,10 @@ class KvSlots:
         for owner in owners:
             if owner not in by_owner:
                 by_owner[owner] = slot = min((slot for slot in range(self.count) if slot not in taken), key=price)
-                self._evict(slot)
                 self.owners[slot] = owner
                 self.ids[slot] = []
                 taken.add(slot)
         return [by_owner[owner] for owner in owners]
-
-    def _evict(self, slot: int) -> None:
-        owner = self.owners[slot]
-        if owner is not None and self.ids[slot]:
-            self.evicted[owner] = self.ids[slot]
 
     def swap(self, ones: list[int], others: list[int]) -> None:
         """Swap owners, ids, keys and values of slots pairwise."""
@@ -145,8 +132,6 @@ class KvSlots:
     def free(self, owners: Iterable[Hashable]) -> None:
         """Free the KV slots of sessions that are closed."""
         gone = set(owners)
-        for owner in gone:
-            self.evicted.pop(owner, None)
         for slot, owner in enumerate(self.owners):
             if owner in gone:
                 self.owners[slot] = None
@@ -255,8 +240,6 @@ class Decoder:
         self.version = 0
         self.tokens_sampled = 0
         self.tokens_prefilled = 0
-        self.tokens_reread = 0  # of those prefilled: kept before, and evicted because the budget is too small
-        self._most = 0  # rollouts that were open at once
         self.slots = KvSlots(budget)
         self._routers = routers_of(model)
         self._tokens: NewTokens | NextTokens | None = None  # of the current forward
@@ -291,9 +274,8 @@ class Decoder:
         """Prefill the prompts and sample the first tokens. `wished`: slots to keep, if the budget allows."""
         if not rows:
             return
-        self._most = max(self._most, wished)
         count, length = len(self.running) + len(rows), max(row.need for row in [*self.running, *rows])
-        if not self.slots.has_room(count, length):
+        if count > self.slots.count or length > self.slots.length:
             if self.static and max(count, wished) * self.slots.rounded(self.longest) <= self.slots.budget:
                 length = max(length, self.longest)  # at once: resizing moves the memory, which loses all graphs
             self._compact(wholly=True)  # there may be fewer slots afterwards, and the first ones stay
@@ -303,18 +285,7 @@ class Decoder:
         by_slot = dict(zip(self.slots.assign([row.owner for row in rows], busy), rows, strict=True))
         slots = sorted(by_slot)
         new_rows = [by_slot[slot] for slot in slots]
-        had_room = not self.tokens_reread
         logits_RV = self._read({slot: row.prompt_ids for slot, row in by_slot.items()})
-        longest = max(self.longest, *(row.need for row in [*self.running, *rows]))
-        needed = self._most * bucket(max(longest, SHORTEST))
-        if had_room and self.tokens_reread and needed > self.slots.budget:
-            log.warning(
-                "the engine's KV cache holds %d tokens, too few for %d rollouts at once: evicted tokens are computed "
-                "again (reread_tokens in metrics.jsonl); raise engine.kv_tokens to %d",
-                self.slots.budget,
-                self._most,
-                needed,
-            )
         device = self.model.device
         new = torch.tensor(slots, device=device)
         uniform_RL = pad_sequence([row.uniforms for row in new_rows], batch_first=True)
@@ -351,7 +322,6 @@ class Decoder:
         self.version = version
         self._compact(wholly=True)  # first: a row that moves takes the keys of its slot along
         self.slots.ids = [[] for _ in range(self.slots.count)]
-        self.slots.evicted.clear()
         if self.rows:
             for slot, row in enumerate(self.running):
                 row.routes = self._routes_of(slot, row)
@@ -392,9 +362,6 @@ class Decoder:
         """Prefill ids into slots. Returns the logits after the last token of each, in the order of the slots."""
         logits: dict[int, Tensor] = {}
         fills = plan_fills(wanted, dict(enumerate(self.slots.ids)))
-        for fill in fills:
-            evicted = self.slots.evicted.pop(self.slots.owners[fill.slot], [])
-            self.tokens_reread += max(0, common_prefix(fill.ids, evicted) - fill.shared)
         for _, wave in groupby(fills, key=lambda fill: fill.wave):
             new = list(wave)
             copies = sorted((fill.source, fill.shared, fill.slot) for fill in new if fill.source is not None)

@@ -92,9 +92,6 @@ class LocalSession(Session):
             if request in engine.waiting:  # the rollout ran out of time while it waited
                 engine.waiting.remove(request)
 
-    def skip_turns(self, turns: int) -> None:
-        self.turn += turns
-
     async def alive(self) -> None:
         await self.engine.alive()
 
@@ -152,35 +149,17 @@ class LocalEngine(Engine):
         return min(positions, self.budget)
 
     @property
-    def tokens_sampled(self) -> int:
-        """Since the engine was made, by rows that were dropped too."""
-        return self.decoder.tokens_sampled
-
-    @property
-    def tokens_prefilled(self) -> int:
-        return self.decoder.tokens_prefilled
-
-    @property
-    def tokens_reread(self) -> int:
-        """Of those prefilled: they were kept before, and lost because `kv_tokens` were too few."""
-        return self.decoder.tokens_reread
-
-    @property
     def counters(self) -> dict[str, float]:
-        """Prompt tokens computed again, seconds spent on prompts and on decoding."""
-        return {"reread_tokens": self.tokens_reread, "engine/read_s": self._read_s, "engine/write_s": self._write_s}
-
-    @property
-    def in_lockstep(self) -> bool:
-        return self.mode == "lockstep"
+        """Prompt tokens that were computed, seconds spent on prompts and on decoding."""
+        return {
+            "prefill_tokens": self.decoder.tokens_prefilled,
+            "engine/read_s": self._read_s,
+            "engine/write_s": self._write_s,
+        }
 
     @property
     def kv_load(self) -> float:
         return sum(map(len, self.decoder.slots.ids)) / self.budget
-
-    def at(self, temperature: float) -> LocalEngine:
-        """In lockstep, with a KV cache of its own."""
-        return LocalEngine(self.model, self.stop_ids, temperature, self.kv_tokens, self.seed)
 
     def open(self, key: str) -> LocalSession:
         """In lockstep, open all sessions of a batch before the first one asks, or the first is decoded alone."""
@@ -195,7 +174,12 @@ class LocalEngine(Engine):
         itself fail, nothing is sampled from the half of it: applied again, they are written from the start.
         """
         own = self.model.state_dict() if weights.adapter is None else adapter_tensors(self.model)
-        _refuse_others(own, weights)
+        for name, tensor in own.items():
+            found = weights.like.get(name)
+            if found is None or found.shape != tensor.shape:
+                theirs = "no" if found is None else f"the shape {list(found.shape)} of"
+                ours = f"which is {list(tensor.shape)} here; publish the weights of this model"
+                raise OffbookError(f"version {weights.version} of the weights has {theirs} {name}, {ours}")
         work = self._submit(partial(self._swap, own, weights))
         try:
             work.result(self.deadline_s)
@@ -245,7 +229,7 @@ class LocalEngine(Engine):
     @property
     def _signs(self) -> tuple[int, int]:
         """Of life."""
-        return self.tokens_sampled, self.tokens_prefilled
+        return self.decoder.tokens_sampled, self.decoder.tokens_prefilled
 
     async def alive(self) -> None:
         """Returns at the next sign of life, or at once where the model is not asked; raises where there is none."""
@@ -286,10 +270,11 @@ class LocalEngine(Engine):
                 rows = [request.row for request in asked]
                 await self._done(partial(self._go_on, rows, closed, self.open_sessions))
                 for request in asked:
-                    if request.row.over:
-                        _answer(request)
-                    elif request.heard and request.row.ids and not request.row.abandoned:
-                        request.heard([*request.row.ids])
+                    row = request.row
+                    if row.over and not request.done.done():
+                        request.done.set_result(Completion(row.ids, row.logprobs, row.versions, routes=row.routes))
+                    elif request.heard and row.ids and not row.abandoned and not row.over:
+                        request.heard([*row.ids])
                 asked[:] = [request for request in asked if not request.row.over]
         except Exception as error:  # every rollout that waits for the batch gets it
             lost = _lost(error)
@@ -331,12 +316,6 @@ class LocalEngine(Engine):
         self._write_s += time.monotonic() - read
 
 
-def _answer(request: _Request) -> None:
-    if not request.done.done():
-        row = request.row
-        request.done.set_result(Completion(row.ids, row.logprobs, row.versions, routes=row.routes))
-
-
 def _free_tokens(model: PreTrainedModel) -> int:
     """What `engine.kv_tokens` is where nobody says."""
     if model.device.type != "cuda":
@@ -359,12 +338,3 @@ def _lost(error: Exception) -> ModelLost:
     lost = ModelLost(f"the model stopped writing: {type(error).__name__}: {said}{advice}")
     lost.__cause__ = error
     return lost
-
-
-def _refuse_others(own: dict[str, Tensor], weights: Weights) -> None:
-    for name, tensor in own.items():
-        found = weights.like.get(name)
-        if found is None or found.shape != tensor.shape:
-            theirs = "no" if found is None else f"the shape {list(found.shape)} of"
-            ours = f"which is {list(tensor.shape)} here; publish the weights of this model"
-            raise OffbookError(f"version {weights.version} of the weights has {theirs} {name}, {ours}")

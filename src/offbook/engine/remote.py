@@ -16,7 +16,7 @@ from typing import Any
 
 from offbook.core.client import Client, Reply, ReplyMessage, connections
 from offbook.engine.base import Engine, Session
-from offbook.types import Completion, Message, Prompt, ToolSpec
+from offbook.types import Completion, Message, Prompt
 
 RenderCall = Callable[[str, Any], str]
 
@@ -70,14 +70,12 @@ class RemoteEngine(Engine):
             "temperature": self.temperature,
         }
         if prompt.tools:
-            body["tools"] = [_function(tool) for tool in prompt.tools]
+            about = [
+                {"name": one.name, "description": one.description, "parameters": one.parameters} for one in prompt.tools
+            ]
+            body["tools"] = [{"type": "function", "function": one} for one in about]
         async with self._slots:
             return await self.client.post(body, self._http)
-
-
-def _function(tool: ToolSpec) -> dict[str, Any]:
-    about = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": about}
 
 
 def _text(message: ReplyMessage, render_call: RenderCall) -> str:

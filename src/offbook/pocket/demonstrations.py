@@ -144,28 +144,24 @@ def _drafted(seed: int, start: int, count: int, level: Level = SHORT_LEVEL) -> t
 
 
 def _samples(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:
-    return asyncio.run(demonstrate(ChatFormat(Tokenizer.from_str(tokenizer)), *_drafted(seed, start, count), habits))
-
-
-async def demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
-    samples = []
-    async for rollout in episodes(chat, drafts, rng, habits, HARNESS):
-        hints = _hints(rollout, chat, rng)
-        samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
-    return samples
-
-
-def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
-    """Hint blocks before some messages that broke no rule, so that the model learns to follow hints."""
-    if rng.random() > HINTED_EPISODES:
-        return {}
-    faulty = {target.message for target in read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)}
+    """With hint blocks before some messages that broke no rule, so that the model learns to follow hints."""
+    chat = ChatFormat(Tokenizer.from_str(tokenizer))
+    drafts, rng = _drafted(seed, start, count)
     rules = sorted(LEARNED)
-    hints = {}
-    for index, message in enumerate(rollout.segments[0].messages):
-        if message.calls and index not in faulty and rng.random() < HINTED_MESSAGES:
-            hints[index] = hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
-    return hints
+
+    async def run() -> list[Sample]:
+        samples = []
+        async for rollout in episodes(chat, drafts, rng, habits, HARNESS):
+            hints = {}
+            if rng.random() <= HINTED_EPISODES:
+                faulty = {target.message for target in read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)}
+                for index, message in enumerate(rollout.segments[0].messages):
+                    if message.calls and index not in faulty and rng.random() < HINTED_MESSAGES:
+                        hints[index] = hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
+            samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
+        return samples
+
+    return asyncio.run(run())
 
 
 def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int, level: Level = SHORT_LEVEL) -> bytes:

@@ -87,7 +87,10 @@ class Function:
     @property
     def body(self) -> str:
         """The code that replaces the stub: the first line without indentation."""
-        return body_of(self.steps, self.argument)
+        first = self.steps[0].expression(self.argument)
+        if len(self.steps) == 1:
+            return f"return {first}"
+        return f"result = {first}\n    return {self.steps[1].expression('result')}"
 
     @property
     def stub(self) -> str:
@@ -114,8 +117,11 @@ class Caller:
     def source(self) -> str:
         outer = self.outer.name
         inner = self.inner.name
-        doc = f"Return {outer} of {inner} of {self.argument}."
-        return f'def {self.name}({self.argument}):\n    """{doc}"""\n    return {outer}({inner}({self.argument}))\n'
+        given = self.argument
+        return (
+            f'def {self.name}({given}):\n    """Return {outer} of {inner} of {given}."""\n'
+            f"    return {outer}({inner}({given}))\n"
+        )
 
     @property
     def examples(self) -> tuple[Example, ...]:
@@ -327,7 +333,9 @@ def _draw_steps(rng: random.Random, split: Split, module: str) -> Steps:
     first_step = Step(first, rng.choice(first.constants))
     second = rng.choice(seconds)
     steps = (first_step, Step(second, rng.choice(second.constants)))
-    return _draw_steps(rng, split, module) if is_constant(steps) else steps
+    results = [evaluate(steps, given) for given in INPUTS[first.takes]]
+    is_constant = all(result == results[0] for result in results)  # tests cannot distinguish it from a constant
+    return _draw_steps(rng, split, module) if is_constant else steps
 
 
 def _draw_callers(rng: random.Random, modules: Sequence[Module], taken: Collection[str]) -> tuple[Caller, ...]:
@@ -352,19 +360,6 @@ def evaluate(steps: Steps, given: Any) -> Any:
     for step in steps:
         given = _compiled(step)(given)
     return given
-
-
-def is_constant(steps: Steps) -> bool:
-    """Whether the function returns the same for all inputs, so that tests cannot distinguish it from a constant."""
-    results = [evaluate(steps, given) for given in INPUTS[steps[0].op.takes]]
-    return all(result == results[0] for result in results)
-
-
-def body_of(steps: Steps, argument: str) -> str:
-    if len(steps) == 1:
-        return f"return {steps[0].expression(argument)}"
-    first, second = steps
-    return f"result = {first.expression(argument)}\n    return {second.expression('result')}"
 
 
 @cache

@@ -7,9 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -17,14 +15,10 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from offbook.core.config import Config, TrainConfig
-from offbook.engine.sync import Publisher, open_store
-from offbook.engine.sync.layout import Layout
-from offbook.engine.sync.shards import LedShards, Shards, answer
 from offbook.rl.models import Progress, chat_folder, load_model, load_weights, model_folder, model_to_train
 from offbook.rl.train_step import teachers_of
 from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
-from offbook.train.parallel.gather import gathered
 from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.parallel.spmd import (
     ALONE,
@@ -41,12 +35,6 @@ from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
 HOST = "cpu"  # where a model is loaded that ranks share: each takes its parts of one layer after the other from there
-
-
-class RankTrainer(SpmdTrainer):
-    """With the shards that this rank publishes, once it does."""
-
-    shards: Shards
 
 
 @contextmanager
@@ -123,7 +111,7 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
     if orders is None:
         return Trainer(trained, config.train, _teachers(config, other))
     dist.broadcast_object_list([(config, start, other)], 0, orders)
-    return run_on_all(lambda: RankTrainer(trained, config.train, _teachers(config, other, HOST), orders))
+    return run_on_all(lambda: SpmdTrainer(trained, config.train, _teachers(config, other, HOST), orders))
 
 
 def follow(orders: Any) -> None:
@@ -133,9 +121,9 @@ def follow(orders: Any) -> None:
     config, start, other = setup
     torch.set_num_threads(config.threads)
 
-    def make() -> RankTrainer:
+    def make() -> SpmdTrainer:
         trained = model_to_train(config, start, HOST)
-        return RankTrainer(trained, config.train, _teachers(config, other, HOST), orders)
+        return SpmdTrainer(trained, config.train, _teachers(config, other, HOST), orders)
 
     try:
         trainer = run_on_all(make)
@@ -149,34 +137,6 @@ def go_on(trainer: Trainer, checkpoint: Path) -> None:
     """From what a checkpoint holds. All ranks have to call it."""
     load_weights(trainer.model, checkpoint, trainer.base)
     load_training_state(trainer, checkpoint)
-
-
-def publish_by_all(publisher: Publisher, trainer: Trainer, store: str) -> None:
-    """Each rank has some shards of what is published and writes them; this one writes the manifests."""
-    if isinstance(trainer, RankTrainer):
-        publisher.shards.close()
-        publisher.shards = trainer.together(open_shards, store)
-
-
-def open_shards(trainer: RankTrainer, store: str) -> Shards:
-    """All ranks have to call it."""
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
-    if dist.get_rank() == 0:
-        trainer.shards = LedShards(open_store(store), group, partial(trainer.together, take_shards))
-    else:
-        trainer.shards = Shards(open_store(store))
-        Thread(target=answer, args=(trainer.shards, group), name="publish", daemon=True).start()
-    return trainer.shards
-
-
-def take_shards(trainer: RankTrainer, layout: Layout) -> None:
-    """Of what is offered, into this rank's shards."""
-    places, holders = layout.distinct(), layout.dealt_out(dist.get_world_size())
-    tensors = {name: trainer.offered[name] for name in places}
-    held = gathered(tensors, {name: holders[shard] for name, shard in places.items()})
-    own = [shard for shard, holder in enumerate(holders) if holder == dist.get_rank()]
-    trainer.shards.new = layout.flatten(held, own)
-    dist.barrier(trainer.orders)  # before any of them is asked for
 
 
 def refuse_other_tokenizer(student: Path, teacher: Path) -> None:

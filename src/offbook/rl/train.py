@@ -50,7 +50,6 @@ from offbook.rl.ranks import (
     go_on,
     joined,
     make_trainer,
-    publish_by_all,
     share_in,
 )
 from offbook.rl.report import has_signal, waits, why_no_signal
@@ -162,8 +161,6 @@ def build(config: Config, folder: RunFolder, progress: Progress, tell: Tell, ord
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
     trainer = make_trainer(config, trained, start, progress, orders)
-    if publisher:
-        publish_by_all(publisher, trainer, config.loop.store)
     if done:
         trainer.together(go_on, latest_checkpoint(folder))
     kept = folder.path / "ckpt"

@@ -8,7 +8,6 @@ from pathlib import Path
 from offbook.sandbox.bwrap.arguments import View, hidden_folders
 from offbook.sandbox.bwrap.bwrap_sandbox import BwrapSandbox
 from offbook.sandbox.bwrap.isolation import isolation, require_isolation
-from offbook.sandbox.folders import remove_tree
 from offbook.sandbox.process import ProcessSandbox
 from offbook.sandbox.sandbox import HISTORY, ExecResult, PathRefused, Sandbox, SandboxSpec
 
@@ -19,27 +18,17 @@ def hidden_in_sandboxes(python: Path) -> list[Path]:
 
 
 async def open_sandbox(
-    tree: Path,
-    spec: SandboxSpec | None = None,
-    python: Path | None = None,
-    mounts: Mapping[str, Path] | None = None,
-    place: Path | None = None,
+    tree: Path, spec: SandboxSpec | None = None, python: Path | None = None, mounts: Mapping[str, Path] | None = None
 ) -> Sandbox:
     """A sandbox of the kind that `spec` names, around a copy or an overlay of `tree`.
 
     `python` is a folder with an interpreter of the task's own: python/ and the packages it has, deps/; the sandbox has
     it in the place of offbook's. `mounts` are folders that the sandbox sees under the given paths and can only read. A
     container has its own files and takes none of them.
-
-    `place` is for bwrap alone: the folder it lives in. A sandbox that was left there continues from its last snapshot.
     """
     spec = spec or SandboxSpec()
     if spec.backend == "bwrap":
-        if place is not None and (place / "sandbox.json").is_file():
-            return await BwrapSandbox.restore(place)
-        if place is not None and place.exists():  # killed before its first snapshot
-            remove_tree(str(place))
-        return BwrapSandbox(tree, spec, place, python, mounts)
+        return BwrapSandbox(tree, spec, python, mounts)
     if spec.backend == "process":
         return ProcessSandbox(tree, spec, python)
     from offbook.sandbox.container import ContainerSandbox

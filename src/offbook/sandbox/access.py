@@ -51,7 +51,8 @@ def place_of(path: str, packages: Collection[str]) -> Place | None:
         return _place_in_tree(path.removeprefix(TREE))
     if path.startswith(HOMES):
         return "bytecode" if BYTECODE.search(path) else None
-    return None if SYSTEM.search(path) or _in_toolchain(parts) else "outside"
+    toolchain = re.compile(r"python3?(\.\d+)?|lib-dynload|libpython\S*")  # the interpreter, wherever it is installed
+    return None if SYSTEM.search(path) or any(map(toolchain.fullmatch, parts)) else "outside"
 
 
 def _place_in_tree(path: str) -> Place | None:
@@ -78,11 +79,6 @@ def _top_name(parts: tuple[str, ...]) -> str:
     """`toolz` of site-packages/toolz/core.py, site-packages/toolz.py and site-packages/toolz-1.dist-info."""
     following = [part for part in parts[_installed_at(parts) :] if part != "__pycache__"]
     return re.split(r"[.-]", following[0])[0] if following else ""
-
-
-def _in_toolchain(parts: tuple[str, ...]) -> bool:
-    """The interpreter's own files, wherever it is installed."""
-    return any(re.fullmatch(r"python3?(\.\d+)?|lib-dynload|libpython\S*", part) for part in parts)
 
 
 def own_packages(tree: Path) -> frozenset[str]:

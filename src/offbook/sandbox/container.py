@@ -1,7 +1,7 @@
 """A sandbox in a container, for tasks that bring an image. Tested with podman 4.3 and runc, not with docker.
 
 The image needs a shell, cat, readlink, mkdir and rm. Unlike other sandboxes, `disk_mb` bounds each file and not their
-sum, an exit code above 128 is read as a signal, and a snapshot does nothing.
+sum, and an exit code above 128 is read as a signal.
 """
 
 from __future__ import annotations
@@ -200,9 +200,6 @@ class ContainerSandbox(Sandbox):
             await other.close()
             raise
         return other
-
-    async def snapshot(self) -> None:
-        """Nothing: this sandbox is not restored after a crash."""
 
     async def close(self) -> None:
         if self._closed:

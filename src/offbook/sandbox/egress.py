@@ -1,8 +1,8 @@
 """Network access from a sandbox for preparing repositories (installing what one needs), never for rollouts.
 
 The sandbox keeps its own empty network. A forwarder inside it carries connections over a unix socket to a proxy
-outside, which passes on what an allow-list names. TLS is not opened, so on an allowed host's address a client can ask
-for another host that is served there too.
+outside, which connects to what an allow-list names (CONNECT only: https addresses). TLS is not opened, so on an
+allowed host's address a client can ask for another host that is served there too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ SOCKET = "proxy"
 # These carry an IPv4 address inside of an IPv6 one, and so could carry a private address past the check.
 TUNNELS = tuple(ipaddress.IPv6Network(network) for network in ("64:ff9b::/96", "2001::/32", "2002::/16"))
 AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|((?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63})\.?)(?::([0-9]{1,5}))?")
-HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-HOP_BY_HOP = {"connection", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "upgrade"}
 Address = tuple[str, int]
 
 FORWARDER = """
@@ -155,34 +153,24 @@ class EgressProxy:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._idle_s)
         except asyncio.LimitOverrunError:
             raise _Refused(431, f"a header of more than {HEADER_BYTES} bytes", "header too large") from None
-        address, sent, num_bytes = _parsed(head.decode("latin-1"))
-        server_reader, server_writer = await self._connected(address)
+        server_reader, server_writer = await self._connected(_parsed(head.decode("latin-1")))
         try:
             async with asyncio.timeout(self._idle_s) as deadline, asyncio.TaskGroup() as group:
-                if sent:
-                    server_writer.write(sent)
-                else:
-                    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                group.create_task(self._pump(reader, server_writer, deadline, num_bytes))
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                group.create_task(self._pump(reader, server_writer, deadline))
                 group.create_task(self._pump(server_reader, writer, deadline))
         except* (OSError, TimeoutError):
             pass
         finally:
             server_writer.close()
 
-    async def _pump(
-        self, source: StreamReader, target: StreamWriter, deadline: asyncio.Timeout, num_bytes: int | None = None
-    ) -> None:
-        """Until the source ends or `num_bytes` have passed. Bytes in either direction extend the deadline."""
-        loop = asyncio.get_running_loop()
-        left = float("inf") if num_bytes is None else num_bytes
-        while left > 0 and (chunk := await source.read(int(min(left, CHUNK_BYTES)))):
-            deadline.reschedule(loop.time() + self._idle_s)
+    async def _pump(self, source: StreamReader, target: StreamWriter, deadline: asyncio.Timeout) -> None:
+        """Until the source ends. Bytes in either direction extend the deadline."""
+        while chunk := await source.read(CHUNK_BYTES):
+            deadline.reschedule(asyncio.get_running_loop().time() + self._idle_s)
             target.write(chunk)
             await target.drain()
-            left -= len(chunk)
-        if num_bytes is None:
-            target.write_eof()
+        target.write_eof()
 
     async def _connected(self, address: Address) -> tuple[StreamReader, StreamWriter]:
         """Connect to the address that was checked: a second look-up could answer differently."""
@@ -213,37 +201,15 @@ class EgressProxy:
         return False
 
 
-def _parsed(head: str) -> tuple[Address, bytes, int | None]:
-    """Where a request goes, what the server gets of its head, and the bytes of its body. A tunnel has no head and no
-    limit. Strict, because two readers of one request must not disagree about where it goes or where it ends."""
-    first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+def _parsed(head: str) -> Address:
+    """Where a request goes. Only CONNECT is passed on, so nothing in a request can be read in two ways."""
+    first = head.partition("\r\n")[0]
     shown = ascii(first[:100])[1:-1]
-    request = re.fullmatch(r"([A-Z]+) (\S+) HTTP/1\.[01]", first)
-    fields = [header.groups() for header in map(HEADER.fullmatch, lines) if header]
-    if request is None or len(fields) < len(lines):
-        raise _Refused(400, "not an HTTP request", shown)
-    if request[1] == "CONNECT":
-        return _address(request[2], None, shown), b"", None
-    found = re.fullmatch(r"http://([^/?#@]+)(/[!-~]*|)", request[2])
-    if not found:
-        raise _Refused(400, "only CONNECT and http addresses are passed on", shown)
-    address = _address(found[1], 80, shown)
-    lengths = [value.strip() for name, value in fields if name.lower() == "content-length"]
-    if any(name.lower() == "transfer-encoding" for name, _ in fields):
-        raise _Refused(411, "a request without a length", shown)
-    if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,15}", length) for length in lengths):
-        raise _Refused(400, "not an HTTP request", shown)
-    kept = [f"{name}: {value}" for name, value in fields if name.lower() not in HOP_BY_HOP]
-    first = f"{request[1]} {found[2] or '/'} HTTP/1.1"
-    text = "\r\n".join([first, f"Host: {_joined(address)}", "Connection: close", *kept, "", ""])
-    return address, text.encode("latin-1"), int(lengths[0]) if lengths else 0
-
-
-def _address(authority: str, default_port: int | None, shown: str) -> Address:
-    found = AUTHORITY.fullmatch(authority)
-    port = int(found[3]) if found and found[3] else default_port
-    if not found or not port or port > 65535:
-        raise _Refused(400, "not a host and a port", shown)
+    request = re.fullmatch(r"CONNECT (\S+) HTTP/1\.[01]", first)
+    found = AUTHORITY.fullmatch(request[1]) if request else None
+    port = int(found[3] or 0) if found else 0
+    if not found or not 0 < port <= 65535:
+        raise _Refused(400, "only CONNECT host:port is passed on, as clients ask for https addresses", shown)
     return _canonical(found[1] or found[2]), port
 
 

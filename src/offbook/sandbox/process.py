@@ -14,32 +14,32 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.bwrap.merged import Merged
-from offbook.sandbox.folders import in_history, publish, refuse_history, remove_tree
+from offbook.sandbox.bwrap.merged import FolderSandbox, Merged
+from offbook.sandbox.folders import refuse_history, remove_tree
 from offbook.sandbox.output import REPORT_BYTES, Output
-from offbook.sandbox.sandbox import HISTORY, Changes, ExecResult, Names, Sandbox, SandboxSpec, environment
+from offbook.sandbox.sandbox import ExecResult, SandboxSpec, environment
 
 DEFAULT = SandboxSpec(backend="process", memory_mb=4096, disk_mb=64)  # disk_mb: of one file
 FOLDERS = ("tree", "home", "tmp", "history")
 
 
-class ProcessSandbox(Sandbox):
+class ProcessSandbox(FolderSandbox):
     def __init__(self, tree: Path, spec: SandboxSpec = DEFAULT, python: Path | None = None):
         self.spec = spec
-        self._base = tree
+        self._base = str(tree)
         self._python = python
         self._place = Path(os.path.realpath(tempfile.mkdtemp(prefix="offbook-sandbox-")))
         self._groups: set[int] = set()  # process groups of the commands now running
-        self.root, home, temporary, self._history = (self._place / name for name in FOLDERS)
+        self.root, home, temporary, history = (self._place / name for name in FOLDERS)
+        self._history = str(history)
         self.python = str(python.resolve() / "python" / "bin" / "python") if python else os.path.abspath(sys.executable)
         self._environment = environment(str(Path(self.python).parent.parent), str(home), str(temporary))
         try:
-            for folder in (home, temporary, self._history):
+            for folder in (home, temporary, history):
                 folder.mkdir()
             shutil.copytree(tree, self.root, symlinks=True)
         except BaseException:
@@ -87,42 +87,21 @@ class ProcessSandbox(Sandbox):
         texts = [output.text() for output in outputs]
         return ExecResult(exit_code, texts[0], timed_out, outputs[0].truncated, texts[1] if report else "")
 
-    async def read(self, path: str) -> str:
-        with _system_errors(path):
-            return self._files(path).read(path).decode(errors="replace")
-
     async def write(self, path: str, text: str) -> None:
         refuse_history(path)
-        self._files(path).write(path, text.encode(errors="replace"))
+        self._merged().write(path, text.encode(errors="replace"))
 
     async def remove(self, path: str) -> None:
         refuse_history(path)
-        with _system_errors(path):
-            self._files(path).remove(path)
-
-    async def list(self, path: str) -> Names:
-        with _system_errors(path):
-            return self._files(path).names(path)
-
-    async def files(self) -> Names:
-        return sorted("/".join(parts) for parts in Merged([str(self.root)]).files())
-
-    async def changes(self) -> Changes:
-        return Merged([str(self.root)]).changes(Merged([str(self._base)]))
-
-    async def publish(self, name: str, text: str) -> None:
-        publish(str(self._history), name, text)
+        self._merged().remove(path)
 
     async def fork(self) -> Self:
         """By copying everything."""
-        sandbox = type(self)(self._base, self.spec, self._python)
+        sandbox = type(self)(Path(self._base), self.spec, self._python)
         for name in FOLDERS:
             remove_tree(str(sandbox._place / name))
             shutil.copytree(self._place / name, sandbox._place / name, symlinks=True)
         return sandbox
-
-    async def snapshot(self) -> None:
-        """Nothing: this sandbox is not restored after a crash."""
 
     async def close(self) -> None:
         for group in self._groups:
@@ -130,9 +109,7 @@ class ProcessSandbox(Sandbox):
         self._groups.clear()
         remove_tree(str(self._place))
 
-    def _files(self, path: str) -> Merged:
-        if in_history(path):
-            return Merged([str(self._history)], HISTORY)
+    def _merged(self) -> Merged:
         return Merged([str(self.root)], str(self.root))
 
     def _limits(self, timeout_s: float) -> str:
@@ -144,15 +121,6 @@ class ProcessSandbox(Sandbox):
         memory_kib = self.spec.memory_mb * 1024
         file_blocks = self.spec.disk_mb * 2048
         return f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n 256"
-
-
-@contextmanager
-def _system_errors(path: str) -> Iterator[None]:
-    """Errors with the system's wording, which the pocket model was trained on."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
 
 def _kill_group(group: int) -> None:

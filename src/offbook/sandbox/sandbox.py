@@ -104,7 +104,7 @@ class Sandbox(Protocol):
     """A private world around a tree. Paths are relative to the tree, or under /history; a bad one raises PathRefused,
     a missing one OSError. Commands run in the tree, each in processes of its own that do not outlive it.
 
-    Calls may overlap: commands started together run side by side; writes, forks and snapshots wait for them.
+    Calls may overlap: commands started together run side by side; writes and forks wait for them.
     """
 
     python: str  # the interpreter that tests run on, as commands inside name it
@@ -137,10 +137,6 @@ class Sandbox(Protocol):
 
     async def fork(self) -> Self:
         """Another sandbox that starts from exactly here. The two go separate ways."""
-        ...
-
-    async def snapshot(self) -> None:
-        """Make this point the one that the sandbox comes back to after a crash."""
         ...
 
     async def close(self) -> None:

@@ -61,13 +61,10 @@ def make_interpreter(folder: Path, base: Path) -> None:
 
 
 async def suite_sandbox(
-    tree: Path, suite: Suite, spec: SandboxSpec, place: Path | None = None, *, mounts: Mapping[str, Path] | None = None
+    tree: Path, suite: Suite, spec: SandboxSpec, mounts: Mapping[str, Path] | None = None
 ) -> Sandbox:
-    """A sandbox around the tree, in which `python` is the suite's interpreter and what the tests need has been started.
-
-    `place` is the folder it lives in; a sandbox that was left there continues from its last snapshot.
-    """
-    sandbox = await open_sandbox(tree, spec, suite.environment, mounts, place)
+    """A sandbox around the tree, in which `python` is the suite's interpreter and what the tests need is running."""
+    sandbox = await open_sandbox(tree, spec, suite.environment, mounts)
     if suite.start:
         result = await sandbox.exec(suite.start, START_S)
         if result.exit_code or result.timed_out:

@@ -24,7 +24,7 @@ RECENT_S = 60.0  # a run that wrote less than this ago, or than three steps take
 
 def overview(run: RunIndex) -> dict[str, Any]:
     """What every page needs of a run, and how to see that it went on."""
-    rows, flat = run.rows(), flatten(run.config)
+    rows = run.rows()
     last = max((row["step"] for row in rows), default=0)
     wanted = _wanted(run)
     over = last >= wanted if wanted is not None else bool(run.evals)
@@ -34,7 +34,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
     return {
         "name": run.name,
         "version": run.version,
-        "sentence": sentence([run]),
+        "sentence": _sentence(run),
         "trains": run.trains,
         "verb": run.verb,
         "steps": last,
@@ -49,7 +49,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
         "decisions": len(said_in(run.files["decision"])),
         "now": {name: value for name, value in run.now.items() if is_number(value)},
         "evals": {name: _measured(result, run.verb) for name, result in run.evals.items()},
-        "config": {name: value for name, value in flat.items() if name != "out"},
+        "config": {name: value for name, value in flatten(run.config).items() if name != "out"},
     }
 
 
@@ -64,27 +64,26 @@ def _measured(result: dict[str, Any], verb: str) -> dict[str, Any]:
     """The numbers, their intervals, and which tasks they are of. An evaluation also has a row for each rollout, and
     those stay in the folder."""
     numbers = {name: value for name, value in result.items() if is_number(value) or name.endswith("_ci")}
-    return {**numbers, **_measured_on(result, verb)}
+    which, on, overlap = _measured_on(result, verb)
+    return {**numbers, "heading": f"Measured on {which}tasks" if which else "Measured", "on": on, "overlap": overlap}
 
 
-def _measured_on(result: dict[str, Any], verb: str) -> dict[str, str]:
-    """A run that learned from data never saw the tasks that the evaluation compares with."""
-    found = {"heading": "Measured", "on": "", "overlap": ""}
-    if not is_number(count := result.get("tasks")):
-        return found
-    overlap = result.get("contamination") if verb == "train" else None
-    num_trained_on: Any = overlap.get("same_task") if isinstance(overlap, dict) else None
-    which = {0: "held-out ", count: "training "}.get(num_trained_on, "")
-    found["on"] = plural(int(count), f"{which}task")
+def _measured_on(result: dict[str, Any], verb: str) -> tuple[str, str, str]:
+    """Which tasks: held-out or training ones where all are, then all in words, and what they share with others."""
+    count = result.get("tasks")
+    if not is_number(count):
+        return "", "", ""
+    overlap = result.get("contamination") if verb == "train" else None  # learned from data, a run never saw the tasks
+    overlap = overlap if isinstance(overlap, dict) else {}
+    trained_on: Any = overlap.get("same_task")
+    which = {0: "held-out ", count: "training "}.get(trained_on, "")
+    on = plural(int(count), f"{which}task")
     if isinstance(suites := result.get("suites"), list):
-        found["on"] += f" of {', '.join(map(str, suites))}"
-    if num_trained_on and not which:
-        found["on"] += f", {num_trained_on} of them trained on"
-    if which:
-        found["heading"] = f"Measured on {which}tasks"
-    if isinstance(overlap, dict) and overlap.get("contained") and num_trained_on != count:
-        found["overlap"] = f"{overlap['contained']} of them share words or code with training tasks."
-    return found
+        on += f" of {', '.join(map(str, suites))}"
+    if trained_on and not which:
+        on += f", {trained_on} of them trained on"
+    contained = overlap.get("contained") if trained_on != count else 0
+    return which, on, f"{contained} of them share words or code with training tasks." if contained else ""
 
 
 def sentence(runs: Sequence[RunIndex]) -> str:
@@ -95,38 +94,33 @@ def sentence(runs: Sequence[RunIndex]) -> str:
 
 
 def _sentence(run: RunIndex) -> str:
-    config = flatten(run.config)
-    model = f"the model {config['model']}" if "model" in config else "a model"
-    rollouts = {source: lines.places for source, lines in run.rollouts.items()}
+    model = f"the model {run.config['model']}" if "model" in run.config else "a model"
+    places = {source: lines.places for source, lines in run.rollouts.items()}
     if not run.trains:
         labels = {str(result["model"]) for result in run.evals.values() if "model" in result}
         model = f"the model {labels.pop()}" if len(labels) == 1 else model
-        tasks = {place.said["task"] for places in rollouts.values() for place in places}
-        count = plural(sum(map(len, rollouts.values())), "rollout")
+        tasks = {place.said["task"] for found in places.values() for place in found}
+        count = plural(sum(map(len, places.values())), "rollout")
         return _capital(f"{model} worked on {plural(len(tasks), 'task')} in {count}, without training.")
-    done, wanted = len({row["step"] for row in run.rows()}), _wanted(run)
+    done = len({row["step"] for row in run.rows()})
+    wanted = _wanted(run)
     steps = plural(done, "step")
-    if wanted is not None:
-        steps = plural(int(wanted), "step") if done >= wanted else f"{done} of {plural(int(wanted), 'step')}"
+    if wanted is not None and done < wanted:
+        steps = f"{done} of {plural(int(wanted), 'step')}"
     if run.verb == "train":
         text = f"{model} was trained for {steps}"
-        groups, group_size = config.get("train.groups"), config.get("train.group_size")
-        if is_number(groups) and is_number(group_size):
-            text += f" of {groups * group_size} rollouts"
-        # The number of tasks is what the folder records: settings know that of made-up tasks alone.
-        if recorded := {id for id, task in run.recorded().items() if task.get("split") == "train"}:
-            places = [place for source, found in rollouts.items() if source.startswith("step_") for place in found]
-            text += f" on {plural(len(recorded | {place.said['task'] for place in places}), 'task')}"
+        tasks = {id for id, task in run.recorded().items() if task.get("split") == "train"}
+        if tasks:
+            steps_places = (place for source, found in places.items() if source.startswith("step_") for place in found)
+            text += f" on {plural(len(tasks | {place.said['task'] for place in steps_places}), 'task')}"
     else:
         names = [str(name) for name in run.data.get("sources", [])]
         named = ", ".join(names[:MAX_SOURCES]) or "unnamed data"
         named += f" and {len(names) - MAX_SOURCES} more" if len(names) > MAX_SOURCES else ""
         text = FROM_DATA.get(run.verb, FROM_DATA["live"]).format(model=model, steps=steps, sources=named)
-    measured_on = {_measured_on(result, run.verb)["on"] for result in run.evals.values()}
-    if len(measured_on) == 1 and (tasks_measured := measured_on.pop()):
-        text += f", and measured on {tasks_measured}"
-    if is_number(config.get("seed")):
-        text += f" (seed {config['seed']})"
+    measured_on = {_measured_on(result, run.verb)[1] for result in run.evals.values()}
+    if len(measured_on) == 1 and "" not in measured_on:
+        text += f", and measured on {measured_on.pop()}"
     return _capital(text + ".")
 
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from offbook.signals.trajectory.tool_calls import answers_to
-from offbook.types import Message, OffbookError, Rollout, Segment
+from offbook.types import OffbookError, Rollout, Segment
 from offbook.view.index import RunIndex, Said, Unreadable, said_in
 from offbook.view.lines import SUMMARY, Lines, is_number
 from offbook.view.scales import smooth, thin
@@ -17,7 +17,7 @@ MAX_POINTS = 240  # of a curve
 LARGE = 0.25  # probability that a hint takes from a faulty token of the example
 AT_A_GLANCE = 60  # tokens of a message that is read in one
 PREVIEW = 240  # characters of a message that a folded one shows
-MAX_TEXT = 24_000  # characters of a message that come with it; the rest is asked for
+MAX_MESSAGES = 200  # of one answer
 MAX_DIFF = 400_000
 NOT_SAMPLED = -1  # the policy version of a token that was not sampled
 
@@ -67,7 +67,7 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def in_order(run: RunIndex) -> list[tuple[str, Lines[Said]]]:
+def in_order(run: RunIndex) -> list[tuple[str, Lines]]:
     """The files of rollouts, steps first and evaluations last."""
     return sorted(run.rollouts.items(), key=lambda pair: (pair[0].startswith("eval"), pair[0]))
 
@@ -96,12 +96,12 @@ def targets_of(run: RunIndex, source: str) -> tuple[dict[str, list[str]], dict[s
 
 
 def example(run: RunIndex) -> dict[str, Any]:
-    """The target that shows best what a hint does: early, short, with a faulty token that became much less likely.
+    """The target that shows best what a hint does: short, with a faulty token that became much less likely.
 
     `clear` is false where no faulty token did. Empty where no target was scored, or its rollout is not stored.
     """
     targets = [(place.said, source) for source, lines in run.feedback.items() for place in lines.places]
-    for said, source in sorted(targets, key=_dimness):
+    for said, source in sorted(targets, key=_clearness, reverse=True):
         for number, one in enumerate(said_in(run.rollouts, source)):
             hints = run.hints(source, one["id"])[0] if one["id"] == said["rollout"] and said["tokens"] else []
             for hint in hints:
@@ -112,44 +112,36 @@ def example(run: RunIndex) -> dict[str, Any]:
     return {}
 
 
-def _dimness(target: tuple[Said, str]) -> tuple[Any, ...]:
-    """Sorts the clearest target first."""
-    said, source = target
-    unclear, is_long = not said["taught"] or said["fall"] < LARGE, said["tokens"] > AT_A_GLANCE
-    last = -said["peak"] if unclear else said["tokens"]
-    return unclear, is_long, not said["taught"], -round(said["fall"], 1), source, last
+def _clearness(target: tuple[Said, str]) -> tuple[Any, ...]:
+    said, _ = target
+    is_clear = said["taught"] and said["fall"] >= LARGE
+    is_short = said["tokens"] <= AT_A_GLANCE
+    return is_clear, is_short, said["taught"], round(said["fall"], 1), -said["tokens"], said["peak"]
 
 
 def tasks(run: RunIndex) -> dict[str, Any]:
     """Every task that was recorded or tried, and how often it was solved."""
     recorded = run.recorded()
-    tried: dict[str, list[Said]] = {}
-    steps: dict[str, list[Any]] = {}
+    tried: dict[str, dict[str, list[Said]]] = {name: {} for name in recorded}
     for source, lines in in_order(run):
-        here: dict[str, list[Said]] = {}
         for place in lines.places:
-            here.setdefault(place.said["task"], []).append(place.said)
-        for name, found in here.items():
-            tried.setdefault(name, []).extend(found)
-            steps.setdefault(name, []).append([source, _num_solved(found), len(found)])
+            tried.setdefault(place.said["task"], {}).setdefault(source, []).append(place.said)
     rows = []
-    for name in sorted({*recorded, *tried}):
-        found, task = tried.get(name, []), recorded.get(name, {})
+    for name, by_source in sorted(tried.items()):
+        steps = [(source, sum(one["solved"] for one in found), len(found)) for source, found in by_source.items()]
+        turns = [one["turns"] for found in by_source.values() for one in found]
+        task = recorded.get(name, {})
         rows.append(
             {
                 "id": name,
                 **{key: task.get(key, "") for key in ("split", "difficulty", "origin")},
-                "rollouts": len(found),
-                "solved": _num_solved(found),
-                "turns": sum(one["turns"] for one in found) / len(found) if found else None,
-                "steps": steps.get(name, []),
+                "rollouts": len(turns),
+                "solved": sum(solved for _, solved, _ in steps),
+                "turns": sum(turns) / len(turns) if turns else None,
+                "steps": steps,
             }
         )
     return {"version": run.version, "recorded": len(recorded), "tasks": rows}
-
-
-def _num_solved(rollouts: list[Said]) -> int:
-    return sum(one["solved"] for one in rollouts)
 
 
 def task(run: RunIndex, name: str) -> dict[str, Any]:
@@ -214,27 +206,14 @@ def _outline(segment: Segment, at: int, index: int) -> dict[str, Any]:
 
 
 def messages(run: RunIndex, source: str, number: int, first: int, count: int) -> dict[str, Any]:
-    """The words of some messages, counted over all segments. A very long one comes cut in the middle."""
+    """The words of some messages, counted over all segments."""
     whole = run.rollout(source, number)
     every = [message for segment in whole.segments for message in segment.messages]
-    return {"first": first, "messages": [_words(message) for message in every[first : first + count]]}
-
-
-def _words(message: Message) -> dict[str, Any]:
-    text, cut = message.text, 0
-    if len(text) > MAX_TEXT:
-        cut = len(text) - MAX_TEXT
-        text = text[: MAX_TEXT * 2 // 3] + text[-(MAX_TEXT // 3) :]
-    calls = [{"name": call.name, "arguments": call.arguments, "error": call.error} for call in message.calls]
-    return {"text": text, "cut": cut, "cut_at": MAX_TEXT * 2 // 3, "calls": calls if not cut else []}
-
-
-def message_text(run: RunIndex, source: str, number: int, index: int) -> dict[str, Any]:
-    """One message whole, however long."""
-    every = [message for segment in run.rollout(source, number).segments for message in segment.messages]
-    if not 0 <= index < len(every):
-        raise OffbookError(f"the rollout has no message {index}")
-    return {"text": every[index].text}
+    found = []
+    for message in every[first : first + min(count, MAX_MESSAGES)]:
+        calls = [{"name": call.name, "arguments": call.arguments, "error": call.error} for call in message.calls]
+        found.append({"text": message.text, "calls": calls})
+    return {"first": first, "messages": found}
 
 
 def _advantages(run: RunIndex, source: str, group: str) -> dict[int, float]:

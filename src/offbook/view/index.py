@@ -22,6 +22,7 @@ from offbook.types import Feedback, OffbookError, Rollout
 from offbook.view.lines import (
     Lines,
     Place,
+    Said,
     is_inside,
     parse_decision,
     parse_feedback,
@@ -46,8 +47,7 @@ CACHED_ROLLOUTS = 4
 REFRESH_S = 0.5  # requests that come closer together see the same state
 _ROLLOUT, _FEEDBACK = TypeAdapter(Rollout), TypeAdapter(Feedback)
 
-Said = dict[str, Any]
-Files = dict[str, Lines[Said]]  # by source
+Files = dict[str, Lines]  # by source
 
 
 class Unreadable(OffbookError):
@@ -71,7 +71,7 @@ class RunIndex:
         self.rollouts = self.files["rollout"]  # by source: step_00003, eval-final
         self.feedback = self.files["feedback"]
         self.outside: set[str] = set()  # links that lead out of the folder, and what is no file
-        self._small: dict[Path, tuple[int, Any]] = {}  # small files by the time of their last change
+        self._small: dict[Path, Said | None] = {}  # settings and results, None where unreadable
         self.lock = threading.RLock()  # held while a request is answered: the index does not change meanwhile
         self._looked = 0.0
 
@@ -79,10 +79,6 @@ class RunIndex:
         """Read what is new. Hold the lock."""
         if time.monotonic() - self._looked < REFRESH_S:
             return
-        self.version += self._refresh()
-        self._looked = time.monotonic()
-
-    def _refresh(self) -> bool:
         self.outside = set()
         changed = self._refresh_small()
         evals = {f"eval-{path.name.split('.')[0]}": path for path in self.root.glob("eval/*.rollouts.jsonl")}
@@ -90,7 +86,8 @@ class RunIndex:
         found |= {"rollout": self._steps("rollouts") | evals, "feedback": self._steps("feedback")}
         for kind, paths in found.items():
             changed |= self._refresh_files(self.files[kind], paths, PARSERS[kind])
-        return changed
+        self.version += changed
+        self._looked = time.monotonic()
 
     def _steps(self, room: str) -> dict[str, Path]:
         found = sorted((self.root / room).glob("step_*.jsonl"))
@@ -122,24 +119,21 @@ class RunIndex:
         return False
 
     def _refresh_small(self) -> bool:
-        changed, evals = False, {}
-        # Not NAME.fingerprint.json.
-        results = [path for path in self.root.glob("eval/*.json") if "." not in path.stem]
+        results = [path for path in self.root.glob("eval/*.json") if "." not in path.stem]  # not *.fingerprint.json
         now = self.root / "slots" / "now.json"
         own = (self.folder.config_file, self.folder.data_file, now)
-        for path in [*own, self.root / "results.json", *results]:
-            if not self._is_ours(path):
-                continue
-            stamp = path.stat().st_mtime_ns
-            if self._small.get(path, (0, None))[0] != stamp:
-                self._small[path] = stamp, _read_small(path)
-                changed = True
-                if path == now:  # a long step is no standstill
-                    self.changed_at = max(self.changed_at, stamp / 1e9)
-            if path not in own and self._small[path][1] is not None:
-                evals["final" if path.parent == self.root else path.stem] = self._small[path][1]
-        self.config, self.data, self.now = (self._small.get(path, (0, None))[1] or {} for path in own)
-        self.evals = evals
+        small = {
+            path: _read_small(path) for path in (*own, self.root / "results.json", *results) if self._is_ours(path)
+        }
+        if now in small:  # a long step is no standstill
+            self.changed_at = max(self.changed_at, now.stat().st_mtime)
+        self.config, self.data, self.now = (small.get(path) or {} for path in own)
+        self.evals = {}
+        for path, found in small.items():
+            if path not in own and found is not None:
+                self.evals["final" if path.parent == self.root else path.stem] = found
+        changed = small != self._small
+        self._small = small
         return changed
 
     @property
@@ -147,8 +141,8 @@ class RunIndex:
         """What was left out, by what it is."""
         count = Counter({"file outside the run folder": len(self.outside)})
         for kind, files in self.files.items():
-            count[f"{kind} line"] = sum(lines.unreadable + lines.torn for lines in files.values())
-        count["settings or result file"] = sum(value is None for _, value in self._small.values())
+            count[f"{kind} line"] = sum(lines.unreadable for lines in files.values())
+        count["settings or result file"] = sum(value is None for value in self._small.values())
         return +count
 
     @property
@@ -171,7 +165,7 @@ class RunIndex:
         """The tasks that the folder tells of, by id."""
         return {task["id"]: task for task in said_in(self.files["task"])}
 
-    def place(self, source: str, number: int) -> Place[Said]:
+    def place(self, source: str, number: int) -> Place:
         lines = self.rollouts.get(source)
         if lines is None or not 0 <= number < len(lines.places):
             raise OffbookError(f"{self.name} has no rollout {number} in {source}")
@@ -193,7 +187,7 @@ class RunIndex:
         for place in lines.places if lines else []:
             if place.said["rollout"] != rollout:
                 continue
-            record = parse_object(lines.read(place)) if lines else None
+            record = parse_object(read_at(lines.path, place.offset, place.length)) if lines else None
             try:
                 _FEEDBACK.validate_python(record)
             except ValidationError:

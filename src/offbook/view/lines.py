@@ -1,4 +1,4 @@
-"""JSONL files that may still be growing, read line by line and each line once.
+"""JSONL files that may still be growing, read line by line.
 
 Of a rollout only what stands before and after its segments is parsed: of thousands of them in a second, and its
 conversation is read from its place in the file when it is opened.
@@ -12,66 +12,56 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
-T = TypeVar("T")
+Said = dict[str, Any]  # what a list shows of a line
 LARGEST = 1e300  # a JSON file can hold whole numbers that are no floats
 HEAD, TAIL = b',"segments":[', b'],"stop":"'
-MISSING = (0, 0, 0)
 COUNTS = ("turns", "calls", "invalid_calls", "sampled_tokens", "prompt_tokens", "summaries")  # of a rollout's usage
 SUMMARY = ("id", "task", "group", "stop", "reward", "solved", "flags", *COUNTS)  # what a list says of a rollout
 WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # a line that is no record
 
 
 @dataclass(frozen=True, slots=True)
-class Place(Generic[T]):
+class Place:
     """A line that was read: its position, and what a list shows of it."""
 
     offset: int
     length: int
-    said: T
+    said: Said
 
 
 @dataclass(slots=True)
-class Lines(Generic[T]):
-    """The readable lines of one file so far. `refresh` goes on where the last one stopped."""
+class Lines:
+    """The readable lines of one file, read again when it has changed."""
 
     path: Path
-    parse: Callable[[bytes], T | None]
-    places: list[Place[T]] = field(default_factory=list)
+    parse: Callable[[bytes], Said | None]
+    places: list[Place] = field(default_factory=list)
     unreadable: int = 0
-    torn: bool = False  # the last line has no end: a write is under way, or was cut off
-    mark: tuple[int, int, int] = MISSING  # inode, size, time of the last change
-    done: int = 0  # bytes that were read for good
+    mark: tuple[int, int, int] = (0, 0, 0)  # inode, size, time of the last change
 
     def refresh(self) -> bool:
-        """Read what is new. True if anything changed."""
-        if _mark(os.stat(self.path)) == self.mark:
-            return False
+        """True if anything changed."""
         with open(self.path, "rb") as file:
-            mark = _mark(os.fstat(file.fileno()))
-            if mark[0] != self.mark[0] or mark[1] <= self.mark[1]:  # another file, or not just longer
-                self.places, self.unreadable, self.done = [], 0, 0
-            self.mark, self.torn = mark, False
-            file.seek(self.done)
+            found = os.fstat(file.fileno())
+            mark = found.st_ino, found.st_size, found.st_mtime_ns
+            if mark == self.mark:
+                return False
+            self.mark = mark
+            self.places = []
+            self.unreadable = 0
+            offset = 0
             for line in file:
-                self._take(line)
+                said = self.parse(line) if line.strip() else None
+                if said is not None:
+                    self.places.append(Place(offset, len(line), said))
+                else:
+                    self.unreadable += bool(line.strip())
+                offset += len(line)
         return True
-
-    def _take(self, line: bytes) -> None:
-        said = self.parse(line) if line.strip() else None
-        if said is not None:
-            self.places.append(Place(self.done, len(line), said))
-        elif not line.endswith(b"\n"):
-            self.torn = True
-            return
-        elif line.strip():
-            self.unreadable += 1
-        self.done += len(line)
-
-    def read(self, place: Place[T]) -> bytes:
-        return read_at(self.path, place.offset, place.length)
 
 
 def read_at(path: Path, offset: int, length: int) -> bytes:
@@ -84,10 +74,6 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
-def _mark(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def is_inside(path: Path, root: Path) -> bool:
     """Whether this is a plain file under `root`, after resolving links."""
     try:
@@ -97,7 +83,7 @@ def is_inside(path: Path, root: Path) -> bool:
         return False
 
 
-def parse_object(line: bytes) -> dict[str, Any] | None:
+def parse_object(line: bytes) -> Said | None:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -105,37 +91,25 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _parse(line: bytes, texts: Sequence[str] = (), numbers: Sequence[str] = ()) -> dict[str, Any] | None:
+def _parse(line: bytes, texts: Sequence[str] = (), numbers: Sequence[str] = ()) -> Said | None:
     """An object with these texts and numbers."""
     row = parse_object(line)
     is_whole = row is not None and all(isinstance(row.get(name), str) for name in texts)
     return row if row and is_whole and all(is_number(row.get(name)) for name in numbers) else None
 
 
-def parse_metrics(line: bytes) -> dict[str, Any] | None:
-    return _parse(line, numbers=("step",))
+parse_metrics = partial(_parse, numbers=("step",))
+parse_task = partial(_parse, texts=("id",))
+# The effect of a hint, as it was measured before a step; a decision of a live cycle.
+parse_look = partial(
+    _parse,
+    texts=("rule", "why_not", "unjudged"),
+    numbers=("step", "targets", "samples", "faults", "hinted_faults"),
+)
+parse_decision = partial(_parse, texts=("kind", "why"), numbers=("at", "deployed"))
 
 
-def parse_look(line: bytes) -> dict[str, Any] | None:
-    """The effect of a hint, as it was measured before a step."""
-    counts = ("step", "targets", "samples", "faults", "hinted_faults")
-    row = _parse(line, ("rule", "why_not", "unjudged"), counts)
-    return row if row and (row.get("nats") is None or is_number(row["nats"])) else None
-
-
-def parse_decision(line: bytes) -> dict[str, Any] | None:
-    """Of a live cycle. The page shows all of these."""
-    row = _parse(line, ("kind", "why"), ("at", "deployed"))
-    if not row or not isinstance(row.get("numbers"), dict):
-        return None
-    return row | {name: row.get(name) if is_number(row.get(name)) else None for name in ("version", "candidate")}
-
-
-def parse_task(line: bytes) -> dict[str, Any] | None:
-    return _parse(line, ("id",))
-
-
-def parse_rollout(line: bytes) -> dict[str, Any] | None:
+def parse_rollout(line: bytes) -> Said | None:
     """What a list says of a rollout, without its segments."""
     head, tail = line.find(HEAD), line.rfind(TAIL)
     short = None
@@ -157,7 +131,7 @@ def parse_rollout(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def parse_feedback(line: bytes) -> dict[str, Any] | None:
+def parse_feedback(line: bytes) -> Said | None:
     """What a list says of a target. The tokens' alternatives are most of a line, and they are left alone."""
     tops = line.find(b',"student_top":')
     if tops > 0 and line.rstrip().endswith(b"}"):

@@ -38,7 +38,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-MAX_MESSAGES = 200
 
 
 def asset(name: str) -> bytes:
@@ -72,10 +71,6 @@ def _where(query: Query) -> tuple[str, int]:
     return query.text("source"), query.whole("number")
 
 
-def _messages(run: RunIndex, query: Query) -> dict[str, Any]:
-    return answers.messages(run, *_where(query), query.whole("first"), min(MAX_MESSAGES, query.whole("count")))
-
-
 # What came out of the runs, in a sentence. It takes statistics that this room may not know, so it is handed in.
 Outcome = Callable[[list[RunIndex]], str]
 Answer = Callable[[RunIndex, Query], dict[str, Any]]
@@ -87,8 +82,7 @@ OF_A_RUN: dict[str, Answer] = {
     "decisions": lambda run, query: {"decisions": said_in(run.files["decision"])},
     "task": lambda run, query: answers.task(run, query.text("id")),
     "rollout": lambda run, query: answers.rollout(run, *_where(query)),
-    "messages": _messages,
-    "message": lambda run, query: answers.message_text(run, *_where(query), query.whole("index")),
+    "messages": lambda run, query: answers.messages(run, *_where(query), query.whole("first"), query.whole("count")),
     "group": lambda run, query: answers.group(run, query.text("source"), query.text("group")),
 }
 

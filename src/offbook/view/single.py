@@ -1,7 +1,7 @@
 """The page as one file: the same scripts, and the answers that they would ask the server for.
 
 A long run does not fit into a mail. Its list is whole, and the rollouts that can be opened are those of the examples,
-then those with targets or flags, then the others, spread over the run, until the file is full; the page says so.
+then those with targets or flags, then the others, until the file is full; the page says so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,8 @@ def _of_rollout(runs: list[RunIndex], number: int, source: str, line: int) -> di
     return found | _ask(runs, number, "group", source=source, group=opened["group"])
 
 
-def _in_order(runs: list[RunIndex]) -> Iterator[tuple[int, str, int]]:
-    """Those with targets or flags first; within both kinds in an order that spreads over the run from the start on."""
+def _in_order(runs: list[RunIndex]) -> list[tuple[int, str, int]]:
+    """Those with targets or flags first."""
     noted: list[tuple[int, str, int]] = []
     plain: list[tuple[int, str, int]] = []
     for number, run in enumerate(runs):
@@ -107,7 +107,4 @@ def _in_order(runs: list[RunIndex]) -> Iterator[tuple[int, str, int]]:
             for line, place in enumerate(lines.places):
                 is_noted = place.said["id"] in rules or place.said["flags"]
                 (noted if is_noted else plain).append((number, source, line))
-    for kind in (noted, plain):
-        stride = max(1, len(kind) // 40)
-        for start in range(stride):
-            yield from kind[start::stride]
+    return noted + plain

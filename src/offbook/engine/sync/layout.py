@@ -6,7 +6,7 @@ follow each other in their original order. Tensors that share memory, as tied ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,44 +65,27 @@ class Layout:
             shards[shard] = width, start + tensor.numel()
         return cls(tuple(places.values()), tuple(shards))
 
-    def dealt_out(self, ranks: int) -> list[int]:
-        """The rank of each shard; all ranks have about as many bytes."""
-        load = [0] * ranks
-        found = [0] * len(self.shards)
-        sizes = [width * count for width, count in self.shards]
-        for shard in sorted(range(len(found)), key=lambda shard: -sizes[shard]):
-            found[shard] = load.index(min(load))
-            load[found[shard]] += sizes[shard]
-        return found
+    def empty(self) -> list[Words]:
+        return [np.zeros(count, f"<u{width}") for width, count in self.shards]
 
-    def empty(self, shard: int) -> Words:
-        width, count = self.shards[shard]
-        return np.zeros(count, f"<u{width}")
-
-    def distinct(self) -> dict[str, int]:
-        """The shard of each tensor, of those that share memory under the first name only."""
-        found: dict[tuple[int, int, tuple[int, ...]], Place] = {}
-        for place in self.places:
-            found.setdefault((place.shard, place.start, place.shape), place)
-        return {place.name: place.shard for place in found.values()}
-
-    def flatten(self, tensors: Iterable[tuple[str, Tensor]], shards: Collection[int]) -> dict[int, Words]:
-        """A copy of the tensors of some shards, in this machine's memory."""
-        flats = {shard: self.empty(shard) for shard in shards}
-        views = self.views(flats)
-        for name, tensor in tensors:
-            views[name].copy_(tensor)
-            del tensor  # before the next is gathered
+    def flatten(self, tensors: Mapping[str, Tensor]) -> list[Words]:
+        """A copy of the tensors, in this machine's memory. Those that share memory are read once."""
+        flats = self.empty()
+        copied = set()
+        for place, (name, view) in zip(self.places, self.views(flats).items(), strict=True):
+            key = place.shard, place.start, place.shape
+            if key not in copied:
+                view.copy_(tensors[name])
+                copied.add(key)
         return flats
 
-    def views(self, flats: Mapping[int, Words]) -> dict[str, Tensor]:
-        """The tensors of these shards, in their memory."""
+    def views(self, flats: Sequence[Words]) -> dict[str, Tensor]:
+        """The tensors, in the memory of these shards."""
         found = {}
         for place in self.places:
-            if place.shard in flats:
-                words = flats[place.shard][place.start : place.start + torch.Size(place.shape).numel()]
-                raw = torch.from_numpy(words.view(np.uint8))
-                found[place.name] = raw.view(getattr(torch, place.dtype)).view(place.shape)
+            words = flats[place.shard][place.start : place.start + torch.Size(place.shape).numel()]
+            raw = torch.from_numpy(words.view(np.uint8))
+            found[place.name] = raw.view(getattr(torch, place.dtype)).view(place.shape)
         return found
 
 

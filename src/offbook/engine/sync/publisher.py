@@ -2,37 +2,38 @@
 
 `publish` copies the weights and returns; comparing, packing and writing go on during the next training step. A version
 exists when its manifest does, which is written last. After a crash in between, its patches are garbage that is deleted
-later. Nothing is overwritten.
+later. Nothing is overwritten. Of several ranks, rank 0 publishes and has all weights in its machine's memory twice.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
+import numpy as np
 import torch
 
 from offbook.core.weights import Weights
-from offbook.engine.sync.layout import Layout
+from offbook.engine.sync.codec import Words, encode
+from offbook.engine.sync.layout import Layout, digest
 from offbook.engine.sync.manifest import (
     MANIFESTS,
     PATCHES,
     WRITERS,
     Manifest,
+    Part,
     dump,
     manifest_key,
     newest,
     number_in,
+    patch_key,
 )
-from offbook.engine.sync.shards import Shards
 from offbook.engine.sync.stores import Store
 from offbook.types import OffbookError
 
 SHARD_BYTES = 64 << 20
 ANCHOR_EVERY = 32  # versions
-T = TypeVar("T")
 
 
 class Publisher:
@@ -56,11 +57,11 @@ class Publisher:
         self.dtype = dtype
         self.shard_bytes = shard_bytes
         self.anchor_every = anchor_every
-        self.shards = Shards(store, threads)
         self._writer = 0  # its number
-        self._last: tuple[int, Layout] | None = None  # the version that patches can be made on
+        self._last: tuple[int, Layout, list[Words]] | None = None  # the version that patches can be made on
         self._anchors = [0, 0]
         self._pool = ThreadPoolExecutor(1, "publish")
+        self._workers = ThreadPoolExecutor(threads, "shards")
         self._running: Future[Manifest] | None = None
 
     def look(self) -> None:
@@ -74,56 +75,61 @@ class Publisher:
         """After the last one has finished. The weights may change as soon as this returns."""
         self.wait()
         layout = Layout.of(weights, self.shard_bytes, self.dtype)
-        self.shards.take(layout, weights)
-        self._running = self._pool.submit(self._publish, weights, layout)
+        self._running = self._pool.submit(self._publish, weights, layout, layout.flatten(weights.tensors))
 
     def wait(self) -> Manifest | None:
         """Wait for the last `publish` and raise its error, once: the next one starts afresh."""
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         return None if running is None else running.result()
 
     def close(self) -> None:
         self._pool.shutdown()
-        self.shards.close()
+        self._workers.shutdown()
         self.wait()
 
-    def _publish(self, weights: Weights, layout: Layout) -> Manifest:
+    def _publish(self, weights: Weights, layout: Layout, shards: list[Words]) -> Manifest:
         self.look()
         if newest(self.store, WRITERS) > self._writer:
             mend = "end it, or give each run a store of its own"
             raise OffbookError(f"another process publishes weights to {self.store}; {mend}")
         number = newest(self.store) + 1
-        has_base = self._last == (number - 1, layout)
+        last = self._last
         self._last = None  # what an error leaves is unknown: an anchor follows
+        has_base = last is not None and last[:2] == (number - 1, layout)
         is_anchor = not has_base or number - self._anchors[-1] >= self.anchor_every
         manifest = Manifest(
             number,
             weights.version,
             self._writer,
-            _in_order(self.shards.digests()),
-            _in_order(self.shards.parts(number, False)) if has_base else None,
-            _in_order(self.shards.parts(number, True)) if is_anchor else None,
+            tuple(self._workers.map(digest, shards)),
+            self._parts(number, shards, last[2]) if last and has_base else None,
+            self._parts(number, shards, [None] * len(shards)) if is_anchor else None,
             layout if is_anchor else None,
             json.loads(json.dumps(weights.adapter and dict(weights.adapter), default=sorted)),  # it has sets in it
         )
         raw = dump(manifest)
         if not self.store.create(manifest_key(number), raw) and self.store.get(manifest_key(number)) != raw:
-            return self._publish(weights, layout)  # taken by a late write of an earlier attempt
-        self.shards.keep()
-        self._last = number, layout
+            return self._publish(weights, layout, shards)  # taken by a late write of an earlier attempt
+        self._last = number, layout, shards
         if is_anchor:
             self._anchors = [self._anchors[-1], number]
-            self._delete_before(self._anchors[0])
+            # Manifests first: a reader that finds one finds its patches, or starts again from the newest.
+            for key in [*self.store.keys(MANIFESTS), *self.store.keys(PATCHES)]:
+                found = number_in(key)
+                if found is not None and found < self._anchors[0]:
+                    self.store.delete(key)
         return manifest
 
-    def _delete_before(self, number: int) -> None:
-        """Manifests first: a reader that finds one finds its patches, or starts again from the newest."""
-        for folder in (MANIFESTS, PATCHES):
-            for key in self.store.keys(folder):
-                found = number_in(key)
-                if found is not None and found < number:
-                    self.store.delete(key)
+    def _parts(self, number: int, news: list[Words], olds: Sequence[Words | None]) -> tuple[Part, ...]:
+        """Write the patches of a version, on zeros where there is no old shard."""
 
+        def part(new: Words, old: Words | None) -> Part:
+            patch = encode(np.zeros_like(new) if old is None else old, new)
+            if not patch:
+                return Part()
+            key = patch_key(number, digest(patch))
+            self.store.put(key, patch)
+            return Part(key, len(patch))
 
-def _in_order(of_shards: Mapping[int, T]) -> tuple[T, ...]:
-    return tuple(of_shards[shard] for shard in range(len(of_shards)))
+        return tuple(self._workers.map(part, news, olds))

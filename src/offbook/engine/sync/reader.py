@@ -70,7 +70,7 @@ class Reader:
         assert state is not None
         self._state = state
         latest = newest_first[0]
-        return Weights(latest.version, state.layout.views(dict(enumerate(state.flats))), latest.adapter)
+        return Weights(latest.version, state.layout.views(state.flats), latest.adapter)
 
     def _follow(self, state: _State | None, manifest: Manifest) -> _State:
         if state is not None:
@@ -80,7 +80,7 @@ class Reader:
         else:
             assert manifest.layout is not None
             layout = manifest.layout
-            olds = [layout.empty(shard) for shard in range(len(layout.shards))]
+            olds = layout.empty()
             parts = manifest.anchor
         if parts is None or not len(parts) == len(manifest.shards) == len(olds):
             raise Damaged(f"the manifest of version {manifest.number} in {self.store} contradicts itself")

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import logging
 import secrets
+import shutil
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -51,38 +51,11 @@ class Line:
     is_open: bool = False  # the server was up with its weights
 
 
-@dataclass
-class Shared:
-    """What engines of different temperatures on the same server have in common."""
-
-    server: Server
-    run: str = field(default_factory=lambda: secrets.token_hex(4))  # several runs may use one server
-    version: int = 0
-    weights: Weights | None = None  # the last applied ones, for restarts
-    applied: int = 0  # number of updates: part of the salt, because runs on one server have the same versions
-    adapter: str = ""  # its name in the server
-    sender: Sender | None = None
-    line: Line | None = None
-    starts: int = 0
-    restarts: int = 0  # in a row
-    answered: float = 0.0  # time of the last message
-    ended: ServerLost | None = None  # why it was given up last
-    ended_at: float = 0.0
-    losses: list[ServerLost] = field(default_factory=list)
-    warned: bool = False  # that routed experts are missing
-    asleep: int = 0  # level: 1 keeps the weights in the host's memory, 2 drops them
-    changing: threading.RLock = field(default_factory=threading.RLock)  # held to start or update the server
-
-    @property
-    def lost(self) -> ServerLost | None:
-        return self.losses[-1] if self.losses else None
-
-
 @dataclass(slots=True, eq=False)
 class VllmSession(Session):
     engine: VllmEngine
     trail: Trail
-    lost: ServerLost | None  # the last loss before this session
+    num_losses: int  # of the engine, before this session
     leave: Callable[[], None] | None = None  # called when it is closed
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
@@ -91,9 +64,8 @@ class VllmSession(Session):
     async def alive(self) -> None:
         """Ask for a token; raise if the server was lost since this session began."""
         await self.engine.complete([0], 1, Trail(None))
-        lost = self.engine._shared.lost
-        if lost is not None and lost is not self.lost:
-            raise lost
+        if len(self.engine.losses) > self.num_losses:
+            raise self.engine.losses[-1]
 
     def close(self) -> None:
         leave, self.leave = self.leave, None
@@ -108,45 +80,47 @@ class VllmEngine(Engine):
     """
 
     keeps_weights = True
+    version = 0
+    losses: Sequence[ServerLost] = ()
 
     def __init__(self, server: Server, stop_ids: frozenset[int], temperature: float = 1.0, timeout_s: float = 300.0):
         """A server without any message for `timeout_s` hangs."""
+        self.server = server
         self.temperature = temperature
         self.timeout_s = timeout_s
+        self.losses = []
         self._stop_ids = sorted(stop_ids)
-        self._shared = Shared(server)
-
-    def at(self, temperature: float) -> VllmEngine:
-        """The same model on the same server."""
-        other = copy.copy(self)
-        other.temperature = temperature
-        return other
-
-    @property
-    def version(self) -> int:
-        return self._shared.version
+        self._run = secrets.token_hex(4)  # several runs may use one server
+        self._weights: Weights | None = None  # the last applied ones, for restarts
+        self._applied = 0  # number of updates: part of the salt, because runs on one server have the same versions
+        self._adapter = ""  # its name in the server
+        self._sender: Sender | None = None
+        self._connected: Line | None = None
+        self._starts = 0
+        self._restarts = 0  # in a row
+        self._answered = 0.0  # time of the last message
+        self._ended: ServerLost | None = None  # why it was given up last
+        self._ended_at = 0.0
+        self._warned = False  # that routed experts are missing
+        self._asleep = 0  # level: 1 keeps the weights in the host's memory, 2 drops them
+        self._changing = threading.RLock()  # held to start or update the server
 
     @property
     def positions(self) -> int:
-        return self._shared.server.context
-
-    @property
-    def losses(self) -> list[ServerLost]:
-        return self._shared.losses
+        return self.server.context
 
     def open(self, key: str) -> VllmSession:
-        return VllmSession(self, Trail(self._shared.server.mixture), self._shared.lost)
+        return VllmSession(self, Trail(self.server.mixture), len(self.losses))
 
     # Weights
 
     def apply(self, weights: Weights, caller: asyncio.AbstractEventLoop | None = None) -> None:
         """`caller` is the event loop that waits for this meanwhile, if another thread does it for that loop. The
         tensors are kept by reference."""
-        shared = self._shared
-        with shared.changing:
-            if weights.adapter is not None and not shared.starts:
-                shared.server.lora_rank = room_for(weights.adapter["r"])
-            line = shared.line
+        with self._changing:
+            if weights.adapter is not None and not self._starts:
+                self.server.lora_rank = room_for(weights.adapter["r"])
+            line = self._connected
             if line is not None and line.loop is (caller or running_loop()):
                 if line.posts:
                     raise RuntimeError("requests run in this event loop: apply new weights with asyncio.to_thread")
@@ -170,18 +144,16 @@ class VllmEngine(Engine):
 
     def pause(self) -> None:
         """Free the GPU's memory until the next `apply` or message. No request may be running."""
-        shared = self._shared
-        if shared.server.settings.sleep and shared.starts and not shared.asleep:
-            shared.asleep = 1 if shared.weights is None or shared.weights.adapter is not None else 2
+        if self.server.settings.sleep and self._starts and not self._asleep:
+            self._asleep = 1 if self._weights is None or self._weights.adapter is not None else 2
             with contextlib.suppress(ServerLost):  # the next call will notice
-                self._call(f"/sleep?level={shared.asleep}")
+                self._call(f"/sleep?level={self._asleep}")
 
     def _call(self, path: str, body: dict[str, str] | None = None) -> None:
-        self._shared.server.call(path, body, min(CALL_S, self.timeout_s))
+        self.server.call(path, body, min(CALL_S, self.timeout_s))
 
     def _replace(self, weights: Weights, found: ServerLost | None = None, is_paused: bool = False) -> None:
         """Update the server. A dead or hanging one (`found`, or noticed here) is restarted with the weights."""
-        shared = self._shared
         try:
             if found is not None:
                 raise found
@@ -190,78 +162,75 @@ class VllmEngine(Engine):
             if is_paused:
                 self._call("/resume")
         except ServerLost as problem:
-            if not shared.starts:
+            if not self._starts:
                 raise
             log.warning(f"{problem}; it is {self._comes_back}, and gets version {weights.version} of the weights")
-            shared.weights = weights
-            self._restart(shared.starts, problem)
-            if is_paused and not shared.server.is_ours:  # it may be the same process
+            self._weights = weights
+            self._restart(self._starts, problem)
+            if is_paused and not self.server.is_ours:  # it may be the same process
                 self._call("/resume")
 
     @property
     def _comes_back(self) -> str:
-        return "started again" if self._shared.server.is_ours else "waited for"
+        return "started again" if self.server.is_ours else "waited for"
 
     def _start(self, for_weights: bool = False) -> None:
         """Start or wake up the server. Dropped weights are sent again, unless new weights follow."""
-        shared = self._shared
-        with shared.changing:
-            if not shared.starts:
-                shared.server.start()
-                dtype = torch.float32 if shared.server.on_cpu else torch.bfloat16
-                shared.sender = Sender(shared.server, dtype, self.timeout_s)
-                shared.starts = 1
-            if not shared.asleep:
+        with self._changing:
+            if not self._starts:
+                self.server.start()
+                dtype = torch.float32 if self.server.on_cpu else torch.bfloat16
+                self._sender = Sender(self.server, dtype, self.timeout_s)
+                self._starts = 1
+            if not self._asleep:
                 return
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # the trainer's memory is the server's now
             try:
                 self._call("/wake_up")
-                if shared.asleep == 2 and not for_weights:
-                    assert shared.weights is not None
-                    self._update(shared.weights)
+                if self._asleep == 2 and not for_weights:
+                    assert self._weights is not None
+                    self._update(self._weights)
             except ServerLost as problem:
                 if for_weights:
                     raise
                 log.warning(f"{problem}; it is {self._comes_back}")
-                self._restart(shared.starts, problem)
-            shared.asleep = 0
+                self._restart(self._starts, problem)
+            self._asleep = 0
 
     def _restart(self, starts: int, problem: ServerLost) -> None:
         """Once, however many requests found the server lost."""
-        shared = self._shared
-        with shared.changing:
-            if shared.starts != starts:
+        with self._changing:
+            if self._starts != starts:
                 return
-            assert shared.sender is not None
-            problem.server = shared.server.name
-            shared.losses.append(problem)
-            shared.server.start()
-            shared.sender.forget()
-            shared.asleep = 0
-            shared.adapter = ""
-            if shared.weights is not None:
-                self._update(shared.weights)
-            shared.answered = time.monotonic()
-            shared.starts += 1
+            assert self._sender is not None
+            problem.server = self.server.name
+            self.losses = [*self.losses, problem]
+            self.server.start()
+            self._sender.forget()
+            self._asleep = 0
+            self._adapter = ""
+            if self._weights is not None:
+                self._update(self._weights)
+            self._answered = time.monotonic()
+            self._starts += 1
 
     def _update(self, weights: Weights) -> None:
-        shared = self._shared
-        assert shared.sender is not None
-        shared.applied += 1
+        assert self._sender is not None
+        self._applied += 1
         if weights.adapter is None:
-            shared.sender.send(weights)
+            self._sender.send(weights)
         else:
             # A new name and path each time: vLLM's prefix cache goes by these.
-            folder = shared.sender.adapter(weights, f"adapter-{shared.run}-{shared.applied}")
+            folder = self._sender.adapter(weights, f"adapter-{self._run}-{self._applied}")
             about = {"lora_name": folder.name, "lora_path": str(folder)}
-            shared.server.call("/v1/load_lora_adapter", about, self.timeout_s)
-            if shared.adapter:
-                self._call("/v1/unload_lora_adapter", {"lora_name": shared.adapter})
-                shared.sender.drop_adapter(shared.adapter)
-            shared.adapter = folder.name
-        shared.weights = weights
-        shared.version = weights.version
+            self.server.call("/v1/load_lora_adapter", about, self.timeout_s)
+            if self._adapter:
+                self._call("/v1/unload_lora_adapter", {"lora_name": self._adapter})
+                shutil.rmtree(self._sender.folder / self._adapter, ignore_errors=True)
+            self._adapter = folder.name
+        self._weights = weights
+        self.version = weights.version
 
     # Messages
 
@@ -282,9 +251,9 @@ class VllmEngine(Engine):
             try:
                 trail.add(so_far, ids, experts)
             except ValueError as problem:
-                if not self._shared.warned:
+                if not self._warned:
                     log.warning(f"tokens are trained without the experts that vLLM sent them to: {problem}")
-                self._shared.warned = True
+                self._warned = True
             whole.ids.extend(ids)
             whole.logprobs.extend(logprobs)
             whole.versions.extend([version] * len(ids))
@@ -293,14 +262,25 @@ class VllmEngine(Engine):
 
     async def _answer(self, ids: list[int], max_tokens: int, experts_from: int | None) -> tuple[int, bytes]:
         """The version and answer of one request, sent again for as long as the server can be restarted."""
-        shared = self._shared
         line = await self._line()
         while True:
             await line.may_send.wait()
-            version = shared.version
-            starts = shared.starts
+            version = self.version
+            starts = self._starts
             asked = time.monotonic()
-            post = line.loop.create_task(self._post(line, ids, max_tokens, experts_from))
+            about: dict[str, object] = {
+                "max_tokens": max_tokens,
+                "temperature": self.temperature,
+                "stop_ids": self._stop_ids,
+                "salt": f"weights {self._run} {self._applied}",
+                "adapter": self._adapter if self._weights is not None and self._weights.adapter is not None else "",
+            }
+            if experts_from is not None:
+                about["experts_from"] = experts_from
+            url = self.server.url
+            wire = line.wires.setdefault(url, Wire(url, self.server.headers))
+            body = json.dumps(about).encode() + b"\n" + array("i", ids).tobytes()
+            post = line.loop.create_task(wire.post(TOKENS, body))
             line.posts.add(post)
             try:
                 problem = await self._wait(post, asked)
@@ -310,32 +290,16 @@ class VllmEngine(Engine):
             if post.cancelled():  # for new weights
                 continue
             if not problem:
-                shared.answered = time.monotonic()
-                shared.restarts = 0
+                self._answered = time.monotonic()
+                self._restarts = 0
                 return version, post.result()[1]
             await self._mend(line, starts, asked, problem)
-
-    async def _post(self, line: Line, ids: list[int], max_tokens: int, experts_from: int | None) -> Answer:
-        shared = self._shared
-        about: dict[str, object] = {
-            "max_tokens": max_tokens,
-            "temperature": self.temperature,
-            "stop_ids": self._stop_ids,
-            "salt": f"weights {shared.run} {shared.applied}",
-            "adapter": shared.adapter if shared.weights is not None and shared.weights.adapter is not None else "",
-        }
-        if experts_from is not None:
-            about["experts_from"] = experts_from
-        body = json.dumps(about).encode() + b"\n" + array("i", ids).tobytes()
-        url = shared.server.url
-        wire = line.wires.setdefault(url, Wire(url, shared.server.headers))
-        return await wire.post(TOKENS, body)
 
     async def _wait(self, post: asyncio.Task[Answer], asked: float) -> str:
         """Wait for an answer. Returns why the server seems lost, if it does. Slow is not lost while messages come."""
         while not post.done():
             await asyncio.wait({post}, timeout=self.timeout_s)
-            silent_s = time.monotonic() - max(asked, self._shared.answered)
+            silent_s = time.monotonic() - max(asked, self._answered)
             if not post.done() and silent_s >= self.timeout_s:
                 return f"has not answered anything for {silent_s:.0f} s (engine.timeout_s)"
         if post.cancelled():
@@ -350,77 +314,72 @@ class VllmEngine(Engine):
             return f"answered {status}: {said}"
         if status == 404:
             said += " (it has to run with the options of docs/engines.md)"
-        raise ModelLost(f"{self._shared.server.name} refused a request with {status}: {said}")
+        raise ModelLost(f"{self.server.name} refused a request with {status}: {said}")
 
     async def _mend(self, line: Line, starts: int, asked: float, problem: str) -> None:
         """The first request that finds the server lost restarts it; the others wait and are sent again. After too many
         restarts all running requests raise the same error; a later request restarts the server once more."""
-        shared = self._shared
         async with line.mending:
-            if shared.starts != starts:
+            if self._starts != starts:
                 return
-            if shared.ended is not None and asked < shared.ended_at:
-                raise shared.ended
+            if self._ended is not None and asked < self._ended_at:
+                raise self._ended
             how = self._comes_back
-            problem = f"{shared.server.name} {problem}"
-            if shared.restarts == RESTARTS:
-                raise self._give_up(f"{problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
-            await asyncio.sleep(PAUSE_S * shared.restarts)
-            shared.restarts += 1
-            log.warning(f"{problem}; it is {how}, and gets version {shared.version} of the weights")
+            problem = f"{self.server.name} {problem}"
+            if self._restarts == RESTARTS:
+                raise self._give_up(f"{problem}, after it was {how} {RESTARTS} times{self.server.where_it_talks}")
+            await asyncio.sleep(PAUSE_S * self._restarts)
+            self._restarts += 1
+            log.warning(f"{problem}; it is {how}, and gets version {self.version} of the weights")
             try:
                 await asyncio.to_thread(self._restart, starts, ServerLost(problem))
             except OffbookError as error:
                 raise self._give_up(f"{problem}, and could not be brought back: {error}") from None
 
     def _give_up(self, why: str) -> ServerLost:
-        shared = self._shared
-        shared.restarts = 0
-        shared.ended = ServerLost(why)
-        shared.ended.server = shared.server.name
-        shared.ended_at = time.monotonic()
-        return shared.ended
+        self._restarts = 0
+        self._ended = ServerLost(why)
+        self._ended.server = self.server.name
+        self._ended_at = time.monotonic()
+        return self._ended
 
     async def _line(self) -> Line:
         """This event loop's line, once the server is up with the weights that are being applied."""
-        shared = self._shared
         loop = asyncio.get_running_loop()
-        line = shared.line
+        line = self._connected
         if line is None or line.loop is not loop:
-            line = shared.line = Line(loop)
+            line = self._connected = Line(loop)
         async with line.mending:
-            if not line.is_open or not shared.starts or shared.asleep:
+            if not line.is_open or not self._starts or self._asleep:
                 await asyncio.to_thread(self._open, line)
         return line
 
     def _open(self, line: Line) -> None:
-        with self._shared.changing:
+        with self._changing:
             self._start()
             line.is_open = True
             line.loop.call_soon_threadsafe(line.may_send.set)
 
     async def aclose(self) -> None:
-        shared = self._shared
-        if shared.line is not None and shared.line.loop is asyncio.get_running_loop():
-            for wire in shared.line.wires.values():
+        if self._connected is not None and self._connected.loop is asyncio.get_running_loop():
+            for wire in self._connected.wires.values():
                 wire.close()
-        shared.line = None
-        if shared.adapter and not shared.server.is_ours:  # the next run has one of its own, and this one's files go
+        self._connected = None
+        if self._adapter and not self.server.is_ours:  # the next run has one of its own, and this one's files go
             with contextlib.suppress(OffbookError):
-                await asyncio.to_thread(self._call, "/v1/unload_lora_adapter", {"lora_name": shared.adapter})
-        if shared.sender is not None:
-            shared.sender.close()
+                await asyncio.to_thread(self._call, "/v1/unload_lora_adapter", {"lora_name": self._adapter})
+        if self._sender is not None:
+            self._sender.close()
         await asyncio.to_thread(self._stop)
-        shared.starts = 0
-        shared.adapter = ""
+        self._starts = 0
+        self._adapter = ""
 
     def _stop(self) -> None:
         """Also a server that is starting: callers that wait for it get an error."""
-        shared = self._shared
-        shared.server.is_unwanted = True
-        shared.server.stop()
-        with shared.changing:
-            shared.server.is_unwanted = False
+        self.server.is_unwanted = True
+        self.server.stop()
+        with self._changing:
+            self.server.is_unwanted = False
 
 
 async def _hold(line: Line) -> bool:

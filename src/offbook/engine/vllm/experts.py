@@ -40,7 +40,12 @@ class Trail:
             return
         mixture, self._mixture = self._mixture, None
         tokens = len(prompt_ids) + len(sampled) - 1 - first
-        experts_TLK = _unpacked(answer, (tokens, mixture.num_layers, mixture.top))
+        if not answer:
+            raise ValueError("none came; it gives them on a GPU, with --enable-return-routed-experts")
+        shape = tokens, mixture.num_layers, mixture.top
+        experts_TLK: npt.NDArray[Any] = np.load(io.BytesIO(answer), allow_pickle=False)
+        if experts_TLK.shape != shape or experts_TLK.dtype.kind not in "iu":
+            raise ValueError(f"{experts_TLK.dtype} {experts_TLK.shape} came and not whole numbers {shape}")
         self._parts.append(experts_TLK[:, mixture.layers].astype(np.int16))
         self._ids, self._mixture = [*prompt_ids, *sampled], mixture
 
@@ -50,12 +55,3 @@ class Trail:
             return None
         ids = b"".join(part.tobytes() for part in self._parts)
         return Routes.pack(len(self._mixture.layers), self._mixture.top, ids)
-
-
-def _unpacked(answer: bytes, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    if not answer:
-        raise ValueError("none came; it gives them on a GPU, with --enable-return-routed-experts")
-    experts_TLK: npt.NDArray[Any] = np.load(io.BytesIO(answer), allow_pickle=False)
-    if experts_TLK.shape != shape or experts_TLK.dtype.kind not in "iu":
-        raise ValueError(f"{experts_TLK.dtype} {experts_TLK.shape} came and not whole numbers {shape}")
-    return experts_TLK

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +53,14 @@ REASONS = {
 DISTURBED = "Error in memory profiling"
 
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Of a server among those of a run. `name` is for people, `gpus` are those that it sees, as CUDA names them."""
-
-    name: str = "vLLM"
-    gpus: str = ""  # empty: all
-    ports: set[int] = field(default_factory=set)  # that one of them was given before
+_GIVEN_PORTS: set[int] = set()
 
 
 class Server:
-    """Not started until `start`. Calls are synchronous and have a deadline; requests of rollouts go another way."""
+    """Not started until `start`. Calls are synchronous and have a timeout; requests of rollouts go another way.
+
+    `name` is for people, `gpus` are those that it sees, as CUDA names them; empty for all.
+    """
 
     def __init__(
         self,
@@ -76,10 +70,11 @@ class Server:
         log: Path,
         progress: Progress,
         mixture: Mixture | None = None,
-        place: Place | None = None,
+        name: str = "vLLM",
+        gpus: str = "",
     ):
-        self.place = place or Place()
-        self.name = self.place.name
+        self.name = name
+        self.gpus = gpus
         self.model, self.settings, self.context = model, settings, context
         self.log, self.progress = log, progress
         self.mixture = mixture  # of experts, if the model is one
@@ -196,7 +191,7 @@ class Server:
 
     def _launch(self) -> None:
         self.stop()
-        found, port = find_vllm(self.settings.python), _free_port(self.place.ports)
+        found, port = find_vllm(self.settings.python), _free_port()
         self.on_cpu, self.url = found.on_cpu, f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         own = os.environ.get("PYTHONPATH", "") if found.python == sys.executable else ""  # vLLM may be on it
@@ -209,7 +204,7 @@ class Server:
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a rollout may be in its sandbox for minutes between two messages
         }
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if found.on_cpu else {}
-        more |= {VISIBLE: self.place.gpus} if self.place.gpus else {}
+        more |= {VISIBLE: self.gpus} if self.gpus else {}
         environment = {**cpu, **os.environ, **more}
         environment.pop(KEY, None)
         with self.log.open("ab") as log:
@@ -246,12 +241,12 @@ class Server:
         return causes[-1].strip()[:300] if causes else "it does not say why"
 
 
-def _free_port(given: set[int]) -> int:
-    """Servers that start side by side listen much later, so that what is free does not say what was given away."""
+def _free_port() -> int:
+    """Servers that start side by side listen much later, so a port is given only once by this process."""
     while True:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
-            if port not in given:
-                given.add(port)  # while nobody else can find it
+            if port not in _GIVEN_PORTS:
+                _GIVEN_PORTS.add(port)  # while nobody else can find it
                 return port

@@ -7,7 +7,6 @@ fewest open sessions. An open rollout is never moved.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import threading
 from collections import Counter
@@ -21,7 +20,7 @@ from offbook.core.weights import Weights
 from offbook.engine.base import Engine
 from offbook.engine.vllm.engine import VllmEngine, VllmSession, running_loop
 from offbook.engine.vllm.gpus import gpus_of_copies
-from offbook.engine.vllm.server import Place, Progress, Server
+from offbook.engine.vllm.server import Progress, Server
 from offbook.types import ServerLost
 
 log = logging.getLogger(__name__)
@@ -32,17 +31,16 @@ def servers_of(
 ) -> list[Server]:
     """All servers of a configuration, named or to be started: each with settings, GPUs and a log of its own."""
     urls = settings.given_urls
-    gpus = [""] * len(urls) if urls else gpus_of_copies(settings)
-    ports = set[int]()
-    servers = []
-    for number, own_gpus in enumerate(gpus):
-        own = settings.model_copy(update={"url": urls[number]}) if urls else settings
-        place = Place(f"vLLM at {urls[number]}" if urls else f"vLLM {number}", own_gpus, ports)
-        if len(gpus) == 1:
-            place = Place()
-        name = "vllm.log" if len(gpus) == 1 else f"vllm-{number}.log"
-        servers.append(Server(model, own, context, logs / name, progress, mixture, place))
-    return servers
+    if urls:
+        each = [(settings.model_copy(update={"url": url}), f"vLLM at {url}", "") for url in urls]
+    else:
+        each = [(settings, f"vLLM {number}", gpus) for number, gpus in enumerate(gpus_of_copies(settings))]
+    if len(each) == 1:
+        return [Server(model, each[0][0], context, logs / "vllm.log", progress, mixture)]
+    return [
+        Server(model, own, context, logs / f"vllm-{number}.log", progress, mixture, name, gpus)
+        for number, (own, name, gpus) in enumerate(each)
+    ]
 
 
 class Balance:
@@ -76,12 +74,6 @@ class SeveralEngines(Engine):
     def __init__(self, engines: Sequence[VllmEngine]):
         self.engines = list(engines)
         self.balance = Balance(len(self.engines))
-
-    def at(self, temperature: float) -> SeveralEngines:
-        """The same model on the same servers, which count the sessions of both."""
-        other = copy.copy(self)
-        other.engines = [engine.at(temperature) for engine in self.engines]
-        return other
 
     @property
     def version(self) -> int:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -41,7 +41,7 @@ class Sender:
     def __init__(self, server: Server, dtype: torch.dtype, deadline_s: float = 300.0):
         self.server, self.dtype, self.deadline_s = server, dtype, deadline_s
         self._flat: Tensor | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="offbook-vllm-"))  # of adapters
+        self.folder = Path(tempfile.mkdtemp(prefix="offbook-vllm-"))  # of adapters
 
     def forget(self) -> None:
         """The server is a new one: it has opened nothing yet."""
@@ -49,12 +49,17 @@ class Sender:
 
     def close(self) -> None:
         self._flat = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @torch.no_grad()
     def send(self, weights: Weights) -> None:
         buckets = list(_buckets(_distinct(weights, self.dtype), BUCKET_BYTES))
-        flat = self._buffer(max(end for _, end in buckets), next(iter(weights.like.values())).device)
+        size = max(end for _, end in buckets)
+        if self._flat is None or self._flat.numel() < size:  # none that the server has opened is large enough
+            device = next(iter(weights.like.values())).device
+            shared = self._on_gpu(size, device) if device.type == "cuda" else None
+            self._flat = self._in_file(size) if shared is None else shared
+        flat = self._flat
         for number, (bucket, end) in enumerate(buckets):
             told = []
             for name, like, start in bucket:
@@ -68,27 +73,21 @@ class Sender:
             total = int(flat[:end].view(torch.int32).sum(dtype=torch.int64))  # waits for the copies, too
             about = {"tensors": told, "bytes": end, "first": not number, "last": number == len(buckets) - 1}
             for answer in self.server.rpc("offbook_load", json.dumps(about), self.deadline_s):
-                _refuse_lost(answer, total)
+                if int(answer["sum"]) != total:
+                    raise ModelLost("the weights that arrived at vLLM are not those that were sent")
+                if missing := answer.get("missing"):
+                    some = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+                    raise ModelLost(f"vLLM has {len(missing)} parameters that no new weights were loaded into: {some}")
 
     def adapter(self, weights: Weights, name: str) -> Path:
         """A folder in PEFT's format. All have names of their own: vLLM's prefix cache goes by name and path."""
-        folder = self._folder / name
+        folder = self.folder / name
         folder.mkdir(exist_ok=True)
         with _GATHERING:
             tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.tensors.items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(weights.adapter, default=sorted))  # it has sets in it
         return folder
-
-    def drop_adapter(self, name: str) -> None:
-        shutil.rmtree(self._folder / name, ignore_errors=True)
-
-    def _buffer(self, size: int, device: torch.device) -> Tensor:
-        """One that the server has opened and that is large enough."""
-        if self._flat is None or self._flat.numel() < size:
-            shared = self._on_gpu(size, device) if device.type == "cuda" else None
-            self._flat = self._in_file(size) if shared is None else shared
-        return self._flat
 
     def _on_gpu(self, size: int, device: torch.device) -> Tensor | None:
         """None where the two processes cannot share the GPU's memory: another GPU, an allocator that cannot."""
@@ -136,14 +135,6 @@ def _buckets(sized: Iterator[tuple[str, Tensor, int]], limit: int) -> Iterator[t
         end += -(-size // ALIGN) * ALIGN
     if bucket:
         yield bucket, end
-
-
-def _refuse_lost(answer: dict[str, Any], total: int) -> None:
-    if int(answer["sum"]) != total:
-        raise ModelLost("the weights that arrived at vLLM are not those that were sent")
-    if missing := answer.get("missing"):
-        some = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        raise ModelLost(f"vLLM has {len(missing)} parameters that no new weights were loaded into: {some}")
 
 
 def room_for(rank: int) -> int:

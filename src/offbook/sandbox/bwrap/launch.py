@@ -55,23 +55,25 @@ class Launch:
         loop = asyncio.get_running_loop()
         output = Output()
         report = Output(REPORT_BYTES)
-        ended: asyncio.Future[None] = loop.create_future()
+        ended = asyncio.Event()
         RUNNING.add(self)
         try:
             status = self._start(arguments, inherited, environment, command, output, report if wants_report else None)
             assert self._process is not None
             watched = os.pidfd_open(self._process.pid)
             self._descriptors.append(watched)
-            loop.add_reader(watched, _set, ended)
+            loop.add_reader(watched, ended.set)
             try:
-                await asyncio.wait({ended}, timeout=timeout_s)
-                timed_out = not ended.done()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), timeout_s)
+                timed_out = not ended.is_set()
             finally:
-                if not ended.done():
+                if not ended.is_set():
                     self.kill()
-                    await asyncio.wait({ended}, timeout=KILL_S)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(ended.wait(), KILL_S)
                 loop.remove_reader(watched)
-            if not ended.done():
+            if not ended.is_set():
                 raise OffbookError(f"a sandbox's process {self._process.pid} did not end in {KILL_S:.0f} s")
             self._process.wait()
             output.read()
@@ -182,11 +184,6 @@ class Launch:
             found += inner
             pending += inner
         return found
-
-
-def _set(ended: asyncio.Future[None]) -> None:
-    if not ended.done():
-        ended.set_result(None)
 
 
 def _children(pid: int) -> list[int]:

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from offbook.sandbox.bwrap.isolation import ControlGroup, control_groups
 from offbook.sandbox.bwrap.launch import RUNNING
-from offbook.sandbox.bwrap.merged import Merged, make_folder, make_whiteout
-from offbook.sandbox.folders import bytes_in, remove_tree, walk
+from offbook.sandbox.bwrap.merged import Merged, bytes_in
+from offbook.sandbox.folders import remove_tree
+from offbook.types import OffbookError
 
 _NAME = re.compile(r"offbook-(?P<space>[0-9a-f]+)-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)(-.*)?")
 _numbers = count()
 PARTS = ("tree", "home", "tmp")
-MAX_LAYERS = 48
 MAX_OPTION_BYTES = 3000  # of the 4,096 that the kernel takes for all options of a mount
 
 
@@ -71,29 +71,10 @@ class Layer:
                 os.rmdir(os.path.dirname(self.path))
 
 
-def too_high(layers: Sequence[Layer]) -> bool:
+def refuse_more_layers(layers: Sequence[Layer]) -> None:
     # Inside, bwrap sees a path behind "/oldroot", and the part's name and a colon come on top.
-    return len(layers) > MAX_LAYERS or sum(len(os.fsencode(layer.path)) + 14 for layer in layers) > MAX_OPTION_BYTES
-
-
-def merge(layers: Sequence[Layer], path: str) -> Layer:
-    """One layer that is equal to `layers`, top first, down to MAX_DEPTH. Files are linked: they do not change."""
-    merged = Layer.make(path, layers[0].modes())
-    for part in PARTS:
-        target = Merged([f"{path}/{part}"])
-        for parts, folder, entries in Merged([f"{layer.path}/{part}" for layer in layers]).walk():
-            with target.folder(parts) as into:
-                for name, entry in entries.items():
-                    if entry.kind == "whiteout":
-                        if not folder.cut:  # otherwise nothing below is visible anyway
-                            make_whiteout(name, into.top)
-                    elif entry.kind == "folder":
-                        with folder.child(name) as child:
-                            mode = stat.S_IMODE(os.fstat(child.top).st_mode)
-                            make_folder(into.top, name, mode | stat.S_IRWXU, child.cut)
-                    else:
-                        os.link(name, name, src_dir_fd=entry.descriptor, dst_dir_fd=into.top, follow_symlinks=False)
-    return merged
+    if sum(len(os.fsencode(layer.path)) + 14 for layer in layers) > MAX_OPTION_BYTES:
+        raise OffbookError(f"a sandbox was changed and forked {len(layers)} times: the kernel mounts no more layers")
 
 
 def is_owned(tree: str) -> bool:
@@ -104,9 +85,7 @@ def is_owned(tree: str) -> bool:
 @cache
 def _all_owned(tree: str, inode: int, changed_ns: int, uid: int, gid: int) -> bool:
     """An overlay in a user namespace cannot copy a file whose owner has no number there, and only ours has one."""
-    found = [os.stat(tree)]
-    found += [entry.stat(follow_symlinks=False) for _, entries in walk(tree) for entry in entries]
-    return all((status.st_uid, status.st_gid) == (uid, gid) for status in found)
+    return all((status.st_uid, status.st_gid) == (uid, gid) for status in (os.stat(tree), *Merged([tree]).statuses()))
 
 
 def next_name() -> str:

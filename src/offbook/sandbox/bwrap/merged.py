@@ -7,6 +7,7 @@ folder is written to, and only while no command runs, because the kernel must no
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -18,14 +19,17 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-from offbook.sandbox.folders import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, recordable
-from offbook.sandbox.sandbox import Changes, Names, PathRefused
+from offbook.sandbox.folders import OPEN_FILE, OPEN_FOLDER, in_history, publish, recordable
+from offbook.sandbox.sandbox import HISTORY, Changes, Names, PathRefused, Sandbox
 
 READ_BYTES = 16 * 1024 * 1024
 MAX_LINKS = 40  # as in the kernel
+MAX_DEPTH = 100  # folders nested deeper than this are not read
+ENTRY_BYTES = 1024  # the least that a name counts as, so that a million empty files use up the disk limit
 OPAQUE = "user.overlay.opaque"
 IGNORED = "__pycache__"
 Kind = Literal["file", "folder", "link", "other", "whiteout"]
+KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 Parts = tuple[str, ...]
 
 
@@ -34,22 +38,14 @@ class Entry:
     kind: Kind
     root: str  # the folder of the stack that it is in
     descriptor: int  # its open parent folder
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """The end of a path: names from the tree's root without links. `kind` is None if nothing is there."""
-
-    parts: Parts
-    kind: Kind | None
+    status: os.stat_result
 
 
 class Folder:
-    """One folder in all layers that have it, open, by their roots, top first. `cut`: a layer hides what is below."""
+    """One folder in all layers that have it, open, by their roots, top first."""
 
-    def __init__(self, opened: dict[str, int], cut: bool = False):
-        self.opened = opened
-        self.cut = cut
+    def __init__(self) -> None:
+        self.opened: dict[str, int] = {}
 
     def __enter__(self) -> Folder:
         return self
@@ -58,20 +54,17 @@ class Folder:
         for descriptor in self.opened.values():
             os.close(descriptor)
 
-    @property
-    def top(self) -> int:
-        return next(iter(self.opened.values()))
-
     def find(self, name: str) -> Entry | None:
         for root, descriptor in self.opened.items():
             with suppress(FileNotFoundError):
-                kind = kind_of(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
-                return None if kind == "whiteout" else Entry(kind, root, descriptor)
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                kind = kind_of(status)
+                return None if kind == "whiteout" else Entry(kind, root, descriptor, status)
         return None
 
     def child(self, name: str) -> Folder:
         """The folder of this name. A link or a file in its place is an OSError."""
-        found = Folder({}, self.cut)
+        found = Folder()
         try:
             for root, descriptor in self.opened.items():
                 try:
@@ -80,15 +73,14 @@ class Folder:
                     continue
                 if kind != "folder":
                     if not found.opened:
-                        raise OSError(errno.ENOENT if kind == "whiteout" else errno.ENOTDIR, "not a folder", name)
-                    found.cut = True
+                        raise system_error(errno.ENOENT if kind == "whiteout" else errno.ENOTDIR, name)
                     break
                 found.opened[root] = os.open(name, OPEN_FOLDER, dir_fd=descriptor)
-                if is_opaque(found.opened[root]):
-                    found.cut = True
-                    break
+                with suppress(OSError):  # no such attribute, or a file system without them
+                    if os.getxattr(found.opened[root], OPAQUE) == b"y":
+                        break
             if not found.opened:
-                raise FileNotFoundError(errno.ENOENT, "no such folder", name)
+                raise system_error(errno.ENOENT, name)
         except BaseException:
             found.__exit__()
             raise
@@ -102,14 +94,15 @@ class Folder:
                 for item in scan:
                     if item.name not in seen:
                         with suppress(FileNotFoundError):  # removed since
-                            seen[item.name] = Entry(kind_of(item.stat(follow_symlinks=False)), root, descriptor)
+                            status = item.stat(follow_symlinks=False)
+                            seen[item.name] = Entry(kind_of(status), root, descriptor, status)
         return seen
 
     def read(self, name: str) -> bytes:
         """The bytes of a regular file; one byte more than READ_BYTES means that there are more."""
         entry = self.find(name)
         if entry is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file", name)
+            raise system_error(errno.ENOENT, name)
         # Not blocking: the file may have been replaced by a pipe.
         with open(os.open(name, OPEN_FILE, dir_fd=entry.descriptor), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -125,7 +118,7 @@ class Merged:
         self.name = name
 
     def folder(self, parts: Sequence[str]) -> Folder:
-        folder = Folder({})
+        folder = Folder()
         try:
             for root in self.roots:
                 folder.opened[root] = os.open(root, OPEN_FOLDER)
@@ -155,7 +148,13 @@ class Merged:
         for parts, _, entries in self.walk(start):
             yield from ((*parts, name) for name, entry in entries.items() if entry.kind == "file")
 
-    def resolve(self, path: str, follow_last: bool = True) -> Resolved:
+    def statuses(self) -> Iterator[os.stat_result]:
+        for _, _, entries in self.walk():
+            for entry in entries.values():
+                yield entry.status
+
+    def resolve(self, path: str, follow_last: bool = True) -> tuple[Parts, Kind | None]:
+        """The end of a path: names from the tree's root without links, and its kind, None if nothing is there."""
         pending = self._split(path, path)[::-1]
         done: list[str] = []
         num_links = 0
@@ -184,13 +183,13 @@ class Merged:
             done.append(name)
             if kind is None:
                 if ".." in pending:
-                    raise FileNotFoundError(errno.ENOENT, "no such folder", path)
-                return Resolved((*done, *reversed(pending)), None)
+                    raise system_error(errno.ENOENT, path)
+                return (*done, *reversed(pending)), None
             if kind != "folder" and pending:
-                raise NotADirectoryError(errno.ENOTDIR, "a file is no folder", path)
+                raise system_error(errno.ENOTDIR, path)
             if len(done) > MAX_DEPTH:
                 raise PathRefused(f"{path} is nested too deeply")
-        return Resolved(tuple(done), kind)
+        return tuple(done), kind
 
     def _split(self, path: str, given: str) -> list[str]:
         """The names in a path or a link, refused if it leads out of the tree as written."""
@@ -207,29 +206,29 @@ class Merged:
         return [name for name in path.split("/") if name not in ("", ".")]
 
     def read(self, path: str) -> bytes:
-        target = self.resolve(path)
-        if target.kind is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
-        if target.kind != "file":
+        parts, kind = self.resolve(path)
+        if kind is None:
+            raise system_error(errno.ENOENT, path)
+        if kind != "file":
             raise PathRefused(f"{path} is not a file")
-        with refusing_races(path), self.folder(target.parts[:-1]) as folder:
-            content = folder.read(target.parts[-1])
+        with refusing_races(path), self.folder(parts[:-1]) as folder:
+            content = folder.read(parts[-1])
         if len(content) > READ_BYTES:
             raise PathRefused(f"{path} is larger than {READ_BYTES >> 20} MB")
         return content
 
     def names(self, path: str) -> Names:
-        target = self.resolve(path)
-        if target.kind is None:
-            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
-        with refusing_races(path), self.folder(target.parts) as folder:
+        parts, kind = self.resolve(path)
+        if kind is None:
+            raise system_error(errno.ENOENT, path)
+        with refusing_races(path), self.folder(parts) as folder:
             entries = folder.entries()
         kinds = {name: entry.kind for name, entry in entries.items() if entry.kind != "whiteout"}
         return sorted(name + "/" if kind == "folder" else name for name, kind in kinds.items())
 
     def copy_out(self, path: str, into: Path) -> None:
         """Copy the regular files below a folder of the tree to a new folder."""
-        start = self.resolve(path).parts
+        start, _ = self.resolve(path)
         into.mkdir(parents=True)
         for parts, _, entries in self.walk(start):
             inside = into.joinpath(*parts[len(start) :])
@@ -242,16 +241,16 @@ class Merged:
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file atomically; a file that was there keeps its mode."""
-        target = self.resolve(path)
-        if target.kind not in (None, "file") or not target.parts:
+        parts, kind = self.resolve(path)
+        if kind not in (None, "file") or not parts:
             raise PathRefused(f"{path or 'an empty path'} is not a file")
-        *parents, name = target.parts
+        *parents, name = parts
         mode = 0o644
-        if target.kind == "file":
+        if kind == "file":
             with self.folder(parents) as folder:
                 entry = folder.find(name)
                 assert entry is not None
-                mode = stat.S_IMODE(os.stat(name, dir_fd=entry.descriptor, follow_symlinks=False).st_mode)
+                mode = stat.S_IMODE(entry.status.st_mode)
         with self._top_folder(parents) as top:
             partial = f".offbook-{uuid4().hex}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -266,18 +265,19 @@ class Merged:
 
     def remove(self, path: str) -> None:
         """Remove a file or a link itself, not its target."""
-        target = self.resolve(path, follow_last=False)
-        if target.kind is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
-        if target.kind == "folder":
+        parts, kind = self.resolve(path, follow_last=False)
+        if kind is None:
+            raise system_error(errno.ENOENT, path)
+        if kind == "folder":
             raise PathRefused(f"{path} is not a file")
-        *parents, name = target.parts
+        *parents, name = parts
         with self._top_folder(parents) as top:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=top)
             with self.folder(parents) as folder:
                 if folder.find(name) is not None:  # a layer below has it too
-                    make_whiteout(name, top)
+                    # Overlayfs marks a deleted name with a 0:0 character device, which needs no privileges.
+                    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=top)
 
     @contextmanager
     def _top_folder(self, parts: Sequence[str]) -> Iterator[int]:
@@ -292,8 +292,8 @@ class Merged:
                         make_folder(top, name, 0o755, opaque=len(folder.opened) > 1)
                     else:
                         with suppress(FileExistsError), folder.child(name) as below:
-                            mode = stat.S_IMODE(os.fstat(below.top).st_mode)
-                            make_folder(top, name, mode, opaque=False)
+                            first = next(iter(below.opened.values()))
+                            make_folder(top, name, stat.S_IMODE(os.fstat(first).st_mode), opaque=False)
                 inner = os.open(name, OPEN_FOLDER, dir_fd=top)
                 os.close(top)
                 top = inner
@@ -327,6 +327,11 @@ class Merged:
         return changed.settled()
 
 
+def bytes_in(folder: str) -> int:
+    """The disk space of everything below a folder."""
+    return sum(max(status.st_blocks * 512, ENTRY_BYTES) for status in Merged([folder]).statuses())
+
+
 @contextmanager
 def refusing_races(path: str) -> Iterator[None]:
     """Refuse a path where the agent has just put a link or a pipe."""
@@ -335,24 +340,18 @@ def refusing_races(path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             raise PathRefused(f"{path} is not a file") from None
-        raise
+        raise system_error(error.errno or 0, path) from None
+
+
+def system_error(code: int, path: str) -> OSError:
+    """With the system's wording, which the pocket model was trained on."""
+    return OSError(code, os.strerror(code), path)
 
 
 def kind_of(status: os.stat_result) -> Kind:
-    if stat.S_ISREG(status.st_mode):
-        return "file"
-    if stat.S_ISDIR(status.st_mode):
-        return "folder"
-    if stat.S_ISLNK(status.st_mode):
-        return "link"
-    return "whiteout" if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0 else "other"
-
-
-def is_opaque(folder: int) -> bool:
-    try:
-        return os.getxattr(folder, OPAQUE) == b"y"
-    except OSError:  # no such attribute, or a file system without them
-        return False
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+        return "whiteout"
+    return KINDS.get(stat.S_IFMT(status.st_mode), "other")
 
 
 def make_folder(within: int, name: str, mode: int, opaque: bool) -> None:
@@ -366,6 +365,30 @@ def make_folder(within: int, name: str, mode: int, opaque: bool) -> None:
         os.close(folder)
 
 
-def make_whiteout(name: str, within: int) -> None:
-    """Overlayfs marks a deleted name with a 0:0 character device, which needs no privileges."""
-    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=within)
+class FolderSandbox(Sandbox):
+    """A sandbox whose files are in folders of this machine."""
+
+    _base: str  # the tree that it was made from
+    _history: str
+
+    def _merged(self) -> Merged:
+        """The files of the tree now."""
+        raise NotImplementedError
+
+    def _files(self, path: str) -> Merged:
+        return Merged([self._history], HISTORY) if in_history(path) else self._merged()
+
+    async def read(self, path: str) -> str:
+        return self._files(path).read(path).decode(errors="replace")
+
+    async def list(self, path: str) -> Names:
+        return self._files(path).names(path)
+
+    async def files(self) -> Names:
+        return sorted("/".join(parts) for parts in self._merged().files())
+
+    async def changes(self) -> Changes:
+        return await asyncio.to_thread(self._merged().changes, Merged([self._base]))
+
+    async def publish(self, name: str, text: str) -> None:
+        publish(self._history, name, text)

@@ -41,7 +41,7 @@ function callView(call) {
 // The model's words, with well-formed calls laid out; anything else stands as it was written.
 function spoken(words) {
   const parts = words.text.split(new RegExp(CALL, "g"));
-  const read = !words.cut && parts.length === 2 * words.calls.length + 1 && !words.calls.some((call) => call.error);
+  const read = parts.length === 2 * words.calls.length + 1 && !words.calls.some((call) => call.error);
   if (!read) return [textBlocks(words.text, "text code")];
   const laid = [];
   for (let index = 0; index < parts.length; index += 2) {
@@ -63,20 +63,10 @@ function quoted(outline, words) {
   return [fold];
 }
 
-function messageBody(rollout, item, given) {
-  const middle = given.cut ? `\n\u2026 ${plural(given.cut, "character")} not shown \u2026\n` : "";
-  const words = { ...given, text: given.cut ? given.text.slice(0, given.cut_at) + middle + given.text.slice(given.cut_at) : given.text };
+function messageBody(rollout, item, words) {
   const hints = item.hints, body = [];
   for (const hint of hints) body.push(targetView(hint, rollout.scale));
   if (!hints.some(isScored)) body.push(...(item.outline.role === "assistant" ? spoken(words) : quoted(item.outline, words)));
-  if (words.cut) {
-    body.push(h("button", { type: "button", click: async () => {
-      try {
-        const { text } = await ofRun(rollout.run, "message", { source: rollout.source, number: rollout.number, index: item.index });
-        put(item.content, item.hints.map((hint) => targetView(hint, rollout.scale)), textBlocks(text, "text code"));
-      } catch (error) { body.at(-1).replaceWith(empty(error.message)); }
-    } }, `show all ${plural(item.outline.characters, "character")}`));
-  }
   return body;
 }
 
