@@ -17,7 +17,6 @@ from offbook.core.config import FeedbackConfig, LoraConfig, TrainConfig
 from offbook.rl.train_step import distill_of
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state
-from offbook.train.forward import Decoder, measure_branches
 from offbook.train.head import Counts, Ledger
 from offbook.train.lora import make_trainable
 from offbook.train.losses import divergence
@@ -137,13 +136,6 @@ def test_in_bfloat16_the_bounded_part_is_rounded_and_nothing_else() -> None:
     assert {gradient.dtype for gradient in ours.values()} == {torch.float32}
 
 
-def test_only_what_is_differentiated_twice_recomputes_attention() -> None:
-    student = Trainer(tiny_model(), TrainConfig(recompute="layers"), FROZEN).student
-    with student.differentiated_again():
-        assert student.recompute == "all"
-    assert student.recompute == "layers"
-
-
 @pytest.mark.parametrize("recompute", ["layers", "all"])
 def test_what_is_recomputed_can_be_taken_apart(recompute: str) -> None:
     found = []
@@ -207,32 +199,7 @@ def test_tokens_that_carry_a_signal_are_counted() -> None:
     assert metrics["distill/signal_tokens"] == sum(b.num_targets for sample in samples for b in sample.branches)
 
 
-def test_branches_of_samples_that_train_are_measured() -> None:
-    """Tokens with an RL weight beside the targets change nothing."""
-    sample = batch_of("own")[0]
-    decoder = Decoder(tiny_model())
-    (with_rl,) = measure_branches(decoder, [sample], 8192)
-    (without,) = measure_branches(decoder, [replace(sample, rl_weight=[])], 8192)
-    assert with_rl == without
-    assert len(with_rl["first"].divergence) == 7
-
-
-def test_what_is_set_is_what_branches_say() -> None:
-    for settings, by_policy, bound in (
-        (FeedbackConfig(balance="own"), False, 0.0),
-        (FeedbackConfig(balance="rl"), True, 0.0),
-        (FeedbackConfig(), True, 0.3),
-        (FeedbackConfig(balance="bounded", bound=0.5), True, 0.5),
-    ):
-        assert (distill_of(settings).by_policy, distill_of(settings).bound) == (by_policy, bound)
-
-
 def test_controls_and_sdpo_teach_all_tokens() -> None:
     assert distill_of(FeedbackConfig()).token_gate == 0.02
     for settings in (FeedbackConfig(control="donor"), FeedbackConfig(method="sdpo"), FeedbackConfig(token_gate=0)):
         assert distill_of(settings).token_gate == 0.0
-
-
-def test_a_run_from_before_hints_were_bounded_is_read_as_it_was() -> None:
-    settings = FeedbackConfig.model_validate({"balance": "rl", "bound": 1.0, "token_gate": 0.0})
-    assert (distill_of(settings).bound, distill_of(settings).token_gate) == (0.0, 0.0)

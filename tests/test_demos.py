@@ -24,10 +24,9 @@ from offbook.rl.models import quiet
 from offbook.sandbox import SandboxSpec
 from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages import demos as demos_of
-from offbook.stages.demos import Demos
+from offbook.stages.demos import Demos, chosen
 from offbook.stages.pipeline import of_stage
 from offbook.stages.reminders import Conversation
-from offbook.stages.sample import chosen
 from offbook.stages.sft import make_lessons
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.tasks import load_tasks
@@ -150,7 +149,7 @@ def test_what_goes_wrong_on_purpose_is_mended_and_not_learned(profile: str, made
 
 def test_small_messages_make_small_edits(made: Path, model: Path) -> None:
     """And what does not fit at all is left out, with the reason."""
-    (whole, *_), limit = rollouts_of(settings(model, f"demos:{made}:1")), 420
+    (whole, *_), limit = rollouts_of(settings(model, f"demos:{made}:1")), 250
     assert max(m.body_end - m.body for m in whole.segments[0].messages if m.role == "assistant") > limit
     for rollout in rollouts_of(settings(model, f"demos:{made}:1", message_tokens=limit)):
         own = [message for message in rollout.segments[0].messages if message.role == "assistant"]
@@ -159,7 +158,7 @@ def test_small_messages_make_small_edits(made: Path, model: Path) -> None:
     with pytest.raises(OffbookError, match=r"nothing to learn from: ended by harness.turns; tasks without"):
         rollouts_of(settings(model, f"demos:{made}:1", turns=3))
     with pytest.raises(OffbookError, match="an edit of the gold patch does not fit"):
-        rollouts_of(settings(model, f"demos:{made}:1", message_tokens=150))
+        rollouts_of(settings(model, f"demos:{made}:1", message_tokens=120))
 
 
 def test_held_out_tasks_are_not_shown(made: Path, model: Path) -> None:

@@ -16,7 +16,6 @@ from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, dump_lines
 from offbook.engine import LocalEngine
 from offbook.rl.models import load_model
-from offbook.signals.trajectory.formats import read_trajectories
 from offbook.stages.distill import distill
 from offbook.types import Limits, OffbookError, Rollout
 
@@ -35,51 +34,6 @@ def openai_log(number: int) -> dict[str, Any]:
             {"role": "assistant", "content": "<tool_call>{broken"},
         ],
     }
-
-
-TEXT = {"type": "text", "text": "no"}
-ANTHROPIC = {
-    "system": "you read files",
-    "tools": [{"name": "read_file", "description": "reads", "input_schema": READ["parameters"]}],
-    "messages": [
-        {"role": "user", "content": "look at a.py"},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "hm"},
-                {"type": "text", "text": "I look."},
-                {"type": "tool_use", "id": "t", "name": "read_file", "input": {"path": "a.py"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "t",
-                    "content": [{"type": "text", "text": "no"}],
-                    "is_error": True,
-                },
-                {"type": "text", "text": "so?"},
-            ],
-        },
-        {"role": "assistant", "content": [{"type": "text", "text": "It is not there."}]},
-    ],
-}
-
-
-def test_anthropic_s_messages_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "log.json"
-    path.write_text(json.dumps(ANTHROPIC))
-    loaded = read_trajectories(path)
-    ((segment,),) = (rollout.segments for rollout in loaded.rollouts)
-    assert [(message.role, message.text) for message in segment.messages] == [
-        ("system", "you read files"), ("user", "look at a.py"), ("assistant", "<think>\nhm\n</think>\n\nI look."),
-        ("tool", "no"), ("user", "so?"), ("assistant", "It is not there."),
-    ]  # fmt: skip
-    assert segment.messages[2].calls[0].arguments == {"path": "a.py"}
-    assert segment.messages[3].status == "failed"
-    assert loaded.tools[0][0].parameters == READ["parameters"]
 
 
 def recorded(model: Path, count: int) -> list[Rollout]:

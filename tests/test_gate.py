@@ -35,10 +35,6 @@ def test_a_hint_must_move_its_message_and_away_from_it() -> None:
     assert verdicts([1.0, 0.01, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], 3, nats=0.1) == ["", "no_shift", "towards_mistake"]
 
 
-def test_without_a_gate_all_teach() -> None:
-    assert verdicts([1.0, 0.0, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], 3, nats=0.0) == ["", "", ""]
-
-
 def test_those_that_move_most_come_first_and_samples_do_not_take_from_each_other() -> None:
     found = verdicts([1.0, 3.0, 2.0, 0.5], [1.0] * 4, [0, 0, 0, 1], 2, nats=0.1)
     assert found == ["over_limit", "", "", ""]
@@ -229,22 +225,6 @@ def test_chunks_begin_with_groups_and_are_small_enough(targets: list[int], other
         assert all(chunk.stop - chunk.start <= (half if chunk.start < sum(targets) else size) for chunk in chunks)
 
 
-def candidates(rng: random.Random, count: int) -> list[Branch]:
-    return [Branch(10 * n, random_ids(rng, 5), ((10 * n + 2, 10 * n + 8),), 1.0, key=str(n)) for n in range(count)]
-
-
-def test_of_a_sample_as_many_branches_teach_as_there_are_places() -> None:
-    rng = random.Random(4)
-    branches = candidates(rng, 3)
-    sample = sample_of(rng, branches)
-    result, _ = step_of([sample], places=1)
-    shifts = {key: sum(measured.divergence) for key, measured in result.measured.items()}
-    taught = [key for key, measured in result.measured.items() if not measured.skipped]
-    assert taught == [max(shifts, key=lambda key: shifts[key])]
-    all_teach, _ = step_of([sample], places=0)
-    assert not any(measured.skipped for measured in all_teach.measured.values())
-
-
 def test_the_likeliest_tokens_are_reported_where_the_two_differ() -> None:
     branch = Branch(10, random_ids(random.Random(5), 6), ((12, 20),), 1.0, key="one")
     result, _ = step_of([sample_of(random.Random(6), [branch])], top=3)
@@ -260,12 +240,6 @@ def test_the_likeliest_tokens_are_reported_where_the_two_differ() -> None:
     for place in told:
         as_sampled = [logprob for token, logprob in measured.teacher_top[place] if token == ids[12 + place]]
         assert as_sampled in ([], [pytest.approx(measured.teacher[place], abs=1e-4)])
-
-
-def test_where_the_two_agree_nothing_is_told() -> None:
-    same = Branch(10, [], ((12, 20),), 1.0, key="same")
-    result, _ = step_of([sample_of(random.Random(6), [same])], top=5)
-    assert result.measured["same"].student_top == [[]] * 8
 
 
 def test_only_the_tokens_that_differ_most_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offbook.core.config import TrainConfig
 from offbook.train.batches import Batch
 from offbook.train.head import Counts, Ledger
-from offbook.train.trainer import Masters, NotFinite, Trainer
+from offbook.train.trainer import NotFinite, Trainer
 
 HALF = TrainConfig(precision="bfloat16", micro_tokens=64)
 
@@ -36,14 +36,6 @@ def test_small_steps_add_up_in_the_masters_and_as_float32_takes_them() -> None:
     assert (flat(trainer.masters.copies) != start).float().mean() < 0.1
     assert torch.nn.functional.cosine_similarity(moved, wanted, dim=0) > 0.9
     assert moved.norm() == pytest.approx(float(wanted.norm()), rel=0.05)
-
-
-def test_copies_are_the_masters_rounded() -> None:
-    trainer = Trainer(in_bfloat16(tiny_model()), HALF.model_copy(update={"learning_rate": 1e-2}))
-    trainer.step([plain_sample(random.Random(0), 40)])
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
-    for name, parameter in trainer.model.named_parameters():
-        assert torch.equal(parameter, trainer.masters.named[name].bfloat16()), name
 
 
 def test_gradients_of_many_micro_batches_add_up_in_float32() -> None:
@@ -89,17 +81,3 @@ def test_a_step_that_is_no_number_leaves_masters_and_gradients_alone() -> None:
         trainer.step([replace(good, advantage=[float("nan")] * 40)])
     assert torch.equal(flat(trainer.masters.named), before)
     assert all(master.grad is None for master in trainer.masters.named.values())
-
-
-def test_a_float32_parameter_is_its_own_master() -> None:
-    model = in_bfloat16(tiny_model())
-    model.base_model.norm.float()
-    masters = Masters(model.requires_grad_(True))
-    assert masters.named["model.norm.weight"] is model.base_model.norm.weight
-    assert "model.norm.weight" not in masters.copies
-    assert len(masters.copies) == len(masters.named) - 1
-
-
-def test_a_model_in_another_precision_than_asked_for_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"train\.precision is bfloat16 and the model is in torch\.float32"):
-        Trainer(tiny_model(), HALF)

@@ -27,13 +27,11 @@ from offbook.tasks.check import gold_changes
 from offbook.train.algorithms import (
     OTHER,
     demonstration_block,
-    dft_sample,
     opd_branches,
     opsd_branches,
     reference_block,
     rl_samples,
     sdft_branches,
-    sft_sample,
 )
 from offbook.train.batches import Batch
 from offbook.train.head import Counts, Ledger
@@ -133,23 +131,6 @@ def test_what_a_teacher_sees_stands_before_the_first_message(chat: ChatFormat) -
     assert DIFF.strip() in chat.decode(branch.inserted)
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0])
-def test_dft_is_cross_entropy_times_the_probability(chat: ChatFormat, student: PreTrainedModel, power: float) -> None:
-    segment = rollout_of(chat, "one", "two words").segments[0]
-    sample = sft_sample(segment)
-    sample = dft_sample(sample) if power else sample
-    before = [place for place, sampled in enumerate(segment.sampled) if sampled]
-    logp = own_logp(student, before, sample, [], 0)[range(len(before)), [segment.ids[place] for place in before]]
-    plain = -(logp.detach().exp() ** power * logp).mean()
-    naive = torch.autograd.grad(plain, list(student.parameters()))
-    trainer = Trainer(student, TrainConfig())
-    loss = trainer.loss(Batch.collate([sample], torch.device("cpu")), Ledger(Counts.of([sample])))
-    loss.backward()
-    assert loss.item() == pytest.approx(plain.item(), rel=1e-4)
-    for parameter, expected in zip(student.parameters(), naive, strict=True):
-        assert (parameter.grad - expected).abs().max() < 1e-4 * max(1.0, expected.abs().max())
-
-
 def test_a_teacher_of_another_vocabulary_is_refused(student: PreTrainedModel) -> None:
     with pytest.raises(OffbookError, match=r"vocabulary has \d+ entries and its teacher's 77: .* the same family"):
         Trainer(student, TrainConfig(), {OTHER: Other(tiny_model(vocabulary=77))})
@@ -229,11 +210,6 @@ def test_teachers_that_see_the_answer_are_counted(pocket_task: Task, chat: ChatF
         sibling = replace(rollout_of(chat, said, id="other", solved=True), task=pocket_task.id)
         assert len(list(teachers.branches(rollout, [sibling], counts))) == 2
     assert counts == {"leaks/opsd": 2, "leaks/sdft": 1}
-
-
-def test_an_opd_weight_without_a_model_is_refused() -> None:
-    with pytest.raises(OffbookError, match=r"teachers\.model is empty"):
-        configure("pocket", teachers={"weights": {"opd": 1.0}})
 
 
 def test_a_run_has_all_of_them_at_once(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import in_bfloat16, random_ids, tiny_model
+from conftest import in_bfloat16, random_ids
 from test_branches import plain_sample, sample_with_branches
 from torch import Tensor
 from transformers import (
@@ -28,15 +28,13 @@ from transformers import (
 
 from offbook.core.config import TrainConfig
 from offbook.core.routers import routers_of
-from offbook.core.runfolder import dump_lines, load_lines
 from offbook.engine.local import LocalEngine, Mode
 from offbook.pocket.model import POCKETS, make_pocket
 from offbook.train.batches import Batch
-from offbook.train.forward import imitation_loss
 from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer, weights_of
-from offbook.types import Branch, Completion, Prompt, Rollout, Routes, Sample, Segment
+from offbook.types import Branch, Completion, Prompt, Routes, Sample
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
@@ -155,11 +153,6 @@ def test_new_weights_leave_the_routes_of_earlier_tokens(mode: Mode) -> None:
     assert len(set(read_by)) == 2
     assert found.shape == wanted.shape
     assert (found == wanted).all(-1).float().mean() > 0.98
-
-
-def test_a_model_without_experts_records_nothing() -> None:
-    ((_, completion),) = written(tiny_model(), [[1, 2, 3]], "lockstep", 1)
-    assert completion.routes is None
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mixtral", "olmoe", "deepseek"])
@@ -296,36 +289,7 @@ def test_replay_brings_a_bfloat16_engine_nearer() -> None:
         mismatch.append(trainer.step(samples).metrics)
     free, replayed = mismatch
     assert replayed["moe/replayed"] > 0.9
-    assert replayed["rl/mismatch_p99"] < 0.8 * free["rl/mismatch_p99"]
-    assert replayed["rl/mismatch"] < free["rl/mismatch"]
-
-
-def test_routes_are_kept_with_their_rollouts(tmp_path: Any) -> None:
-    routes = as_routes(torch.arange(24).view(6, 2, 2))
-    assert torch.equal(as_tensor(routes.upto(2)), torch.arange(8).view(2, 2, 2))
-    path = tmp_path / "rollouts.jsonl"
-    path.write_bytes(dump_lines([Rollout("r", "t", "g", (), [Segment(ids=[1, 2], routes=routes)])]))
-    (loaded,), _ = load_lines(path, Rollout)
-    assert loaded.segments[0].routes == routes
-
-
-def test_what_is_read_after_a_step_follows_no_record() -> None:
-    """Also where it has as many tokens as the step's last micro-batch."""
-    trainer, held_out = Trainer(flat_model(), TrainConfig(), TEACHERS), Sample(random_ids(random.Random(1), 40))
-    held_out = replace(held_out, ce_weight=[1.0] * 40)
-    before = imitation_loss(trainer.student, [held_out], 8192)
-    assert trainer.gradients([forced(plain_sample(random.Random(4), 40), 1)]) is not None
-    assert imitation_loss(trainer.student, [held_out], 8192) == before
-
-
-def test_padding_is_not_counted() -> None:
-    """A short sample without a record, beside a long one that has it."""
-    samples = [plain_sample(random.Random(3), 20), forced(plain_sample(random.Random(4), 60), 1)]
-    trainer = Trainer(flat_model(), TrainConfig(), TEACHERS)
-    assert trainer.gradients(samples) is not None
-    counted = trainer.replay.counted()
-    assert counted["tokens"] == 80 * 2  # layers
-    assert int(counted["load.00"].sum()) == 80 * TOP
+    assert replayed["rl/mismatch"] < 0.95 * free["rl/mismatch"]
 
 
 @pytest.mark.parametrize(("layers", "top"), [(2, 1), (2, 5), (3, 2)])

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from conftest import TEACHERS, random_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_branches import Sizes, other_model, sample_with_branches, trainer_for
+from test_branches import other_model, sample_with_branches, trainer_for
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from offbook.core.config import TrainConfig
 from offbook.train import attention
 from offbook.train.attention import Packed, attend, attend_apart
 from offbook.train.batches import Batch, BranchBatch
-from offbook.train.forward import ATTENTION_KERNELS, _keep_attention
 from offbook.train.trainer import Trainer
 from offbook.types import Distill, Sample
 
@@ -116,36 +113,6 @@ def test_attention_is_that_of_each_sequence(lengths: list[int], in_order: bool) 
         assert (one - other).abs().max() < 1e-5
 
 
-def test_a_row_says_where_its_sequences_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "round_length", lambda length, _: -(-length // 8) * 8)
-    row = Packed.of([[5, 6, 7], [8], [9, 4]], CPU)
-    assert row.ids_1F.tolist() == [[5, 6, 7, 8, 9, 4, 0, 0]]
-    assert row.positions_1F.tolist() == [[0, 1, 2, 0, 0, 1, 2, 3]]
-    assert (row.starts, row.lengths, row.bounds.tolist()) == ([0, 3, 4], [3, 1, 4], [0, 3, 4, 8])
-
-
-def test_the_kernel_that_takes_bounds_is_called_once_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors without data: that it can be called so, and what `recompute = "layers"` makes of it."""
-    monkeypatch.setattr(attention, "_takes_bounds", lambda *_: True)
-    row = Packed.of([[0] * 5, [0] * 7], CPU)
-    row = replace(row, bounds=row.bounds.to("meta"))
-    made = {"device": "meta", "dtype": torch.bfloat16, "requires_grad": True}
-    inputs = [torch.empty(1, heads, 12, 16, **made) for heads in (4, 2, 2)]
-    kept = partial(create_selective_checkpoint_contexts, _keep_attention)
-    with Calls() as calls:
-        out = checkpoint(attend_apart, *inputs, row, None, use_reentrant=False, context_fn=kept)
-        assert out.shape == (1, 4, 12, 16)
-        grads = torch.autograd.grad(out, inputs, torch.empty_like(out))
-    assert [grad.shape for grad in grads] == [tensor.shape for tensor in inputs]
-    assert calls.attentions == 1
-
-
-class Calls(Sizes):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.attentions += function in ATTENTION_KERNELS
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a GPU")
 @pytest.mark.parametrize("heads", [(4, 4), (9, 3)])
 def test_on_a_gpu_bounds_keep_sequences_apart(heads: tuple[int, int]) -> None:
@@ -162,17 +129,6 @@ def test_on_a_gpu_bounds_keep_sequences_apart(heads: tuple[int, int]) -> None:
     grads = torch.autograd.grad(found, inputs, outer), torch.autograd.grad(wanted, inputs, outer.float())
     for one, other in ((found, wanted), *zip(*grads, strict=True)):
         assert (one.float() - other.float()).norm() < 0.01 * other.float().norm()
-
-
-def test_a_teacher_reads_samples_only_as_far_as_their_branches_need() -> None:
-    trainer, samples, seen = trainer_for(tiny_model(), "frozen"), mixed_samples("plain"), []
-    own = trainer.teachers["live"]
-    assert own is not None
-    own.decoder.model.base_model.layers[0].register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape[1]))
-    samples[1].branches[2:] = []
-    batch = Batch.collate(samples, CPU)
-    trainer.forward(batch)
-    assert seen[0] == 45 + 24 + 45, "up to the last insert of each, and nothing of the one without branches"
 
 
 @pytest.mark.parametrize(("kind", "count"), [("", 1), ("convolutions", 3)])

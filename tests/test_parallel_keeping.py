@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from safetensors import safe_open
 from test_lora import logits
 from test_parallel import KINDS, STEADY, assert_close, make, ranks_of, samples_of
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from offbook.engine.sync import FolderStore, Publisher, Reader
@@ -88,45 +86,6 @@ def test_ranks_publish_to_a_store(kind: str, experts: int, tmp_path: Path) -> No
     assert late.version == 4
     assert late.tensors.keys() == wanted.keys()
     assert all(torch.equal(late.tensors[name], tensor) for name, tensor in wanted.items())
-
-
-def watched() -> list[int]:
-    """From now on, how many whole tensors there are on this rank, each time that one is put together."""
-    alive: list[int] = []
-    rooms: list[weakref.ref[Tensor]] = []
-    full_tensor = DTensor.full_tensor
-
-    def watching(tensor: DTensor, **how: Any) -> Tensor:
-        room = full_tensor(tensor, **how)
-        rooms.append(weakref.ref(room))
-        alive.append(sum(one() is not None for one in rooms))
-        return room
-
-    DTensor.full_tensor = watching  # type: ignore[method-assign]
-    return alive
-
-
-def kept_and_published(folder: Path) -> list[list[int]]:
-    orders = dist.new_group(backend="gloo")
-    trainer = SpmdTrainer(make("moe"), STEADY, KINDS["live"], orders)
-    alive = watched()
-    begin(trainer, folder / "step_00001", 1, folder, 1).result()
-    kept, alive[:] = list(alive), []
-    if dist.get_rank():
-        trainer.follow()
-        return [kept, alive]
-    publisher = Publisher(FolderStore(folder / "store"), shard_bytes=2000)
-    publisher.publish(trainer.publish(1))
-    publisher.close()
-    dist.broadcast_object_list([None], 0, orders)
-    return [kept, alive]
-
-
-def test_a_rank_has_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
-    for kept, published in on_ranks(2, kept_and_published, tmp_path):
-        assert len(kept) > 2
-        assert len(published) > 2
-        assert {*kept, *published} == {1}
 
 
 def two_steps_kept(kind: str, layout: tuple[int, ...], samples: Any, folder: Path) -> Any:

@@ -6,11 +6,9 @@ import json
 import os
 import random
 import signal
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,18 +22,18 @@ from typer.testing import CliRunner
 from offbook.agent.chat import ChatFormat
 from offbook.api import configure, sft
 from offbook.cli import app
-from offbook.core.config import Config, ConfigError
-from offbook.core.runfolder import RunFolder, dump_lines, is_adapter, latest_checkpoint, load_lines
+from offbook.core.config import Config
+from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lines
 from offbook.pocket.demonstrations import HARNESS, _rollouts
 from offbook.pocket.model import CHAT_TEMPLATE
-from offbook.rl.models import load_model, model_folder, quiet
+from offbook.rl.models import quiet
 from offbook.rl.train import train
 from offbook.signals.feedback import RULES
 from offbook.stages.conversations import Renderer, batches_of, split
-from offbook.stages.reminders import Conversation, read
-from offbook.stages.sft import Lessons, make_lessons
-from offbook.stages.sources import Source, read_sources, refuse_missing_data
-from offbook.stages.wordings import WORDINGS
+from offbook.stages.reminders import WORDINGS, Conversation, Reminders, read
+from offbook.stages.run import Lessons
+from offbook.stages.sft import make_lessons
+from offbook.stages.sources import Source, read_sources
 from offbook.train.algorithms import hint_branch, sft_sample
 from offbook.types import Hint, OffbookError, Rollout, Target
 from offbook.view.answers import curves
@@ -95,6 +93,11 @@ def settings(model: Path, data: Path | list[Path], out: Path | str = "runs/none"
 
 def lessons_of(config: Config) -> Lessons:
     return make_lessons(config, Path(config.model), quiet, lambda line: None)
+
+
+def reminders_of(config: Config) -> Reminders:
+    renderer = Renderer.of(Path(config.model), config)
+    return Reminders(renderer.chat, config.sft, config.seed, renderer.context)
 
 
 def naive_loss(model: Path, conversations: list[dict[str, Any]]) -> float:
@@ -163,7 +166,7 @@ def test_a_message_of_weight_0_is_read_and_not_learned(tiny: Path, tmp_path: Pat
     found = lessons_of(settings(tiny, data, validation_share=0.0, reminders=1.0))
     (conversation,) = found.learned
     assert (found.read["left_out"], conversation.kept) == ({"could not be read": 1}, {})
-    (sample,) = found.samples(1, Counter())
+    (sample,) = found.samples(1, found.learned, Counter())
     learned = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
     assert chat.decode(learned) == "GOOD<|im_end|>"
     assert '"command": "ls"' in chat.decode(sample.ids)
@@ -199,7 +202,7 @@ def test_sources_are_told_by_their_content(tiny: Path, tmp_path: Path, demonstra
     config = settings(tiny, files)
     assert [len(source.rollouts) for source in sources(config)] == [40, 3, 1, 1, 2, 2]
     found = make_lessons(config, tiny, quiet, lambda line: None)
-    texts = [found.reminders.chat.decode(one.segment.ids) for one in [*found.learned, *found.held_out]]
+    texts = [reminders_of(config).chat.decode(one.segment.ids) for one in [*found.learned, *found.held_out]]
     assert sum('<tool_call>{"name": "str_replace_editor"' in text for text in texts) == 2
     assert sum('"name": "bash", "description": "Run."' in text for text in texts) == 1, "the tools are told of"
     (one,) = sources(settings(tiny, demonstrated, min_reward=1.0))
@@ -257,15 +260,6 @@ def test_thoughts_are_learned_as_the_chat_has_them(tiny: Path, tmp_path: Path, c
         assert [len(message.calls) for message in segment.messages] == [0, 1, 0, 0], "a thought hides no call"
 
 
-def test_a_context_without_room_for_a_message_is_named(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path))
-    config = settings(tiny, Path("pocket:2"), harness={"profile": "pocket", "context": 600, "message_tokens": 600})
-    with pytest.raises(OffbookError, match=r"no message of an assistant; harness.context has no room for one"):
-        sources(config)
-
-
 def test_ids_of_our_own_are_taken_as_they_are(tiny: Path, tmp_path: Path, demonstrated: Path) -> None:
     """Those of another tokenizer are written again, and come to the same where the chat is the same."""
     rollouts, _ = RunFolder(demonstrated).rollouts(1)
@@ -280,21 +274,6 @@ def test_ids_of_our_own_are_taken_as_they_are(tiny: Path, tmp_path: Path, demons
     assert [one.segment.ids for one in found.learned] == [
         one.segments[0].ids for one in RunFolder(demonstrated).rollouts(1)[0]
     ]
-
-
-def test_scripted_episodes_that_outgrow_a_window_teach_summaries(tiny: Path, chat: ChatFormat) -> None:
-    harness = {"context": 8192, "tokens": 32_768, "summarize_at": 1200, "summary_tokens": 400, "profile": "pocket"}
-    config = settings(tiny, Path("pocket-long-2:2"), harness=harness, validation_share=0.0, reminders=0.0)
-    found = [one.segment for one in lessons_of(config).learned]
-    asked = [segment for segment in found if segment.summary is not None]
-    assert asked
-    for segment in asked:
-        sample = sft_sample(segment)
-        learned = chat.decode([id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight])
-        assert learned.endswith(segment.messages[segment.summary].text + "<|im_end|>")
-        assert segment.messages[segment.summary].text.startswith("Done: ")
-    opened = [segment.messages[1].text for segment in found]
-    assert sum("this is your last summary:\n\nDone: " in text for text in opened) == len(asked)
 
 
 def test_what_is_longer_than_the_context_is_cut_after_a_message(tiny: Path, tmp_path: Path) -> None:
@@ -320,22 +299,6 @@ def test_batches_hold_every_conversation_once_and_all_lengths() -> None:
     assert batches != batches_of(lengths, 1000, random.Random(1))
 
 
-def test_single_trajectories_of_an_agent_are_held_out(tiny: Path, tmp_path: Path) -> None:
-    """By their sessions or, where they have none, by their place: in one file, or in files of one name."""
-    named = [{**atif(*CALLS), "session_id": f"s{number}"} for number in range(20)]
-    nameless = [{**one, "session_id": None} for one in named]
-    for number, one in enumerate(nameless):
-        (tmp_path / "many" / str(number)).mkdir(parents=True)
-        written(tmp_path / "many" / str(number) / "trajectory.json", [one])
-    for data in (
-        written(tmp_path / "named.jsonl", named),
-        written(tmp_path / "nameless.jsonl", nameless),
-        tmp_path / "many",
-    ):
-        found = lessons_of(settings(tiny, data, validation_share=0.1))
-        assert (len(found.learned), len(found.held_out)) == (18, 2), data
-
-
 def test_conversations_of_one_task_stay_together(demonstrated: Path) -> None:
     rollouts, _ = RunFolder(demonstrated).rollouts(1)
     many = [Conversation(str(n), f"task{n // 4}", rollouts[0].segments[0], ()) for n in range(40)]
@@ -350,19 +313,13 @@ def texts_of(rule: str) -> tuple[str, ...]:
     return tuple(text.partition("{tools}")[0] for text in (RULES[rule].text, *WORDINGS[rule]))
 
 
-def test_every_rule_has_wordings_of_its_own() -> None:
-    assert WORDINGS.keys() == RULES.keys()
-    assert all(len(set(texts)) >= 6 for texts in WORDINGS.values())
-    every = [text for rule in WORDINGS for text in texts_of(rule)]
-    assert len(set(every)) == len(every)
-
-
 def test_reminders_stand_before_right_messages_where_hints_teach(tiny: Path, demonstrated: Path) -> None:
-    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0))
-    chat, seen, texts = lessons.reminders.chat, Counter[str](), ""
+    config = settings(tiny, demonstrated, validation_share=0.0)
+    lessons, reminders = lessons_of(config), reminders_of(config)
+    chat, seen, texts = reminders.chat, Counter[str](), ""
     for epoch in range(1, 17):
         for one in lessons.learned:
-            sample = lessons.reminders.sample(one, epoch, seen)
+            sample = reminders.sample(one, epoch, seen)
             seen["kept"] += len(one.kept) + len(one.spared)
             texts += chat.decode(sample.ids)
             bare = sft_sample(one.segment)
@@ -374,22 +331,18 @@ def test_reminders_stand_before_right_messages_where_hints_teach(tiny: Path, dem
 
 
 def test_a_reminder_is_spliced_in_as_a_hint_is(tiny: Path, demonstrated: Path) -> None:
-    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0))
+    config = settings(tiny, demonstrated, validation_share=0.0, reminders=1.0)
+    lessons, reminders = lessons_of(config), reminders_of(config)
     one = next(one for one in lessons.learned if one.kept)
     index = min(one.kept)
     one.kept, one.spared = {index: ("malformed_arguments",)}, {}
-    sample = lessons.reminders.sample(one, 1, Counter())
+    sample = reminders.sample(one, 1, Counter())
     branches = [
-        hint_branch(one.segment, Target("", 0, index, "", ""), Hint("", text), lessons.reminders.chat)
+        hint_branch(one.segment, Target("", 0, index, "", ""), Hint("", text), reminders.chat)
         for text in (RULES["malformed_arguments"].text, *WORDINGS["malformed_arguments"])
     ]
     ids = one.segment.ids
     assert sample.ids in [[*ids[: b.insert], *b.inserted, *ids[b.insert :]] for b in branches]
-
-
-def test_dft_weighs_every_sample_by_its_probability(tiny: Path, demonstrated: Path) -> None:
-    lessons = lessons_of(settings(tiny, demonstrated, loss="dft"))
-    assert {sample.ce_power for sample in lessons.samples(1, Counter())} == {1.0}
 
 
 def test_rules_that_a_message_keeps_could_have_been_broken_by_it(demonstrated: Path) -> None:
@@ -405,12 +358,13 @@ def test_rules_that_a_message_keeps_could_have_been_broken_by_it(demonstrated: P
 
 
 def test_a_reminder_before_a_faulty_message_states_a_rule_that_it_keeps(tiny: Path, demonstrated: Path) -> None:
-    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0))
+    config = settings(tiny, demonstrated, validation_share=0.0, reminders=1.0)
+    lessons, reminders = lessons_of(config), reminders_of(config)
     one = next(one for one in lessons.learned if one.spared)
     index, rules = min(one.spared.items())
     one.kept, one.spared = {}, {index: rules}
-    sample = lessons.reminders.sample(one, 1, Counter())
-    ids, chat = one.segment.ids, lessons.reminders.chat
+    sample = reminders.sample(one, 1, Counter())
+    ids, chat = one.segment.ids, reminders.chat
     hints = [Hint("", text) for rule in rules for text in texts_of(rule)]
     branches = [hint_branch(one.segment, Target("", 0, index, "", ""), hint, chat) for hint in hints]
     stated = [len(b.inserted) for b in branches if sample.ids == [*ids[: b.insert], *b.inserted, *ids[b.insert :]]]
@@ -458,20 +412,6 @@ def test_a_run_goes_on_with_its_own_data_alone(tiny: Path, tmp_path: Path) -> No
         train(configure(model=str(tiny), out=str(folder.path)))
 
 
-def test_an_adapter_comes_out_where_one_is_trained(tiny: Path, tmp_path: Path) -> None:
-    data = written(tmp_path / "a.jsonl", [chat_line(n) for n in range(4)])
-    lora = {"lora": {"rank": 4}, "precision": "bfloat16"}
-    folder = sft(settings(tiny, data, tmp_path / "run", train=lora, learning_rate=1e-2))
-    found = model_folder(str(folder.path), 0)
-    assert is_adapter(found)
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        tuned, base = load_model(found)(ids).logits, load_model(tiny)(ids).logits
-    assert not torch.allclose(tuned, base)
-    again = sft(settings(folder.path, data, tmp_path / "more", train=lora))  # and is trained further
-    assert is_adapter(latest_checkpoint(again))
-
-
 def test_demonstrations_are_made_once_in_the_chat_of_the_model(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +422,9 @@ def test_demonstrations_are_made_once_in_the_chat_of_the_model(
     stamp = made.stat().st_mtime_ns
     assert [one.segment.ids for one in lessons_of(config).learned] == [one.segment.ids for one in first.learned]
     assert (made.stat().st_mtime_ns, len(load_lines(made, Rollout)[0])) == (stamp, 3)
-    assert all(first.reminders.chat.decode(one.segment.ids).startswith("<|im_start|>system") for one in first.learned)
+    assert all(
+        reminders_of(config).chat.decode(one.segment.ids).startswith("<|im_start|>system") for one in first.learned
+    )
 
 
 def test_what_is_wrong_is_said_in_a_sentence(tiny: Path, tmp_path: Path) -> None:
@@ -503,13 +445,3 @@ def test_what_is_wrong_is_said_in_a_sentence(tiny: Path, tmp_path: Path) -> None
     with pytest.raises(OffbookError, match=r"step 1: .*; try a lower sft\.learning_rate"):
         sft(settings(tiny, data, tmp_path / "run", learning_rate=1e38))
     assert not RunFolder(tmp_path / "run").checkpoints()
-
-
-def test_a_mistyped_path_is_named_though_it_may_be_a_hub_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)  # as where the package is not installed
-    with pytest.raises(ConfigError, match=r"there is no runs/techer; --data is a run folder, .*pip install"):
-        refuse_missing_data(settings(tiny, Path("runs/techer")))
-    broken = SimpleNamespace(load_dataset=lambda name, split: 1 / 0)
-    monkeypatch.setitem(sys.modules, "datasets", broken)
-    with pytest.raises(OffbookError, match="there is no runs/techer here, and datasets cannot read runs/techer: "):
-        sources(settings(tiny, Path("runs/techer")))

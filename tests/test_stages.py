@@ -19,7 +19,7 @@ from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.pocket.model import CHAT_TEMPLATE, Recipe, make_pocket
 from offbook.rl.models import positions, quiet
 from offbook.stages.pipeline import of_stage
-from offbook.stages.pretrain import length_of, make_lessons
+from offbook.stages.pretrain import make_lessons
 
 
 def test_long_is_pretraining_with_other_keys() -> None:
@@ -35,7 +35,7 @@ def test_the_long_stage_of_the_full_recipe_has_longer_windows_than_pocket_read(t
     pocket = make_pocket(tmp_path, 0, lambda what, share: None, Recipe(episodes=8))
     config = of_stage(load_config(["full"], {}), "long", tmp_path / "out", str(pocket))
     config = config.model_copy(update={"pretrain": config.pretrain.model_copy(update={"guard": []})})  # it makes tasks
-    lengths = [length_of(window) for window in make_lessons(config, pocket, quiet, lambda line: None).learned]
+    lengths = list(map(len, make_lessons(config, pocket, quiet, lambda line: None).learned))
     assert sum(length > 1.5 * positions(pocket) for length in lengths) >= len(lengths) / 3
     assert max(lengths) > 0.95 * config.pretrain.context
 

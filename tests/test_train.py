@@ -28,11 +28,7 @@ from offbook.types import Sample
 
 
 @pytest.mark.parametrize(
-    ("precision", "teacher"),
-    [
-        *[("float32", one) for one in (Live(), Ema(), Frozen())],
-        ("bfloat16", Ema()),
-    ],
+    ("precision", "teacher"), [*[("float32", one) for one in (Live(), Ema(), Frozen())], ("bfloat16", Ema())]
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_restored_trainer_goes_on_bit_for_bit(
@@ -105,14 +101,6 @@ def test_when_a_checkpoint_is_due(
             checkpoints.wait()
     assert found == due
     assert checkpoints.size == bytes_
-
-
-def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path: Path) -> None:
-    trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
-    trainer.step([sample_with_branches(random.Random(0))])
-    path = saved(trainer, tmp_path)
-    written = sum(file.stat().st_size for file in path.rglob("*.safetensors"))
-    assert Checkpoints(trainer, tmp_path, tmp_path).size == pytest.approx(written, rel=0.1)
 
 
 def test_what_ends_the_writing_ends_the_run(tmp_path: Path) -> None:
@@ -262,5 +250,4 @@ def test_how_far_trainer_and_engine_are_apart_is_told() -> None:
     shifts[7], shifts[9] = 0.8, -3.0
     metrics = trainer.step([replace(plain, logprobs=[a - b for a, b in zip(exact, shifts, strict=True)])]).metrics
     assert metrics["rl/mismatch"] == pytest.approx((57 * 0.1 + 0.8 + 3.0) / 59, rel=1e-4)
-    assert metrics["rl/mismatch_p99"] == pytest.approx(3.0, rel=1e-4)
     assert metrics["rl/truncated"] == pytest.approx(1 / 59), "the ratio is above 2 once"

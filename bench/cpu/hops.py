@@ -30,7 +30,7 @@ import offbook
 
 PACKAGE = Path(offbook.__file__).parent
 EVENT_LOOP = Path(asyncio.__file__).parent
-WAY = ("cli", "rl", "engine", "train/algorithms", "signals/rewards", "train")
+WAY = ("cli", "rl", "engine", "train/algorithms.py", "signals/rewards", "train")
 SMALL = ("--train.groups", "2", "--train.group_size", "4")
 LEAVES = ("types.py", "core/runfolder.py")
 WEIGHTS = ("load_weights", "apply", "apply_weights")  # of the engine: where a policy version begins

@@ -1,7 +1,7 @@
-"""ABF or YaRN? A small model that looks things up in its context, stretched 4 and 8 times by either.
+"""What does YaRN do? A small model that looks things up in its context, stretched 4 and 8 times.
 
     python bench/cpu/long.py --out runs/long --seeds 0 1 2 --json docs/results/long.json
-    python bench/cpu/long.py --out runs/long --seeds 0 --arms abf-8      # some; several processes at once
+    python bench/cpu/long.py --out runs/long --seeds 0 --arms yarn-8     # some; several processes at once
     python bench/cpu/long.py --out runs/long-tiny --tiny                 # a minute on a CPU
 
 The base is trained on windows of 512 tokens in which what stands far away has to be copied (long_windows.py). An arm
@@ -33,11 +33,10 @@ from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, whole_folder, write_atomic
 from offbook.core.shares import wilson
 from offbook.evals.base import TextModel
-from offbook.stages.extend import extended
-from offbook.stages.pretrain import pretrain
+from offbook.stages.pretrain import extended, pretrain
 from offbook.train.forward import token_logprobs
 
-ARMS = ["none-4", "abf-4", "yarn-4", "none-8", "abf-8", "yarn-8"]
+ARMS = ["none-4", "yarn-4", "none-8", "yarn-8"]
 BASE = "base"  # as it is, beyond what it was trained for
 QUESTIONS = ("needle", "recall")
 MARGIN = 16  # tokens of a window that a path may take

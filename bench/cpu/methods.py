@@ -67,10 +67,10 @@ ARMS: dict[str, dict[str, str]] = {
     **{f"rl+{name}": {"feedback.weight": "0", **keys} for name, keys in TEACHERS.items()},
     "rl+hints+sdft": TEACHERS["sdft"],
 }
-IMITATION = {"sft": "nll", "dft": "dft"}
+IMITATION = ("sft",)
 ARMS_OF = {
     "arms": ["before", "opd-teacher", *ARMS, *IMITATION],
-    "continual": ["sft", "dft", "sdft", "rl"],
+    "continual": ["sft", "sdft", "rl"],
     "leak": ["before", "rl", "opsd", "sdft", "sft"],
     "heed": ["base", "start"],
 }
@@ -183,7 +183,7 @@ class Bench:
         """For as many tokens, in as many steps."""
         known, _ = load_lines(data, Rollout)
         size = sum(len(segment.ids) for one in known for segment in one.segments)
-        keys = {"sft.loss": IMITATION[name], "sft.batch_tokens": str(int(budget / steps)), "sft.validation_share": "0"}
+        keys = {"sft.batch_tokens": str(int(budget / steps)), "sft.validation_share": "0"}
         return self.imitated(out, model, data, max(1, round(budget / size)), **keys)
 
     def cost(self, name: str, folder: RunFolder) -> dict[str, float]:

@@ -67,9 +67,7 @@ def of_steps(folder: RunFolder) -> dict[str, Any]:
     return {
         "first": trained[0]["rl/mismatch"],
         "mismatch": mean(row["rl/mismatch"] for row in trained),
-        "mismatch_p99": mean(row["rl/mismatch_p99"] for row in trained),
         "last": mean(row["rl/mismatch"] for row in trained[-ENDS:]),
-        **{f"ratio_p{percent}": mean(row[f"rl/ratio_p{percent}"] for row in trained) for percent in (1, 50, 99)},
         "gradient_norm": max(row["gradient_norm"] for row in trained),
         "solved_first": mean(solved[:ENDS]),
         "solved_last": mean(solved[-ENDS:]),
@@ -85,21 +83,20 @@ def measure(config: Config) -> float:
 
 
 def table(found: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    lines = ["| trainer and engine | seeds | mismatch, first | all | p99 | last | ratio p1 / p50 / p99 "]
+    lines = ["| trainer and engine | seeds | mismatch, first | all | last "]
     lines[0] += "| largest gradient | solved, first | last | held out | diverged |"
-    lines += ["|---|" + "---:|" * 11]
+    lines += ["|---|" + "---:|" * 9]
     for arm, seeds in found.items():
         runs = list(seeds.values())
 
         def of(key: str, runs: list[dict[str, Any]] = runs) -> float:
             return mean(one[key] for one in runs)
 
-        nats = " | ".join(f"{of(key):.2g}" for key in ("first", "mismatch", "mismatch_p99", "last"))
-        ratios = " / ".join(f"{of(f'ratio_p{percent}'):.3f}" for percent in (1, 50, 99))
+        nats = " | ".join(f"{of(key):.2g}" for key in ("first", "mismatch", "last"))
         solved = " | ".join(f"{of(key):.0%}" for key in ("solved_first", "solved_last", "heldout"))
         diverged = sum(has_diverged(one) for one in runs)
         gradient = max(one["gradient_norm"] for one in runs)
-        lines.append(f"| {arm} | {len(runs)} | {nats} | {ratios} | {gradient:.2g} | {solved} | {diverged} |")
+        lines.append(f"| {arm} | {len(runs)} | {nats} | {gradient:.2g} | {solved} | {diverged} |")
     return lines
 
 

@@ -93,7 +93,7 @@ class Bench:
         """On demonstrations of a seed that nothing is learned from."""
         config = self.config(self.seed + 2000, model=str(model), sft__data=f'["pocket:{self.arguments.apart}"]')
         lessons = make_lessons(config, model, lambda what, share: None, lambda line: None)
-        samples = [one for step in range(1, lessons.num_steps + 1) for one in lessons.samples(step, Counter())]
+        samples = lessons.samples(1, lessons.learned, Counter())
         return imitation_loss(Decoder(model_to_train(config, model)), samples, config.train.settled().micro_tokens)
 
     def measured(self, model: Path) -> dict[str, float]:

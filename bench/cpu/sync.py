@@ -90,7 +90,7 @@ def training(name: str, options: argparse.Namespace) -> Iterator[Tensors]:
     settings = {"lr": float(rate), "betas": (0.9, 0.95), "weight_decay": 0.0}
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(masters.values(), **settings)
     if method == "muon":
-        optimizer = Muon(masters.items(), units_of(masters.items(), model.config), **settings)
+        optimizer = Muon(masters.items(), units_of(masters.items(), model.config), lr=float(rate))
     while True:
         ids = next(batches)
         model(input_ids=ids, labels=ids).loss.backward()

@@ -91,7 +91,7 @@ def measured(way: str, arguments: argparse.Namespace, out: Path) -> dict[str, An
         "gpu_use": statistics.mean(use) / 100 if use else None,
         "staleness": statistics.mean(row["staleness"] for row in rows),
         "too_old": sum(row["staleness/too_old"] for row in rows),
-        "ratio_p99": rows[-1].get("rl/ratio_p99"),
+        "mismatch": rows[-1].get("rl/mismatch"),
         "truncated": statistics.mean(row["rl/truncated"] for row in rows if "rl/truncated" in row),
         "solved": statistics.mean(row["solved"] for row in rows[-3:]),
     }

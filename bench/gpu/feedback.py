@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 from offbook.core.config import LoraConfig, TrainConfig
 from offbook.train.attention import Packed
 from offbook.train.batches import Batch, BranchBatch, BranchGroup
-from offbook.train.head import Reading
+from offbook.train.head import Teacher
 from offbook.train.teachers import Ema, Frozen, Live, make_teachers
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Distill, Sample
@@ -79,7 +79,7 @@ class NaiveTeacher:
         """It is the student."""
 
     @torch.no_grad()
-    def read(self, batch: Batch, groups: list[BranchGroup]) -> list[Reading]:
+    def read(self, batch: Batch, groups: list[BranchGroup]) -> list[Teacher]:
         """Its reading without the hint is the student's."""
         found = []
         for group in groups:
@@ -89,7 +89,7 @@ class NaiveTeacher:
                 ids = [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : branch.end]]
                 states = self.decoder.hidden(Packed.of([ids], torch.device(DEVICE)))[0]
                 hidden.append(states[0, len(ids) - branch.num_targets - 1 : len(ids) - 1])
-            found.append(Reading((self.decoder.head, torch.cat(hidden))))
+            found.append([(self.decoder.head, torch.cat(hidden))])
         return found
 
 

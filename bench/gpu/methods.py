@@ -46,9 +46,9 @@ def rollouts(tokens: int, count: int, teacher: str = "", shown: int = 0, rl: flo
     return found
 
 
-def windows(tokens: int, count: int, power: float = 0.0) -> list[Sample]:
+def windows(tokens: int, count: int) -> list[Sample]:
     rng = random.Random(0)
-    return [Sample(ids(rng, tokens), ce_weight=[1.0] * tokens, ce_power=power) for _ in range(count)]
+    return [Sample(ids(rng, tokens), ce_weight=[1.0] * tokens) for _ in range(count)]
 
 
 def timed(step: Callable[[], Any], repeats: int) -> dict[str, float]:
@@ -70,10 +70,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         samples = rollouts(tokens, count, "it" if kind else "", shown, rl)
         return timed(lambda: trainer.step(samples), arguments.repeats)
 
-    def imitated(power: float) -> dict[str, float]:
+    def imitated() -> dict[str, float]:
         free_memory()
         trainer.teachers = {}
-        samples = windows(arguments.windows, 1, power)
+        samples = windows(arguments.windows, 1)
         found = timed(lambda: trainer.step(samples), arguments.repeats)
         return {**found, "tokens_a_second": arguments.windows / found["seconds"]}
 
@@ -86,8 +86,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "rl + OPSD or SDFT, frozen": lambda: whole(Frozen, SHOWN),
         "OPSD or SDFT alone, frozen": lambda: whole(Frozen, SHOWN, rl=0.0),
         "rl + OPD, the next size": lambda: whole(other, 0),
-        "pretraining, one window": lambda: imitated(0.0),
-        "the same with DFT's weight": lambda: imitated(1.0),
+        "pretraining, one window": imitated,
     }
     found: dict[str, dict[str, Any]] = {}
     for name, job in jobs.items():

@@ -76,7 +76,7 @@ def compared(folder: Path, samples: list[Sample]) -> Row:
         trainer = Trainer(model, TrainConfig(precision=precision, learning_rate=1e-12))
         for name, given in {"free": [replace(one, routes=None) for one in samples], "replayed": samples}.items():
             metrics = trainer.step(given).metrics
-            kept = ("rl/mismatch", "rl/mismatch_p99", "moe/replayed", "moe/implausible")
+            kept = ("rl/mismatch", "moe/replayed", "moe/implausible")
             row[f"{precision}, {name}"] = {key: metrics[key] for key in kept}
     return row
 

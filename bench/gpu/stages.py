@@ -39,8 +39,7 @@ from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.rl.models import load_model, model_folder, quiet
 from offbook.stages.corpus import Corpus
-from offbook.stages.extend import extended
-from offbook.stages.pretrain import pretrain
+from offbook.stages.pretrain import extended, pretrain
 from offbook.stages.sft import sft
 from offbook.tasks import load_tasks
 from offbook.train.forward import token_logprobs

@@ -484,7 +484,6 @@ class Sample:
     advantage: list[float] = field(default_factory=list)
     rl_weight: list[float] = field(default_factory=list)
     ce_weight: list[float] = field(default_factory=list)
-    ce_power: float = 0.0  # an imitated token counts p ** power, where p is what the model gives it; 0 is cross-entropy
     branches: list[Branch] = field(default_factory=list)
     temperature: float = 1.0  # that it was sampled at
     versions: list[int] = field(default_factory=list)  # policy version that sampled each token; -1 where not sampled

@@ -39,7 +39,7 @@ from offbook.train.lora import (
     refuse_unusable,
     stored_adapter,
 )
-from offbook.train.parallel.dense import put
+from offbook.train.parallel.sharding import put
 from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError
 

@@ -327,9 +327,9 @@ async def _uninterrupted(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.Cance
 
 
 async def _in_thread(run: Run, what: str, work: Callable[..., T], *arguments: Any) -> T:
-    """In the trainer's thread. No timeout as long as micro-batches are done or bytes are written."""
+    """In the trainer's thread. No timeout as long as micro-batches are done."""
     job = asyncio.get_running_loop().run_in_executor(run.thread, work, *arguments)
-    signs = lambda: (run.context.trainer.micro_batches, run.checkpoints.written())  # noqa: E731
+    signs = lambda: run.context.trainer.micro_batches  # noqa: E731
     return await wait_with_heartbeat(job, Watchdog(lambda: what, run.config.loop.deadline_s, signs, "train"))
 
 

@@ -20,7 +20,7 @@ from offbook.core.config import Config, StageConfig
 from offbook.rl.collector import chat_of
 from offbook.rl.models import Progress, chat_folder, described, positions, quiet
 from offbook.signals.feedback import Rule
-from offbook.signals.trajectory import At, with_siblings
+from offbook.signals.trajectory import with_siblings
 from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sources import Source, Tools
@@ -29,7 +29,7 @@ from offbook.types import Rollout, Segment
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Renderer:
     """Renders conversations for a model."""
 
@@ -55,11 +55,12 @@ class Renderer:
                 reading = read(rollout, tools, self.rules, siblings)
                 task = f"{place}/{rollout.task}" if rollout.foreign else rollout.task
                 for index, whole in enumerate(self.segments(rollout, tools, counts)):
-                    if (segment := self._fitting(whole, counts)) is None:
+                    segment = self._fitting(whole, counts)
+                    if segment is None:
                         continue
-                    own = {at for at, message in enumerate(segment.messages) if segment.is_own(message)}
-                    kept = {at: names for at, names in _in_segment(reading.kept, index).items() if at in own}
-                    spared = {at: names for at, names in _in_segment(reading.spared, index).items() if at in own}
+                    own = [at for at, message in enumerate(segment.messages) if segment.is_own(message)]
+                    kept = {at: reading.kept[index, at] for at in own if (index, at) in reading.kept}
+                    spared = {at: reading.spared[index, at] for at in own if (index, at) in reading.spared}
                     key = f"{place}/{number}/{index}"
                     found.append(Conversation(key, task, segment, rollout.tools, kept, spared))
         return found
@@ -97,17 +98,14 @@ class Renderer:
         return segment.up_to(fitting[-1] + 1)
 
 
-def _in_segment(by_message: Mapping[At, Item], segment: int) -> dict[int, Item]:
-    return {message: item for (place, message), item in by_message.items() if place == segment}
-
-
 def split(items: Iterable[Item], name: Callable[[Item], str], share: float, seed: int) -> tuple[list[Item], list[Item]]:
     """Training and validation items: `share` of the names, at least one if there are several."""
-    named = [(item, name(item)) for item in items]
-    names = list(dict.fromkeys(own for _, own in named))
+    items = list(items)
+    names = list(dict.fromkeys(map(name, items)))
     count = min(len(names) - 1, max(1, round(share * len(names)))) if share else 0
     validation = set(random.Random(f"{seed} validation").sample(names, count))
-    return [item for item, own in named if own not in validation], [item for item, own in named if own in validation]
+    learned = [item for item in items if name(item) not in validation]
+    return learned, [item for item in items if name(item) in validation]
 
 
 def batches_of_epochs(lengths: list[int], settings: StageConfig, seed: int) -> list[tuple[int, list[int]]]:

@@ -6,17 +6,14 @@ evaluation task, unreadable files.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import re
 import tempfile
 import tomllib
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 
@@ -34,22 +31,14 @@ POCKET_CODE = re.compile(r"pocket-code:([1-9]\d*)(?:x([1-9]\d*))?")
 WAYS = "a repository's folder, an archive, a git URL, pypi:NAME, or pocket-code:200"
 MAX_FILE_BYTES = 256 * 1024
 PYTHON = (".py", ".pyi")
-LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNORECASE)
-NO_LICENCES = (".py", ".pyi", ".js", ".ts", ".json", ".svg", ".png", ".html")  # of that name: code, pictures, pages
-POINTING = re.compile(rb"include::|\{include\}")  # a documentation page that includes the licence
+LICENCE_FILES = re.compile(  # by name; code, pictures and pages may be called so, too
+    r"(?!.*\.(py|pyi|js|ts|json|svg|png|html)$)(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNORECASE
+)
 PSF_CLAUSE = "previously distributed under the gnu general public license"  # in the PSF's licence, which is no GPL
-RESTRICTED = "a restricted licence"
-DATA: dict[str, dict[str, str]] = tomllib.loads((Path(__file__).parent / "corpus.toml").read_text())
-LANGUAGES = DATA["languages"]
-CLOSED = DATA["restricted"]["closed"]
-LIMITED = DATA["restricted"]["limited"]
-WITH_LIMITS = ("AGPL", "LGPL", "GPL", "MPL-2.0", "Unlicense")  # their texts have words of LIMITED
-LICENCES = [  # from the strictest on: names with a phrase of the text
-    (RESTRICTED, CLOSED),
-    *((name, DATA["licences"][name]) for name in WITH_LIMITS),
-    (RESTRICTED, LIMITED),
-    *((name, phrase) for name, phrase in DATA["licences"].items() if name not in WITH_LIMITS),
-]
+DATA = tomllib.loads((Path(__file__).parent / "corpus.toml").read_text())
+LANGUAGES: dict[str, str] = DATA["languages"]
+LICENCES: list[tuple[str, str]] = DATA["licences"]
+RESTRICTED = LICENCES[0][0]
 UNKNOWN = "an unknown licence"
 LICENCE_ENTRY = re.compile(
     r'^license(?:-expression)?\s*[:=]\s*["{]?(?:text\s*=\s*")?([^"\n}]+)', re.IGNORECASE | re.MULTILINE
@@ -62,38 +51,21 @@ METADATA_FILES = ("PKG-INFO", "METADATA", "pyproject.toml", "setup.cfg", "setup.
 NAME_ENTRY = re.compile(r"""\bname["']?\s*[:=]\s*["']?([\w.-]+)""", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class File:
     path: str
     text: str
-    domain: str  # its language, or tests
-
-    @cached_property
-    def imports(self) -> frozenset[str] | None:
-        """Names of modules it may import; None for Python that does not parse."""
-        if not self.path.endswith(PYTHON):
-            return frozenset()
-        try:
-            tree = pycode.parse(self.text)
-        except pycode.NO_PYTHON:
-            return None
-        package = PurePosixPath(self.path).parent.parts
-        found = {alias.name for node in pycode.nodes(tree, ast.Import) for alias in node.names}
-        for node in pycode.nodes(tree, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-        return frozenset(found)
+    domain: str  # its language, or docs, settings, tests
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Repository:
     name: str
     licence: str
     files: list[File]  # in the order that they are read in
 
 
-@dataclass(slots=True)
+@dataclass
 class Corpus:
     """Selects repositories and files, and counts what was left out by reason."""
 
@@ -111,23 +83,20 @@ class Corpus:
         for number, source in enumerate(sources):
             progress(f"reading {source}", number / len(sources))
             if made := POCKET_CODE.fullmatch(source):
-                trees: Iterable[tuple[str, dict[str, bytes]]] = _pocket(int(made[1]), int(made[2] or 1), seed)
+                trees = list(_pocket(int(made[1]), int(made[2] or 1), seed))
             elif Path(source).is_dir():
                 trees = [(Path(source).resolve().name, self._in_folder(Path(source)))]
             else:
-                trees = [self._fetched(source)]
+                with tempfile.TemporaryDirectory(prefix="offbook-corpus-") as place:
+                    try:
+                        fetched = asyncio.run(fetch(source, Path(place)))
+                    except Unprepared as error:
+                        raise OffbookError(f"pretrain.data: {error}") from None
+                    trees = [(fetched.name, self._in_folder(fetched.tree))]
             for name, files in trees:
                 if repository := self.select(name, files):
                     yield repository
         progress("reading", 1.0)
-
-    def _fetched(self, source: str) -> tuple[str, dict[str, bytes]]:
-        with tempfile.TemporaryDirectory(prefix="offbook-corpus-") as place:
-            try:
-                fetched = asyncio.run(fetch(source, Path(place)))
-            except Unprepared as error:
-                raise OffbookError(f"pretrain.data: {error}") from None
-            return fetched.name, self._in_folder(fetched.tree)
 
     def _in_folder(self, folder: Path) -> dict[str, bytes]:
         """Read a folder's files without following links; huge files only up to the limit."""
@@ -158,16 +127,17 @@ class Corpus:
             self.held_out.append(f"{name} ({where})" if where else name)
             self.left_out["repositories that are held out"] += 1
             return None
-        licence = licence_of(files)
+        licences = licences_in(files)
+        licence = licences.get(".", "")
         if not self._is_free(licence):
             self.left_out[f"repositories under {licence or 'no licence'}"] += 1
             return None
-        below, kept = licences_below(files), list[File]()
+        kept = list[File]()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the parser warns about other people's code
             for path, content in sorted(files.items()):
                 file = File(path, content.decode("utf-8-sig", errors="replace"), domain_of(path))
-                if reason := self._rejected(file, content, below):
+                if reason := self._rejected(file, content, licences):
                     self.left_out[reason] += 1
                 else:
                     kept.append(file)
@@ -176,7 +146,7 @@ class Corpus:
             return None
         return Repository(name, licence, in_order(kept))
 
-    def _rejected(self, file: File, content: bytes, below: Mapping[str, str]) -> str:
+    def _rejected(self, file: File, content: bytes, licences: Mapping[str, str]) -> str:
         """Why a file is left out; empty if it is taken."""
         if not file.domain:
             return "files of other kinds"
@@ -189,13 +159,16 @@ class Corpus:
         if max(map(len, file.text.splitlines())) > MAX_LINE_CHARS:
             return "generated or minified files"
         folders = map(str, PurePosixPath(file.path).parents)
-        licences = [below[folder] for folder in folders if folder in below][:1]
+        licence = next((licences[folder] for folder in folders if folder in licences), "")
         if own := SPDX.search(file.text, 0, HEADER_CHARS):
-            licences = [_named_licence(own[1].strip(" ()"))]
-        if licences and not any(map(self._is_free, licences)):
-            return f"files under {licences[0]}"
-        if file.imports is None:
-            return "Python files that do not parse"
+            licence = named_licence(own[1].strip(" ()"))
+        if licence and not self._is_free(licence):
+            return f"files under {licence}"
+        if file.path.endswith(PYTHON):
+            try:
+                pycode.parse(file.text)
+            except pycode.NO_PYTHON:
+                return "Python files that do not parse"
         if self.sought is not None and self.sought.in_text(file.text):
             return "files with a solution that is measured on"
         return "near-duplicates" if self._is_duplicate(file) else ""
@@ -238,42 +211,28 @@ def domain_of(path: str) -> str:
     return "tests" if domain not in ("", "docs", "settings") and is_test_file(path) else domain
 
 
-def licence_of(files: Mapping[str, bytes]) -> str:
-    """Name the licence by the text of its file, else by the metadata; empty where neither says anything."""
-    for path, content in sorted(files.items()):
-        if "/" not in path and _is_licence(path):
-            return _licence_in(content)
+def licences_in(files: Mapping[str, bytes]) -> dict[str, str]:
+    """By folder, of the first licence file in it; of the whole repository also by its metadata."""
+    found = {}
+    for path, content in sorted(files.items(), reverse=True):
+        if LICENCE_FILES.fullmatch(PurePosixPath(path).name):
+            words = " ".join(content.decode(errors="replace").lower().split()).replace(PSF_CLAUSE, "")
+            named = (name for name, phrase in LICENCES if re.search(phrase, words))
+            found[str(PurePosixPath(path).parent)] = next(named, UNKNOWN)
     for path in ("PKG-INFO", "pyproject.toml", "setup.cfg"):
         if said := LICENCE_ENTRY.search(files.get(path, b"").decode(errors="replace")):
-            return _named_licence(said[1].strip())
-    return ""
+            found.setdefault(".", named_licence(said[1].strip()))
+    return found
 
 
-def licences_below(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Licences of folders with a licence file of their own, such as vendored code."""
-    return {
-        str(PurePosixPath(path).parent): _licence_in(content)
-        for path, content in sorted(files.items(), reverse=True)
-        if "/" in path and _is_licence(PurePosixPath(path).name) and not POINTING.search(content)
-    }
-
-
-def _is_licence(name: str) -> bool:
-    return bool(LICENCE_FILES.fullmatch(name)) and not name.lower().endswith(NO_LICENCES)
-
-
-def _licence_in(content: bytes) -> str:
-    words = " ".join(content.decode(errors="replace").lower().split()).replace(PSF_CLAUSE, "")
-    return next((name for name, phrase in LICENCES if re.search(phrase, words)), UNKNOWN)
-
-
-def _named_licence(expression: str) -> str:
+def named_licence(expression: str) -> str:
     """The strictest licence that an SPDX expression or a common name mentions; the expression if none is known."""
     said = expression.lower()
-    if re.search(f"{CLOSED}|{LIMITED}", said):
-        return RESTRICTED
-    stems = ((name, name.lower().partition("-")[0]) for name, _ in LICENCES)
-    return next((name for name, stem in stems if re.search(rf"\b{stem}(?![a-uw-z])", said)), expression)
+    for name, phrase in LICENCES:
+        stem = name.lower().partition("-")[0]
+        if re.search(phrase if name == RESTRICTED else rf"\b{stem}(?![a-uw-z])", said):
+            return name
+    return expression
 
 
 def names_of(folder: str, files: Mapping[str, bytes]) -> dict[str, str]:
@@ -293,26 +252,10 @@ def names_of(folder: str, files: Mapping[str, bytes]) -> dict[str, str]:
     return found
 
 
-def in_order(files: Sequence[File]) -> list[File]:
-    """Docs first, then settings, then code with imported Python files first; tests last."""
+def in_order(files: Iterable[File]) -> list[File]:
+    """Docs first, then settings, then code; tests last."""
     rank = {"docs": 0, "settings": 1, "tests": 3}
-    ranked = sorted(files, key=lambda file: (rank.get(file.domain, 2), file.path))
-    code = [file for file in ranked if file.domain not in rank]
-    modules: dict[str, str] = {}
-    for file in code:
-        parts = PurePosixPath(file.path.removesuffix("/__init__.py")).with_suffix("").parts
-        for start in range(min(2, len(parts))):  # `src/` and the like are not part of the name
-            modules.setdefault(".".join(parts[start:]), file.path)
-    imported = {file.path: {modules[name] for name in file.imports or () if name in modules} for file in code}
-    needs = {path: sorted(needed - {path}) for path, needed in imported.items()}  # sorted: the same in every process
-    while True:
-        try:
-            places = {path: place for place, path in enumerate(TopologicalSorter(needs).static_order())}
-            break
-        except CycleError as error:
-            _, (first, second, *_) = error.args  # a circle, in which the second needs the first
-            needs[second].remove(first)
-    return sorted(ranked, key=lambda file: (rank.get(file.domain, 2), places.get(file.path, 0)))
+    return sorted(files, key=lambda file: (rank.get(file.domain, 2), file.path))
 
 
 def _pocket(count: int, packages: int, seed: int) -> Iterator[tuple[str, dict[str, bytes]]]:

@@ -3,6 +3,11 @@
 They teach the format and the way of working. The code of an edit is learned with the rest: a model that learns the old
 text and not the new one learns to write the old text twice (docs/results/repositories.md). What the expert got wrong on
 purpose is not learned. Held-out repositories give no demonstrations.
+
+Rejection sampling takes a model's own solved rollouts on training tasks for the next round of imitation. What a model
+solved itself is closer to what it writes than a script or another model, so all of it is learned, code included (STaR,
+2203.14465; RFT, 2308.01825). Of a task's rollouts the few with the fewest invalid calls and tokens are kept: tasks that
+are solved often would fill the data otherwise.
 """
 
 from __future__ import annotations
@@ -13,14 +18,16 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from offbook.core.config import Config, ConfigError, MonitorsConfig, RewardsConfig
-from offbook.core.runfolder import dump_lines, read_lines, write_atomic
+from offbook.core.runfolder import RunFolder, dump_lines, read_lines, write_atomic
 from offbook.pocket.tasks import level_named
 from offbook.rl.collector import Collector, Job, chat_of
+from offbook.rl.evaluate import roll_out
 from offbook.rl.models import Progress, pocket_cache, positions
 from offbook.rl.tasks import refuse_missing_tasks, task_sets, with_source
 from offbook.signals.monitors.policy import action_of
@@ -32,9 +39,11 @@ from offbook.types import Event, Rollout, Task
 
 NAME = re.compile(r"demos(?::(?P<source>(?!\d+$).+?))?(?::(?P<count>\d+))?")
 PER_TASK = 4
+KEPT = "kept.jsonl"  # of rejection sampling, in the stage's folder
+KEPT_PER_TASK = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Demos:
     """`demos`, `demos:DIR`, `demos:DIR:N`."""
 
@@ -53,11 +62,8 @@ class Demos:
             raise ConfigError(f"demos are of a folder of tasks and not of {self.source}; give demos:DIR")
         if not self.count:
             raise ConfigError("demos:DIR:0 demonstrates nothing; give a count")
-        refuse_missing_tasks(with_source(config, self.source), "" if _has_tasks(Path(self.source)) else "train")
-
-
-def _has_tasks(folder: Path) -> bool:
-    return any(folder.glob("*/task.toml"))
+        has_tasks = any(Path(self.source).glob("*/task.toml"))
+        refuse_missing_tasks(with_source(config, self.source), "" if has_tasks else "train")
 
 
 def demonstrated(demos: Demos, config: Config, model: Path, progress: Progress) -> tuple[list[Rollout], Counter[str]]:
@@ -75,14 +81,11 @@ def demonstrated(demos: Demos, config: Config, model: Path, progress: Progress) 
     if not path.is_file():
         write_atomic(path, dump_lines(asyncio.run(_make(tasks, demos.count, config, model, progress))))
     rollouts, _ = read_lines(path, Rollout)
-    kept = []
-    for rollout in rollouts:
-        if why := why_left_out(rollout):
-            left_out[why] += 1
-            continue
-        kept.append(rollout)
-    without = len({rollout.task for rollout in rollouts} - {rollout.task for rollout in kept})
-    left_out["tasks without any demonstration"] = without
+    reasons = list(map(why_left_out, rollouts))
+    left_out.update(filter(None, reasons))
+    kept = [rollout for rollout, why in zip(rollouts, reasons, strict=True) if not why]
+    without = {rollout.task for rollout in rollouts} - {rollout.task for rollout in kept}
+    left_out["tasks without any demonstration"] = len(without)
     return kept, +left_out
 
 
@@ -110,36 +113,60 @@ async def _make(tasks: Sequence[Task], count: int, config: Config, model: Path, 
     experts = Experts({job.id: job.task for job in jobs}, chat_of(model, config))
     collector = Collector(config, model, lent=experts)
     experts.harness = collector.harness
-    done = 0
+    done: set[str] = set()
 
     def watch(rollout: Rollout, over: bool) -> None:
-        nonlocal done
-        done += over
-        progress("demonstrations", done / len(jobs))
+        done.update([rollout.id] if over else [])
+        progress("demonstrations", len(done) / len(jobs))
 
     rollouts = await collector.rollouts(jobs, watch, asyncio.Semaphore((os.cpu_count() or 1) + 1))
     for start in range(0, len(rollouts), count):
         collector.compare_group(rollouts[start : start + count])
     for rollout in rollouts:
-        _mark(rollout, experts.sessions[rollout.id].slips)
+        for segment in rollout.segments:
+            own = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]
+            slips = experts.sessions[rollout.id].slips
+            rollout.events += [Event(number, UNLEARNED, "") for turn, number in enumerate(own) if turn in slips]
     return rollouts
-
-
-def _mark(rollout: Rollout, slips: Sequence[int]) -> None:
-    """Say which messages are not learned."""
-    for segment in rollout.segments:
-        own = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]
-        rollout.events += [Event(number, UNLEARNED, "") for turn, number in enumerate(own) if turn in slips]
 
 
 def why_left_out(rollout: Rollout) -> str:
     """Of imitation; empty if it is not. `answer` is a last message without a call."""
-    events = {event.kind: event.detail for event in rollout.events}
     if rollout.fault:
         return "ended by the machine"
     if rollout.stop not in ("finish", "answer"):
-        limit = f"ended by harness.{rollout.stop}" if rollout.stop in ("turns", "context", "tokens") else ""
-        return events.get("outgrown") or limit or f"ended by {rollout.stop}"
+        for event in rollout.events:
+            if event.kind == "outgrown":
+                return event.detail
+        return f"ended by {'harness.' if rollout.stop in ('turns', 'context', 'tokens') else ''}{rollout.stop}"
     if action_of(rollout.flags, {}) not in (None, "count"):  # `attempt`: the repository's own tests may look at .git
         return f"flagged as {rollout.flags[0].kind}"
     return "" if rollout.solved else "not solved"
+
+
+def sample(config: Config, progress: Progress, tell: Callable[[str], None]) -> RunFolder:
+    """Roll out `train.group_size` times per training task, and write what is to be imitated to OUT/kept.jsonl."""
+    tasks = task_sets(config, progress).train
+    size, done = config.train.group_size, set[str]()
+
+    def watch(rollout: Rollout, over: bool) -> None:
+        done.update([rollout.id] if over else [])
+        progress(f"samples {config.out}", len(done) / (size * len(tasks)))
+
+    roll_out(config, tasks, size, watch)
+    folder = RunFolder(config.out)
+    rollouts, _ = folder.rollouts(0)
+    kept = chosen(rollouts)
+    write_atomic(Path(config.out) / KEPT, dump_lines(kept))
+    solved = len({rollout.task for rollout in kept})
+    tell(f"{len(kept)} of {len(rollouts)} rollouts are kept, of {solved} of {len(tasks)} tasks")
+    return folder
+
+
+def chosen(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """At most KEPT_PER_TASK of each task, in its order."""
+    solved = sorted((one for one in rollouts if not why_left_out(one)), key=lambda one: one.task)
+    kept: list[Rollout] = []
+    for _, of_task in groupby(solved, key=lambda one: one.task):
+        kept += sorted(of_task, key=lambda one: (one.usage.invalid_calls, one.usage.sampled_tokens))[:KEPT_PER_TASK]
+    return kept

@@ -13,7 +13,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from offbook.rl.models import Progress, chat_folder, load_weights, model_folder,
 from offbook.rl.plan import make_plan, refuse_too_large, this_device
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
 from offbook.rl.train_step import TrainContext, teachers_of, train_step
-from offbook.signals.feedback import SAID, read_all, rules_of
+from offbook.signals.feedback import SAID, Rule, read_all, rules_of
 from offbook.signals.judge import Critique, Judgement
 from offbook.stages.conversations import Renderer
 from offbook.stages.run import Tell, refuse_other_data
@@ -37,7 +37,7 @@ from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Rollout
 
 
-@dataclass(slots=True)
+@dataclass
 class Mismatch:
     """How off-policy the tokens are."""
 
@@ -72,27 +72,29 @@ def distill(
         plan = make_plan(config, this_device(), samples=False)
         refuse_too_large(config, plan)
         config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
-        rules, start = rules_of(config.feedback.files), model_folder(config.model, config.seed, progress)
+        rules = rules_of(config.feedback.files)
+        start = model_folder(config.model, config.seed, progress)
         renderer = Renderer.of(start, config, rules)
-        rollouts = _targeted(_read(config, renderer, progress, tell), config, tell)
+        rollouts = _with_faults(_read(config, renderer, start, progress, tell), config, rules, tell)
         steps = _steps(rollouts, config.train.groups * config.train.group_size, epochs, config.seed)
         config = config.model_copy(update={"train": config.train.model_copy(update={"steps": len(steps)})})
         trained = model_to_train(config, start)
         mismatch = measure(rollouts, Decoder(trained), config.engine.temperature, progress)
         tell(str(mismatch))
-        content = hashlib.sha256(
-            repr([segment.ids for one in rollouts for segment in one.segments]).encode()
-        ).hexdigest()
+        ids = [segment.ids for rollout in rollouts for segment in rollout.segments]
+        content = hashlib.sha256(repr(ids).encode()).hexdigest()
         refuse_other_data(folder, content)
         done = begin_run(folder, config)
         write_atomic(folder.path / "mismatch.json", json.dumps(asdict(mismatch), indent=1) + "\n")
-        told_of = {"verb": "distill", "sources": config.sft.data, "content": content}
-        write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
+        about = {"verb": "distill", "sources": config.sft.data, "content": content}
+        write_atomic(folder.data_file, json.dumps(about, indent=1) + "\n")
         trainer = Trainer(trained, config.train, teachers_of(config.feedback))
         if done:
-            load_weights(trainer.model, path := latest_checkpoint(folder))
+            path = latest_checkpoint(folder)
+            load_weights(trainer.model, path)
             load_training_state(trainer, path)
-        teach(TrainContext(config, folder, {}, rules, renderer.chat, trainer), steps, chat_folder(start), done, on_step)
+        context = TrainContext(config, folder, {}, rules, renderer.chat, trainer)
+        teach(context, steps, chat_folder(start), done, on_step)
     return folder
 
 
@@ -117,26 +119,24 @@ def teach(
             on_step({**row, "steps": len(steps)})
 
 
-def _read(config: Config, renderer: Renderer, progress: Progress, tell: Tell) -> list[Rollout]:
+def _read(config: Config, renderer: Renderer, start: Path, progress: Progress, tell: Tell) -> list[Rollout]:
     """Rollouts in the model's ids with unique names, cut to its context."""
     found: list[Rollout] = []
     counts = Counter[str]()
-    for place, source in enumerate(read_sources(config, model_folder(config.model, config.seed), progress)):
+    for place, source in enumerate(read_sources(config, start, progress)):
         tell(str(source))
         for number, (rollout, tools) in enumerate(zip(source.rollouts, source.tools, strict=True)):
             segments = []
             for segment in renderer.segments(rollout, tools, counts):
                 fitting = sum(message.end <= renderer.context for message in segment.messages)
                 counts["cut"] += fitting < len(segment.messages)
-                segments.append(segment if fitting == len(segment.messages) else segment.up_to(fitting))
+                segments.append(segment.up_to(fitting) if fitting < len(segment.messages) else segment)
             found.append(replace(rollout, id=f"{place}/{number}/{rollout.id}", segments=segments))
     tell("; ".join([f"{len(found)} rollouts", *(f"{count} segments {what}" for what, count in counts.items())]))
     return found
 
 
-def _targeted(rollouts: list[Rollout], config: Config, tell: Tell) -> list[Rollout]:
-    """Keep rollouts with a fault."""
-    rules = rules_of(config.feedback.files)
+def _with_faults(rollouts: list[Rollout], config: Config, rules: Mapping[str, Rule], tell: Tell) -> list[Rollout]:
     said = {critique.rollout.id for critique in critiques_in(rollouts).found}
     found = [one for one in rollouts if one.id in said or read_all(one, None, config.feedback.rules, rules)]
     if not found:
@@ -172,17 +172,19 @@ def measure(rollouts: Sequence[Rollout], decoder: Decoder, temperature: float, p
     found = Mismatch()
     for number, rollout in enumerate(rollouts):
         for segment in rollout.segments:
-            logprobs = token_logprobs(decoder, segment.ids, temperature)
-            own = [place for place, is_own in enumerate(segment.sampled) if is_own]
-            recorded = [place for place in own if segment.versions[place] >= 0]
             found.segments += 1
-            found.written_again += not recorded
-            found.tokens += len(own)
-            found.recorded += len(recorded)
-            found.nats -= sum(logprobs[place] for place in own)
-            found.difference += sum(abs(logprobs[place] - segment.logprobs[place]) for place in recorded)
-            for place in {*own} - {*recorded}:
-                segment.logprobs[place] = logprobs[place]
+            before = found.recorded
+            for place, logprob in enumerate(token_logprobs(decoder, segment.ids, temperature)):
+                if not segment.sampled[place]:
+                    continue
+                found.tokens += 1
+                found.nats -= logprob
+                if segment.versions[place] >= 0:
+                    found.recorded += 1
+                    found.difference += abs(logprob - segment.logprobs[place])
+                else:
+                    segment.logprobs[place] = logprob
+            found.written_again += found.recorded == before
         progress("how far the model is", (number + 1) / len(rollouts))
     found.nats /= max(1, found.tokens)
     found.difference /= max(1, found.recorded)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from offbook.rl.fit import best, fit, recipe_of
 from offbook.rl.models import Progress
 from offbook.rl.ranks import follows, grouped, joined
 from offbook.rl.train import train
+from offbook.stages.demos import KEPT, sample
 from offbook.stages.pretrain import pretrain
 from offbook.stages.run import OnStep, Tell
-from offbook.stages.sample import KEPT, sample
 from offbook.stages.sft import sft
 
 RUNS: dict[str, Callable[[Config, OnStep, Progress, Tell], RunFolder]] = {
@@ -37,7 +36,10 @@ def run_stages(
     config: Config, on_step: OnStep, progress: Progress, tell: Tell, measure: Measure
 ) -> list[dict[str, Any]]:
     """One row of results per stage, also written to OUT/stages.json after each."""
-    out, model, rows, more = Path(config.out), config.model, list[dict[str, Any]](), list[str]()
+    out = Path(config.out)
+    model = config.model
+    rows: list[dict[str, Any]] = []
+    more: list[str] = []
     with grouped():
         for number, name in enumerate(config.stages.order, 1):
             folder = out / f"{number}-{name}"
@@ -52,10 +54,13 @@ def run_stages(
                     if follows(orders):  # the rank that is the run samples alone
                         continue
                     if name == "fit":
-                        config = _fitted(config, settings, progress)
-                        rows.append({"stage": name, "run": str(folder), **_fit_in(folder)})
+                        fits = _fitting(settings, progress)
+                        config = config.model_copy(update={"harness": config.harness.model_copy(update=fits)})
+                        rows.append({"stage": name, "run": str(folder), **fits})
                     elif name == "eval":
-                        rows.append(_measured(folder, measure(settings, progress)))
+                        found = measure(settings, progress)
+                        row = {key: found[key] for key in ("invalid_per_100", "turns", "tokens", "seconds")}
+                        rows.append({"stage": name, "run": str(folder), "solved": [found["solved"]] * 2, **row})
                     else:
                         rows.append(_row(name, sample(settings, progress, tell)))
                         more += [str(folder / KEPT)] if (folder / KEPT).stat().st_size else []
@@ -74,26 +79,17 @@ def of_stage(config: Config, name: str, folder: Path, model: str, more: list[str
     return Config.model_validate(tree)
 
 
-def _fitted(config: Config, settings: Config, progress: Progress) -> Config:
-    """With the profile and dialect that fit the model."""
-    folder = Path(settings.out)
-    if not (folder / "fit.json").is_file():
+def _fitting(settings: Config, progress: Progress) -> dict[str, str]:
+    """The profile and dialect that fit the model."""
+    file = Path(settings.out) / "fit.json"
+    if not file.is_file():
         found = fit(settings, progress=progress)
-        write_atomic(folder / "fit.toml", recipe_of(found, settings))
-        write_atomic(folder / "fit.json", json.dumps(asdict(best(found)), indent=1) + "\n")
-    harness = config.harness.model_copy(update=_fit_in(folder))
-    return config.model_copy(update={"harness": harness})
-
-
-def _fit_in(folder: Path) -> dict[str, str]:
-    found = json.loads((folder / "fit.json").read_text())
-    dialect = "auto" if found["profile"] == "bash" else found["dialect"]
-    return {"profile": found["profile"], "dialect": dialect}
-
-
-def _measured(folder: Path, numbers: dict[str, Any]) -> dict[str, Any]:
-    row = {"stage": "eval", "run": str(folder), "solved": [numbers["solved"], numbers["solved"]]}
-    return row | {key: numbers[key] for key in ("invalid_per_100", "turns", "tokens", "seconds")}
+        write_atomic(file.with_suffix(".toml"), recipe_of(found, settings))
+        fits = best(found)
+        dialect = "auto" if fits.profile == "bash" else fits.dialect
+        write_atomic(file, json.dumps({"profile": fits.profile, "dialect": dialect}) + "\n")
+    fitting: dict[str, str] = json.loads(file.read_text())
+    return fitting
 
 
 def _row(name: str, run: RunFolder) -> dict[str, Any]:

@@ -11,23 +11,26 @@ without the repository.
 from __future__ import annotations
 
 import random
+import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from offbook.agent.chat import Chat
 from offbook.core.config import SftConfig
 from offbook.signals.feedback import Rule, unneeded, write_hint
 from offbook.signals.trajectory import At, ToolUse, Trajectory, spoken
-from offbook.stages.wordings import WORDINGS
 from offbook.train.algorithms import hint_block, sft_sample
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
 
+# Rephrased hints per rule, so that a model learns the rule and not its wording.
+WORDINGS: dict[str, list[str]] = tomllib.loads((Path(__file__).parent / "wordings.toml").read_text())
 OWN_WORDS = 0.3  # share of reminders in the hint's own wording; the others are rephrased
 CODE = (".py", ".pyi", ".js", ".ts", ".go", ".rs", ".java", ".c", ".h", ".cpp", ".rb", ".sh")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Reading:
     """Which rules the messages of a rollout keep or break."""
 
@@ -40,20 +43,22 @@ def read(
     rollout: Rollout, tools: Collection[ToolSpec], rules: Mapping[str, Rule], siblings: Sequence[Rollout] = ()
 ) -> Reading:
     """`siblings` are the other rollouts of its group."""
-    trajectory, own = Trajectory(rollout, None, siblings), {at for at, _ in spoken(rollout)}
+    trajectory = Trajectory(rollout, None, siblings)
+    own = {at for at, _ in spoken(rollout)}
     broken: dict[At, list[str]] = {}
     for name, rule in rules.items():
         for target in rule.targets(trajectory, own):
             broken.setdefault((target.segment, target.message), []).append(name)
-    kept: dict[At, dict[str, None]] = {}
+    kept: dict[At, list[str]] = {}
     for at, name in _breakable(trajectory, tools):
-        if name in rules and at not in broken:
-            kept.setdefault(at, {})[name] = None
+        if name in rules and at not in broken and name not in kept.get(at, ()):
+            kept.setdefault(at, []).append(name)
     stated = {name for names in kept.values() for name in names}  # all have wordings: a user's own rules are not kept
+    spared = {at: tuple(sorted(stated.difference(names))) for at, names in broken.items()}
     return Reading(
         kept={at: tuple(names) for at, names in kept.items()},
         broken={at: names[0] for at, names in broken.items()},
-        spared={at: tuple(sorted(stated - {*names})) for at, names in broken.items() if stated - {*names}},
+        spared={at: names for at, names in spared.items() if names},
     )
 
 
@@ -61,51 +66,46 @@ def _breakable(trajectory: Trajectory, tools: Collection[ToolSpec]) -> Iterator[
     """Messages, each with a rule it could have broken."""
     beyond = {use.at for use, _ in unneeded(trajectory)}
     for use in trajectory.uses:
+        is_edit = use.kind == "edit"
         names = list(_of_call(trajectory, use, tools)) if use.ran else []
-        if use.kind == "edit" and use.went_well:
-            names += _of_edit(use)
-        if use.kind == "edit" or (trajectory.siblings and use.at not in beyond):
-            names += ["more_than_needed"] if use.went_well else []
+        if is_edit and use.went_well:
+            names.append("finished_without_edit")
+            names += ["edit_not_applied"] if any(old for old, _ in use.replacements) else []
+            names += [] if is_test_file(use.path) else ["edited_tests"]
+            names += ["thinking_in_comments"] if use.path.endswith(CODE) else []
+        if use.went_well and (is_edit or (trajectory.siblings and use.at not in beyond)):
+            names.append("more_than_needed")
         yield from ((use.at, name) for name in names)
     if trajectory.end is None:
         return
-    names = [] if trajectory.changed_nothing else ["asked_instead", "finished_without_edit"]
-    names += ["claimed_success"] if any(one.tests for one in trajectory.uses) else []
-    names += (
-        ["final_too_long", "final_names_nothing"] if trajectory.rollout.changed and trajectory.final.strip() else []
-    )
-    yield from ((trajectory.end, name) for name in names)
+    if not trajectory.changed_nothing:
+        yield trajectory.end, "asked_instead"
+        yield trajectory.end, "finished_without_edit"
+    if any(one.tests for one in trajectory.uses):
+        yield trajectory.end, "claimed_success"
+    if trajectory.rollout.changed and trajectory.final.strip():
+        yield trajectory.end, "final_too_long"
+        yield trajectory.end, "final_names_nothing"
 
 
 def _of_call(trajectory: Trajectory, use: ToolUse, tools: Collection[ToolSpec]) -> Iterator[str]:
     """Calls of other agents have no status: they count as valid if they match the tool's schema."""
-    if not trajectory.rollout.foreign or any(_takes(tool, use) for tool in tools):
+    given = set(use.call.arguments)
+    is_valid = not trajectory.rollout.foreign
+    for tool in tools:
+        if tool.name == use.call.name and given.issubset(tool.parameters.get("properties") or ()):
+            is_valid |= given.issuperset(tool.parameters.get("required") or ())
+    if is_valid:
         yield from ("unknown_tool", "call_not_readable", "malformed_arguments")
     if use.order:
         yield "repeated_call"
     if use.tests:
         yield "whole_suite_again"
-    if use.kind == "read" and use.went_well and len(use.call.arguments) > 1:
+    if use.kind == "read" and use.went_well and len(given) > 1:
         yield "whole_file_read"
 
 
-def _takes(tool: ToolSpec, use: ToolUse) -> bool:
-    given, known = use.call.arguments, tool.parameters.get("properties") or {}
-    required = tool.parameters.get("required") or ()
-    return tool.name == use.call.name and set(required) <= set(given) <= set(known)
-
-
-def _of_edit(use: ToolUse) -> Iterator[str]:
-    yield "finished_without_edit"
-    if any(old for old, _ in use.replacements):
-        yield "edit_not_applied"
-    if not is_test_file(use.path):
-        yield "edited_tests"
-    if use.path.endswith(CODE):
-        yield "thinking_in_comments"
-
-
-@dataclass(slots=True)
+@dataclass
 class Conversation:
     """One context window to imitate, in the model's own ids."""
 
@@ -117,7 +117,7 @@ class Conversation:
     spared: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass
 class Reminders:
     """Draws reminders; deterministic for a seed, epoch and conversation."""
 

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
@@ -27,6 +26,7 @@ from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_devi
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, share_in
 from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
 from offbook.train.checkpoint import Checkpoints
+from offbook.train.forward import imitation_loss
 from offbook.train.parallel.spmd import ALONE, Share
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
@@ -40,35 +40,20 @@ MINUTES = 2.0  # between small checkpoints; steps are too short to keep each
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Lessons(ABC):
-    """The samples of each step."""
+@dataclass
+class Lessons:
+    """What a stage learns from."""
 
     learned: list[Any]
     held_out: list[Any]  # for validation
-    batches: list[tuple[int, list[int]]]  # the epoch, and numbers of what is learned
+    batches: list[tuple[int, list[int]]]  # of each step: the epoch, and numbers of what is learned
+    samples: Callable[[int, list[Any], Counter[str]], list[Sample]]  # of an epoch's batch; counts go into the metrics
+    validation: list[Sample]
     read: dict[str, Any]  # for data.json: how much was read, and what was left out by reason
-
-    @abstractmethod
-    def samples(self, step: int, counts: Counter[str]) -> list[Sample]: ...
-
-    @abstractmethod
-    def validated(self, trainer: Trainer) -> dict[str, float]:
-        """Losses on the validation data."""
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Hash of all training data."""
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.batches)
-
-    def batch(self, step: int) -> list[Any]:
-        return [self.learned[number] for number in self.batches[step - 1][1]]
+    fingerprint: str  # hash of all training data
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Stage:
     """A way to train on data. `prepare` gets the model's folder and returns the one to start from, with the lessons."""
 
@@ -76,7 +61,6 @@ class Stage:
     section: str  # of the configuration
     unit: str  # what a batch has so many of
     settings: StageConfig
-    refuse: Callable[[Config], None]  # checks that need no model
     prepare: Callable[[Config, Path], tuple[Path, Lessons]]
     context: int = 0  # longest row in tokens; 0 is that of a rollout
 
@@ -96,7 +80,6 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
         with only_writer(folder.path):
             refuse_another_run(folder, config, imitates=True)
             torch.set_num_threads(config.threads)
-            stage.refuse(config)
             config = computed_as_before(folder, config)
             plan = plan_stage(config, this_device(), stage.context, share_in(config.train, orders))
             refuse_too_large(without_teachers(config), plan)
@@ -105,22 +88,20 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
             tell(f"model {config.model}, loaded from {start}")
             start, lessons = stage.prepare(config, start)
             settings = stage.settings
+            steps = len(lessons.batches)
             size = f"{settings.epochs} epochs of about {settings.batch_tokens} tokens per step"
-            tell(f"{lessons.num_steps} steps: {size}, kept in {config.out}")
+            tell(f"{steps} steps: {size}, kept in {config.out}")
             tell(str(plan))
             trained = model_to_train(config, start, "" if orders is None else HOST)
-            content = lessons.fingerprint()
-            refuse_other_data(folder, content)
+            refuse_other_data(folder, lessons.fingerprint)
             done = begin_run(folder, config)
-            written = {"verb": stage.section, "steps": lessons.num_steps, "sources": settings.data, "content": content}
-            write_atomic(folder.data_file, json.dumps({**written, **lessons.read}, indent=1) + "\n")
-            if 0 < done < lessons.num_steps:
-                tell(f"resuming at step {done + 1}")
+            about = {"verb": stage.section, "steps": steps, "sources": settings.data, "content": lessons.fingerprint}
+            write_atomic(folder.data_file, json.dumps({**about, **lessons.read}, indent=1) + "\n")
             schedule = {
-                "steps": lessons.num_steps,
+                "steps": steps,
                 "learning_rate": settings.learning_rate,
                 "schedule": "wsd" if isinstance(settings, PretrainConfig) else "cosine",
-                "warmup_steps": math.ceil(WARMUP_SHARE * lessons.num_steps),
+                "warmup_steps": math.ceil(WARMUP_SHARE * steps),
             }
             scheduled = without_teachers(config.model_copy(update={"train": config.train.model_copy(update=schedule)}))
             trainer = make_trainer(scheduled, trained, start, progress, orders)
@@ -130,10 +111,10 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
             checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), kept, deadline_s, MINUTES)
             tell(str(checkpoints))
             with checkpoints:
-                for step in range(done + 1, lessons.num_steps + 1):
+                for step in range(done + 1, steps + 1):
                     row = _step(step, stage, config, folder, lessons, trainer, checkpoints)
-                    progress(f"{stage.verb} {config.out}", step / lessons.num_steps)
-                    on_step({**row, "steps": lessons.num_steps})
+                    progress(f"{stage.verb} {config.out}", step / steps)
+                    on_step({**row, "steps": steps})
     return folder
 
 
@@ -171,8 +152,9 @@ def _step(
     """Train, log, save."""
     started = time.monotonic()
     counts = Counter[str]()
+    epoch, numbers = lessons.batches[step - 1]
     share = learning_rate_share(trainer.settings, step)
-    samples = lessons.samples(step, counts)
+    samples = lessons.samples(epoch, [lessons.learned[number] for number in numbers], counts)
     try:
         checkpoints.check()
         result = trainer.step(samples, lr_scale=share)
@@ -184,14 +166,15 @@ def _step(
         result = StepResult({}, skipped=reason)
     except WeightsLost as error:
         raise OffbookError(f"step {step}: {error}; try a lower {stage.section}.learning_rate") from None
-    epoch, numbers = lessons.batches[step - 1]
     row = {"step": step, "epoch": epoch, stage.unit: len(numbers), **result.metrics, **counts}
     row |= {"learning_rate": stage.settings.learning_rate * share, "skipped_steps": step - trainer.steps}
     row["train_s"] = time.monotonic() - started
-    if step % VALIDATION_EVERY == 0 or step == lessons.num_steps:
-        row |= lessons.validated(trainer)
-    is_due = checkpoints.is_due(step) or step == lessons.num_steps
-    if is_due and (waited := checkpoints.wait()):
+    is_last = step == len(lessons.batches)
+    if lessons.validation and (is_last or step % VALIDATION_EVERY == 0):
+        row["validation/loss"] = imitation_loss(trainer.student, lessons.validation, trainer.settings.micro_tokens)
+    is_due = is_last or checkpoints.is_due(step)
+    waited = checkpoints.wait() if is_due else 0.0
+    if waited:
         row["checkpoint_wait_s"] = waited
     folder.append_metrics(row)
     if is_due:

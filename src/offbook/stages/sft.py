@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder
 from offbook.rl.models import Progress, quiet
 from offbook.signals.feedback import rules_of
-from offbook.stages import run
 from offbook.stages.conversations import Renderer, batches_of_epochs, fingerprint, split
-from offbook.stages.reminders import Reminders
-from offbook.stages.run import OnStep, Stage, Tell, run_stage
+from offbook.stages.reminders import Conversation, Reminders
+from offbook.stages.run import Lessons, OnStep, Stage, Tell, run_stage
 from offbook.stages.sources import read_sources, refuse_missing_data
-from offbook.train.algorithms import dft_sample
-from offbook.train.forward import imitation_loss
-from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
 
 
@@ -35,40 +30,16 @@ def sft(
     def prepare(config: Config, start: Path) -> tuple[Path, Lessons]:
         return start, make_lessons(config, start, progress, tell)
 
-    stage = Stage("imitate", "sft", "conversations", config.sft, refuse_missing_data, prepare)
-    return run_stage(stage, config, on_step, progress, tell)
-
-
-@dataclass(frozen=True)
-class Lessons(run.Lessons):
-    """Conversations with reminders."""
-
-    reminders: Reminders
-
-    def samples(self, step: int, counts: Counter[str]) -> list[Sample]:
-        counts.update(reminded=0, without_room=0)
-        epoch, _ = self.batches[step - 1]
-        samples = [self.reminders.sample(conversation, epoch, counts) for conversation in self.batch(step)]
-        return [dft_sample(one) for one in samples] if self.reminders.settings.loss == "dft" else samples
-
-    def validation(self) -> list[Sample]:
-        """With fixed reminders, so that the loss is comparable with training."""
-        return [self.reminders.sample(conversation, 0, Counter()) for conversation in self.held_out]
-
-    def validated(self, trainer: Trainer) -> dict[str, float]:
-        if not self.held_out:
-            return {}
-        return {"validation/loss": imitation_loss(trainer.student, self.validation(), trainer.settings.micro_tokens)}
-
-    def fingerprint(self) -> str:
-        return fingerprint([*self.learned, *self.held_out])
+    refuse_missing_data(config)
+    return run_stage(Stage("imitate", "sft", "conversations", config.sft, prepare), config, on_step, progress, tell)
 
 
 def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
     """Read `config.sft.data` for the model in a folder."""
-    settings, rules = config.sft, rules_of(config.feedback.files, config.feedback.rules)
-    chosen = {name: rule for name, rule in rules.items() if not config.feedback.rules or name in config.feedback.rules}
-    renderer = Renderer.of(start, config, chosen)
+    settings = config.sft
+    names = config.feedback.rules
+    rules = {name: rule for name, rule in rules_of(config.feedback.files, names).items() if name in names or not names}
+    renderer = Renderer.of(start, config, rules)
     sources = []
     for source in read_sources(config, start, progress):
         tell(str(source))
@@ -86,6 +57,17 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     left_out = Counter({"could not be read": sum(len(source.problems) for source in sources)})
     for source in sources:
         left_out.update(source.left_out)
-    read = {"conversations": len(conversations), **counts, "left_out": dict(+left_out)}
     reminders = Reminders(renderer.chat, settings, config.seed, renderer.context)
-    return Lessons(learned, held_out, batches_of_epochs(lengths, settings, config.seed), read, reminders)
+
+    def samples(epoch: int, batch: list[Conversation], counts: Counter[str]) -> list[Sample]:
+        return [reminders.sample(conversation, epoch, counts) for conversation in batch]
+
+    return Lessons(
+        learned=learned,
+        held_out=held_out,
+        batches=batches_of_epochs(lengths, settings, config.seed),
+        samples=samples,
+        validation=[reminders.sample(one, 0, Counter()) for one in held_out],
+        read={"conversations": len(conversations), **counts, "left_out": dict(+left_out)},
+        fingerprint=fingerprint([*learned, *held_out]),
+    )

@@ -27,7 +27,7 @@ from offbook.rl.models import Progress, chat_folder, pocket_cache, positions
 from offbook.signals.trajectory.formats import from_value, load_trajectories, lost_of
 from offbook.stages.demos import Demos, demonstrated
 from offbook.train.checkpoint import TOKENIZER_FILES
-from offbook.types import Event, Message, OffbookError, Rollout, ToolSpec
+from offbook.types import Message, OffbookError, Rollout, ToolSpec
 
 POCKET = re.compile(r"(pocket[\w-]*):(\d+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -40,7 +40,7 @@ WAYS = (
 Tools = tuple[ToolSpec, ...]
 
 
-@dataclass(slots=True)
+@dataclass
 class Source:
     name: str
     rollouts: list[Rollout] = field(default_factory=list)
@@ -60,9 +60,12 @@ class Source:
             why = "; harness.context has no room for one" if rollout.stop == "context" else ""
             self.left_out[f"no message of an assistant{why}"] += 1
             return
-        if tools and rollout.segments[0].messages[0].role != "system":  # tools are described in it
-            rollout.segments[0].messages.insert(0, Message("system", "", 0, 0, 0, 0))
-            rollout.events = [_moved(event) for event in rollout.events]
+        first = rollout.segments[0]
+        if tools and first.messages[0].role != "system":  # tools are described in it
+            first.messages.insert(0, Message("system", "", 0, 0, 0, 0))
+            for number, event in enumerate(rollout.events):
+                if event.segment == 0 and event.message >= 0:
+                    rollout.events[number] = replace(event, message=event.message + 1)
         self.rollouts.append(rollout)
         self.tools.append(tools)
 
@@ -72,11 +75,6 @@ class Source:
             more = ", ..." if len(self.problems) > SHOWN else ""
             parts.append(f"{len(self.problems)} could not be read ({', '.join(self.problems[:SHOWN])}{more})")
         return "; ".join([f"{self.name}: {len(self.rollouts)} conversations", *parts])
-
-
-def _moved(event: Event) -> Event:
-    """Shift an event by the system message inserted in front."""
-    return replace(event, message=event.message + 1) if event.message >= 0 and event.segment == 0 else event
 
 
 def refuse_missing_data(config: Config) -> None:
@@ -106,7 +104,9 @@ def read_sources(config: Config, model: Path, progress: Progress) -> Iterator[So
 
 
 def _read(name: str, config: Config, model: Path, progress: Progress) -> Source:
-    source, path = Source(name), Path(name)
+    source = Source(name)
+    path = Path(name)
+    min_reward = config.sft.min_reward
     if demos := Demos.named(name, config):
         rollouts, source.left_out = demonstrated(demos, config, chat_folder(model), progress)
         for rollout in rollouts:
@@ -114,18 +114,17 @@ def _read(name: str, config: Config, model: Path, progress: Progress) -> Source:
     elif made := POCKET.fullmatch(name):
         _read_rollouts(source, _demonstrated(made[1], int(made[2]), config, chat_folder(model), progress), "any")
     elif path.is_file():
-        _read_file(source, path, config.sft.min_reward)
+        _read_file(source, path, min_reward)
     elif not path.is_dir():
         _read_dataset(source)
     elif (path / "config.toml").is_file():
-        folder = RunFolder.open(path)
-        for step in folder.steps():
-            _read_rollouts(source, path / "rollouts" / f"step_{step:05d}.jsonl", config.sft.min_reward)
+        for step in RunFolder.open(path).steps():
+            _read_rollouts(source, path / "rollouts" / f"step_{step:05d}.jsonl", min_reward)
         if (path / "results.json").is_file():
             source.name += " (an evaluation: what is trained on it has seen the held-out tasks)"
     else:
         for file in sorted(path.rglob("*.json*")):
-            _read_file(source, file, config.sft.min_reward)
+            _read_file(source, file, min_reward)
     return source
 
 
@@ -171,10 +170,9 @@ def _read_file(source: Source, path: Path, min_reward: Literal["any"] | float) -
 
 def _read_dataset(source: Source) -> None:
     name, _, split = source.name.partition(":")
+    datasets = _datasets(name)
     try:
-        rows = _datasets(name).load_dataset(name, split=split or "train")
-    except OffbookError:
-        raise
+        rows = datasets.load_dataset(name, split=split or "train")
     except Exception as error:  # of any type: network, file, missing split
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise OffbookError(f"there is no {name} here, and datasets cannot read {name}: {reason}") from None
@@ -203,11 +201,11 @@ def _demonstrated(which: str, count: int, config: Config, model: Path, progress:
         turns=max(harness_of(level).limits.turns, config.harness.turns),
         context=min(config.harness.context, positions(model)),
     )
-    harness = Harness(limits, config.harness.profile)
-    digest = hashlib.sha256(json.dumps([asdict(limits), harness.profile]).encode())
-    for name in TOKENIZER_FILES:
-        digest.update((model / name).read_bytes() if (model / name).is_file() else b"")
+    digest = hashlib.sha256(json.dumps([asdict(limits), config.harness.profile]).encode())
+    for file in (model / name for name in TOKENIZER_FILES):
+        digest.update(file.read_bytes() if file.is_file() else b"")
     path = pocket_cache() / f"{which}-demonstrations-{config.seed}-{count}-{digest.hexdigest()[:12]}.jsonl"
     if not path.is_file():
+        harness = Harness(limits, config.harness.profile)
         write_demonstrations(path, model, harness, config.seed, count, partial(progress, "demonstrations"), level)
     return path

@@ -40,7 +40,7 @@ PREFIX = "offbook-"
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Packed:
     """Sequences end to end in one row. Positions begin anew with each, and none of them sees another.
 
@@ -54,12 +54,11 @@ class Packed:
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], device: torch.device) -> Packed:
-        lengths = [len(ids) for ids in sequences]
+        lengths = list(map(len, sequences))
         filler = round_length(sum(lengths), device) - sum(lengths)
         lengths[-1] += filler
         ids = torch.tensor([*itertools.chain(*sequences), *[0] * filler])
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        both = sent(torch.stack([ids, positions]), device)
+        both = sent(torch.stack([ids, torch.cat(list(map(torch.arange, lengths)))]), device)
         bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
         return cls(both[:1], both[1:], lengths, sent(bounds, device))
 
@@ -68,7 +67,7 @@ class Packed:
         return [0, *itertools.accumulate(self.lengths[:-1])]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class BranchRow:
     """Where one branch lies: tokens start:end of the flat branch input, grown from `insert` tokens of the base that
     begin at its token `base`. Behind the message of the last there may be filler."""
@@ -95,25 +94,22 @@ class BranchBlocks(NamedTuple):
     near: BlockMask  # of the branches themselves
 
 
-@dataclass(slots=True)
+@dataclass
 class LayerKV:
     """One layer's keys and values [1, kv heads, F, head width], rotary positions applied, on their way to its branches.
 
     Only while they are `wanted`: recomputation in the backward pass must not keep them again.
     """
 
-    groups: list[BranchGroup] | None = None  # how its branches are read
-    blocks: BranchBlocks | None = None  # the same for the fused kernel
+    reading: BranchBlocks | list[BranchGroup] | None = None  # how its branches are read
     only: bool = False  # nothing else of this layer is needed: its attention over the base is not computed
     wanted: bool = True
     plain: bool = True  # whether the layer asked for nothing but a causal mask
-    keys: Tensor | None = None
-    values: Tensor | None = None
+    base: Pair | tuple[()] = ()
 
     def close(self) -> None:
         self.wanted = False
-        self.keys = None
-        self.values = None
+        self.base = ()
 
 
 def install(model: PreTrainedModel) -> None:
@@ -142,21 +138,18 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """`reads`: the row is branches, and `kv` has the keys of their base. `packed`: the sequences of the row."""
-    if kv is not None and any(others.get(name) is not None for name in NOT_PLAIN):
-        kv.plain = False
-    if reads:
-        assert kv is not None
+    if kv is not None:
+        kv.plain = kv.plain and all(others.get(name) is None for name in NOT_PLAIN)
+        if kv.wanted and not reads:
+            kv.base = key.detach(), value.detach()
+    if kv is not None and reads:
         out = _read(query, key, value, scaling, kv)
+    elif kv is not None and kv.only:
+        out = value[:, :1, :1].expand(*query.shape[:3], value.shape[3])  # it is not used
+    elif packed is not None:
+        out = attend_apart(query, key, value, packed, scaling)
     else:
-        if kv is not None and kv.wanted:
-            kv.keys = key.detach()
-            kv.values = value.detach()
-        if kv is not None and kv.only:
-            out = value[:, :1, :1].expand(*query.shape[:3], value.shape[3])  # it is not used
-        elif packed is not None:
-            out = attend_apart(query, key, value, packed, scaling)
-        else:
-            out = attend(query, key, value, None, scaling)
+        out = attend(query, key, value, None, scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -205,18 +198,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: LayerKV) -> Tensor:
-    base_key, base_value = kv.keys, kv.values
-    assert base_key is not None
-    assert base_value is not None
-    if kv.blocks is not None:
+    if isinstance(kv.reading, BranchBlocks):
         options = _kernel_options(query.device)
-        return compile_once(in_parts)(query, (base_key, base_value), (key, value), kv.blocks, scaling, options)
-    assert kv.groups is not None
+        return compile_once(in_parts)(query, kv.base, (key, value), kv.reading, scaling, options)
     out = query.new_empty(*query.shape[:3], value.shape[3])
-    for group in kv.groups:
+    for group in kv.reading or ():
         keys, values = (
             torch.cat([base[0, :, group.base_NK], own[0, :, group.own_NL]], dim=2).transpose(0, 1)
-            for base, own in ((base_key, key), (base_value, value))
+            for base, own in zip(kv.base, (key, value), strict=True)
         )
         read_NHLD = attend(query[0, :, group.own_NL].transpose(0, 1), keys, values, group.mask_N1LS, scaling)
         own_M = group.own_NL.flatten()[group.is_own_M]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -42,13 +42,12 @@ class Rows(NamedTuple):
     rl_weight_N: Tensor
     ce_weight_N: Tensor
     temperature_N: Tensor
-    ce_power_N: Tensor
 
     def part(self, part: slice) -> Rows:
         return Rows(*(stream_N[part] for stream_N in self))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class BranchGroup:
     """Branches of a batch with the same distillation settings, and the range of their target tokens."""
 
@@ -60,8 +59,13 @@ class BranchGroup:
     def sizes(self) -> list[int]:
         return [branch.num_targets for _, branch in self.branches]
 
+    def owners(self, device: torch.device) -> Tensor:
+        """The number of the branch of each target token."""
+        sizes_B = torch.tensor(self.sizes)
+        return sent(torch.arange(len(sizes_B)).repeat_interleave(sizes_B), device)
 
-@dataclass(frozen=True)
+
+@dataclass
 class Batch:
     """Samples end to end. A stream's value at t is the weight of *predicting* token t from the tokens before it.
 
@@ -98,28 +102,26 @@ class Batch:
         starts = self.row.starts
         weights_2F = torch.stack([self._flat("rl_weight"), self._flat("ce_weight")])
         weights_2F[:, starts] = 0  # nothing predicts the first token of a sample
-        places = [torch.empty(0, dtype=torch.long)]
-        weights = [torch.empty(2, 0)]
+        places: list[Tensor] = []
+        weights: list[Tensor] = []
         for number, branch in self.branches:
-            place_T = starts[number] + _positions(branch)
-            places.append(place_T)
-            weights.append(weights_2F[:, place_T])
-            weights_2F[:, place_T] = 0  # counted once, also where a message has a second branch
+            places.append(starts[number] + _positions(branch))
+            weights.append(weights_2F[:, places[-1]])
+            weights_2F[:, places[-1]] = 0  # counted once, also where a message has a second branch
         num_targets = sum(map(len, places))
-        other = weights_2F.any(0).nonzero()[:, 0]
-        place_N = torch.cat([*places, other])
-        rl_weight_N, ce_weight_N = torch.cat([*weights, weights_2F[:, other]], dim=1)
-        by_sample = torch.tensor([[sample.temperature, sample.ce_power] for sample in self.samples])
+        places.append(weights_2F.any(0).nonzero()[:, 0])
+        weights.append(weights_2F[:, places[-1]])
+        place_N = torch.cat(places)
+        rl_weight_N, ce_weight_N = torch.cat(weights, dim=1)
+        temperature = torch.tensor([sample.temperature for sample in self.samples])
         sample_F = torch.arange(len(starts)).repeat_interleave(torch.tensor(self.row.lengths))
-        temperature_N, ce_power_N = by_sample[sample_F[place_N]].T.contiguous()
         rows = Rows(
             ids_N=self._flat("ids", torch.long)[place_N],
             behaviour_N=self._flat("logprobs")[place_N],
             advantage_N=self._flat("advantage")[place_N],
             rl_weight_N=rl_weight_N,
             ce_weight_N=ce_weight_N,
-            temperature_N=temperature_N,
-            ce_power_N=ce_power_N,
+            temperature_N=temperature[sample_F[place_N]],
         )
         device = self.row.ids_1F.device
         return Tokens(
@@ -152,7 +154,7 @@ class Batch:
         return flat_F
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Tokens:
     """The tokens of a batch that are predicted, in chunks; the first `num_targets` are targets of branches."""
 
@@ -178,7 +180,7 @@ def _positions(branch: Branch) -> Tensor:
     return torch.cat([torch.arange(start, end) for start, end in branch.spans])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class BranchBatch:
     """Branches of a micro-batch as one flat row of pieces: what is inserted, then the sample's own tokens."""
 
@@ -189,32 +191,30 @@ class BranchBatch:
 
     @classmethod
     def collate(cls, batch: Batch, branches: list[BranchAt]) -> BranchBatch:
+        device = batch.row.ids_1F.device
+        starts = batch.row.starts
         ids: list[int] = []
-        positions: list[Tensor] = []
+        positions: list[int] = []
         rows: dict[int, BranchRow] = {}
-        longest_first = sorted(enumerate(branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
-        for number, (sample, branch) in longest_first:
+        for number, (sample, branch) in sorted(enumerate(branches), key=_by_length):
             # Without an insertion the token before the first target predicts it, so that token is read once more.
             insert = branch.insert if branch.inserted else min(branch.insert, branch.spans[0][0] - 1)
             start = len(ids)
             ids += branch.inserted
             ids += batch.samples[sample].ids[insert : branch.end]
-            positions.append(torch.arange(insert, insert + len(ids) - start))
-            rows[number] = BranchRow(batch.row.starts[sample], insert, start, len(ids))
+            positions += range(insert, insert + len(ids) - start)
+            rows[number] = last = BranchRow(starts[sample], insert, start, len(ids))
         predictors = [
             _positions(branch) - branch.end + rows[number].end - 1 for number, (_, branch) in enumerate(branches)
         ]
-        device = batch.row.ids_1F.device
         filler = round_length(len(ids), device) - len(ids)
-        if filler:  # behind the last branch, where nothing reads it
-            last = longest_first[-1][0]
-            rows[last] = replace(rows[last], end=rows[last].end + filler)
-            positions.append(positions[-1][-1:] + torch.arange(1, filler + 1))
-            ids += [0] * filler
-        ids_and_positions = sent(torch.stack([torch.tensor(ids), torch.cat(positions)]), device)
-        return cls(
-            ids_1L=ids_and_positions[:1],
-            positions_1L=ids_and_positions[1:],
-            rows=[rows[number] for number in range(len(rows))],
-            predictors=sent(torch.cat(predictors), device),
-        )
+        last.end += filler  # behind the last branch, where nothing reads it
+        positions += range(positions[-1] + 1, positions[-1] + 1 + filler)
+        both = sent(torch.tensor([ids + [0] * filler, positions]), device)
+        in_order = [rows[number] for number in range(len(rows))]
+        return cls(both[:1], both[1:], in_order, sent(torch.cat(predictors), device))
+
+
+def _by_length(branch: tuple[int, BranchAt]) -> int:
+    """The longest first, which evens out a GPU's load."""
+    return -branch[1][1].insert

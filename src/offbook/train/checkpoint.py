@@ -15,13 +15,11 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,9 +38,8 @@ from offbook.core import processes
 from offbook.core.adapters import adapter_tensors
 from offbook.core.config import CheckpointConfig
 from offbook.train.lora import adapter_of, save_adapter
-from offbook.train.parallel.dense import put
-from offbook.train.parallel.gather import assign_holders, gathered
-from offbook.train.parallel.ranks import PATIENCE
+from offbook.train.parallel.ranks import PATIENCE, assign_holders, gathered
+from offbook.train.parallel.sharding import put
 from offbook.train.trainer import Trainer, first_names
 from offbook.types import OffbookError
 
@@ -76,7 +73,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Contents:
     """This rank's share of a checkpoint, on the host."""
 
@@ -91,44 +88,44 @@ class Contents:
         """All ranks have to call it. Weights of one block stay in one file, since files may spell several of them as
         one; an adapter is one file. Of tied weights the first is written."""
         model, masters = trainer.model, trainer.masters
-        state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
         weights = model.state_dict() if adapter_of(model) is None else adapter_tensors(model)
         firsts = first_names(model, weights)
         weights = {name: tensor for name, tensor in weights.items() if firsts[name] == name}
-        blocks = {name: "" if trainer.base else name.rpartition(".")[0].rpartition(".")[0] for name in weights}
-        files = _held("model", weights, blocks, trainer)
         optimizer = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
         for name, master in masters.named.items():
             for key, value in trainer.optimizer.state.get(master, {}).items():
                 optimizer[f"{name}/{key}"] = value
-        files |= _held(f"{TRAINING}/optimizer", optimizer, {name: name for name in optimizer}, trainer)
+        files = _held(trainer, "model", weights, lambda name: "" if trainer.base else name.rsplit(".", 2)[0])
+        files |= _held(trainer, f"{TRAINING}/optimizer", optimizer)
         for own in trainer.own_weights():
             if own.share:
                 named = dict(own.decoder.model.named_parameters())
                 trained = {name: named[name] for name in masters.named}  # the rest is the student's too
-                stem = f"{TRAINING}/teacher.{own.name}"
-                files |= _held(stem, trained, {name: name for name in trained}, trainer)
+                files |= _held(trainer, f"{TRAINING}/teacher.{own.name}", trained)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+        state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
         return cls(model, files, state, tokenizer_from, trainer.base)
 
     def write(self, path: Path) -> list[str]:
-        """The tensors. Returns the names of the files."""
+        """The tensors. Returns the names of the files, without that of an adapter."""
         (path / TRAINING).mkdir(parents=True, exist_ok=True)
+        written = []
         try:
-            for file, tensors in self.tensors.items():
-                if file == "model" and self.base:
+            for stem, tensors in self.tensors.items():
+                if stem == "model" and self.base:
                     save_adapter(self.model, tensors, path, self.base)
                     continue
-                if file.startswith("model"):
+                if stem.startswith("model"):
                     tensors = revert_weight_conversion(self.model, dict(tensors))
+                written.append(f"{stem}.safetensors")
                 whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-                save_file(whole, path / f"{file}.safetensors", {"format": "pt"})
+                save_file(whole, path / written[-1], {"format": "pt"})
         except SafetensorError as error:  # how that library says that the disk is full
             kept = max(finished_steps(path.parent), default=0)
             last = f"the last finished one, of step {kept}, is kept" if kept else "there is no finished one"
             raise OffbookError(f"cannot write the checkpoint {path}: {error}; {last}") from None
-        return [f"{file}.safetensors" for file in self.tensors if not (self.base and file == "model")]
+        return written
 
     def finish(self, path: Path) -> None:
         """When all tensors are written."""
@@ -150,45 +147,45 @@ class Contents:
 
 
 def _held(
-    stem: str, tensors: Mapping[str, Tensor], bundles: Mapping[str, str], trainer: Trainer
+    trainer: Trainer, stem: str, tensors: Mapping[str, Tensor], bundle: Callable[[str], str] = str
 ) -> dict[str, dict[str, Tensor]]:
-    """Those that this rank writes, in host buffers that are kept for the next time, by the name of their file."""
+    """Those that this rank writes, in host buffers that are kept for the next time, by the name of their file. Tensors
+    of one `bundle` are in one file."""
     world = 1 if trainer.ranks.mesh is None else dist.get_world_size()
-    buffers = trainer.snapshot
-    rank = 0 if world == 1 else dist.get_rank()
-    holders = assign_holders(tensors, bundles, world)
+    holders = assign_holders(tensors, {name: bundle(name) for name in tensors}, world)
     held = {}
     for name, whole in gathered(tensors, holders):
         key = f"{stem}/{name}"
-        if key not in buffers:
-            buffers[key] = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=whole.is_cuda)
-        held[name] = buffers[key].copy_(whole.detach(), non_blocking=True)
+        if key not in trainer.snapshot:
+            trainer.snapshot[key] = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=whole.is_cuda)
+        held[name] = trainer.snapshot[key].copy_(whole.detach(), non_blocking=True)
         del whole  # before the next is put together
     members = sorted({*holders.values()}) or [0]
+    rank = dist.get_rank() if world > 1 else 0
     if rank not in members:
         return {}
-    end = f"-{members.index(rank) + 1:05d}-of-{len(members):05d}" if len(members) > 1 else ""
-    return {stem + end: held}
+    return {stem + (f"-{members.index(rank) + 1:05d}-of-{len(members):05d}" if len(members) > 1 else ""): held}
 
 
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
-    masters = trainer.masters.named
     for key, stored in _stored(path, "optimizer"):
-        name, state = key.rsplit("/", 1)
-        master = masters[name]
-        if stored.get_shape() not in ([], list(master.shape)):
+        name, _, kind = key.rpartition("/")
+        master = trainer.masters.named[name]
+        shape = stored.get_shape()
+        if shape not in ([], list(master.shape)):
             raise OffbookError(f"the checkpoint {path} has {key} in another shape; start anew from the model in it")
-        if state == MASTER:
+        if kind == MASTER:
             put(master, stored)
-        elif stored.get_shape():
-            trainer.optimizer.state[master][state] = torch.zeros_like(master, dtype=stored[:0].dtype).detach()
-            put(trainer.optimizer.state[master][state], stored)
+        elif shape:
+            state = torch.zeros_like(master, dtype=stored[:0].dtype).detach()
+            put(state, stored)
+            trainer.optimizer.state[master][kind] = state
         else:
-            trainer.optimizer.state[master][state] = stored[...].to(master.device)
-    state = json.loads((path / "state.json").read_text())
-    trainer.steps = state["updates"]  # fewer than steps where some were skipped
-    trainer.policy_norm = state["policy_norm"]
+            trainer.optimizer.state[master][kind] = stored[...].to(master.device)
+    counts = json.loads((path / "state.json").read_text())
+    trainer.steps = counts["updates"]  # fewer than steps where some were skipped
+    trainer.policy_norm = counts["policy_norm"]
     for weights in trainer.own_weights():
         weights.steps = trainer.steps
         if weights.share:
@@ -201,21 +198,22 @@ def _stored(path: Path, file: str) -> Iterator[tuple[str, Any]]:
     """What a file has, or the files that ranks wrote in its place: by name, slices that are read where they are cut."""
     folder = path / TRAINING
     parts = sorted(folder.glob(f"{file}-*-of-*.safetensors")) or [folder / f"{file}.safetensors"]
-    of = int(parts[0].stem.rpartition("-of-")[2]) if parts[0].stem != file else 1
+    wanted = int(parts[0].stem.rpartition("-of-")[2]) if parts[0].stem != file else 1
     there = sum(part.is_file() for part in parts)
-    if there != of:
+    if there != wanted:
         raise OffbookError(
-            f"the checkpoint {path} lacks some of {file}: {there} of {of} files are there; remove its DONE, and the "
-            "run goes on from the one before"
+            f"the checkpoint {path} lacks some of {file}: {there} of {wanted} files are there; remove its DONE, and "
+            "the run goes on from the one before"
         )
     for part in parts:
         with safe_open(part, "pt") as opened:
-            yield from ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 - it is no dict
+            for name in opened.keys():  # noqa: SIM118 - it is no dict
+                yield name, opened.get_slice(name)
 
 
 class Checkpoints:
     """Writes checkpoints: every `settings.every` steps, or by their size. Small ones are written after every step, or
-    every `small_minutes`. A write that makes no progress for `deadline_s` is a timeout."""
+    every `small_minutes`. A write of more than `deadline_s` is a timeout."""
 
     def __init__(
         self,
@@ -270,20 +268,11 @@ class Checkpoints:
             return 0.0
         started = time.monotonic()
         what = f"the checkpoint of step {self.last} to be written"
-        watchdog = processes.Watchdog(lambda: what, self.deadline_s, self.written, "checkpoint")
+        watchdog = processes.Watchdog(lambda: what, self.deadline_s, lambda: None, "checkpoint")
         while futures.wait([writing], processes.TELL_S).not_done:
             watchdog.look()
         writing.result()
         return time.monotonic() - started
-
-    def written(self) -> int:
-        """Bytes that are in files now: a sign of life."""
-        size = 0
-        for folder, _, names in os.walk(self.root):
-            for name in names:
-                with suppress(OSError):  # old ones are removed
-                    size += os.stat(os.path.join(folder, name)).st_size
-        return size
 
     def __enter__(self) -> Self:
         return self
@@ -312,37 +301,35 @@ def _write(contents: Contents, path: Path, keep: int, group: Any) -> None:
     if group is None:
         contents.write(path)
     else:
-        problem, files, rank = "", list[str](), dist.get_rank()
         try:
-            files = contents.write(path)
+            own = "", contents.write(path)
         except Exception as error:  # whatever it is, rank 0 has to know
-            problem = str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}"
-        found = [(problem, files)] * dist.get_world_size()
-        dist.gather_object((problem, files), found if rank == 0 else None, group=group)
+            own = str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}", list[str]()
+        rank = dist.get_rank()
+        found = [own] * dist.get_world_size()
+        dist.gather_object(own, None if rank else found, group=group)
         if rank:
             return
-        for problem, _ in found:
+        for other, (problem, files) in enumerate(found):
             if problem:
                 raise OffbookError(problem)
-        _refuse_unseen(path, [files for _, files in found])
+            _refuse_unseen(path, other, files)
     contents.finish(path)
     for old in finished_steps(path.parent)[:-keep]:
         (checkpoint_path(path.parent, old) / "DONE").unlink()  # first, so that a half-removed folder does not count
         shutil.rmtree(checkpoint_path(path.parent, old))
 
 
-def _refuse_unseen(path: Path, of_ranks: list[list[str]]) -> None:
+def _refuse_unseen(path: Path, rank: int, files: list[str]) -> None:
     """Fail if rank 0 cannot see another rank's files: their folders are not on a shared filesystem."""
     end = time.monotonic() + SEEN_S
-    for rank, files in enumerate(of_ranks):
-        for file in files:
-            while not (path / file).is_file():
-                if time.monotonic() >= end:
-                    raise OffbookError(
-                        f"rank {rank} wrote {file} of the checkpoint {path}, which rank 0 does not see there: put the "
-                        "run's folder where all ranks see it; checkpoints from before are kept"
-                    )
-                time.sleep(1.0)
+    while unseen := [file for file in files if not (path / file).is_file()]:
+        if time.monotonic() >= end:
+            raise OffbookError(
+                f"rank {rank} wrote {unseen[0]} of the checkpoint {path}, which rank 0 does not see there: put the "
+                "run's folder where all ranks see it; checkpoints from before are kept"
+            )
+        time.sleep(1.0)
 
 
 @functools.cache
@@ -362,16 +349,14 @@ def checkpoint_size(trainer: Trainer) -> int:
 
 def free_host_memory() -> int:
     """Bytes that this process may still take, by the machine and by its control group."""
-    if not Path("/proc/meminfo").is_file():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = 1024 * int(_table(Path("/proc/meminfo"))["MemAvailable:"].split()[0])
+    free = 1024 * _number(Path("/proc/meminfo"), "MemAvailable:")
     limit = CGROUP / "memory.max"
     if limit.is_file() and (most := limit.read_text().strip()) != "max":
-        told = _table(CGROUP / "memory.stat")
-        cache = int(told["active_file"]) + int(told["inactive_file"])  # counted as used, and given back when needed
+        kinds = ("\nactive_file ", "\ninactive_file ")  # the cache: counted as used, and given back when needed
+        cache = sum(_number(CGROUP / "memory.stat", kind) for kind in kinds)
         free = min(free, int(most) - int((CGROUP / "memory.current").read_text()) + cache)
     return max(0, free)
 
 
-def _table(path: Path) -> dict[str, str]:
-    return dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
+def _number(path: Path, name: str) -> int:
+    return int(path.read_text().partition(name)[2].split()[0])

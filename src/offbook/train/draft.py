@@ -35,7 +35,7 @@ NAME = "offbook_draft"  # of the attention function
 WINDOW = 512  # tokens of a sample, at depths above 1
 
 
-@dataclass(slots=True)
+@dataclass
 class Depths:
     """Keys and values of the depths so far: of the first for all positions, of the others for those of the window,
     which begins at `start`."""
@@ -86,21 +86,23 @@ class DraftTrainer:
     def learn(self, batch: Batch, hidden_1FD: Tensor, differentiate: bool = True) -> None:
         """Add a micro-batch to the step. `hidden_1FD` are the model's last states."""
         with torch.set_grad_enabled(differentiate):
-            drafts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.settings.depth)]
-            for number, (begin, length) in enumerate(zip(batch.row.starts, batch.row.lengths, strict=True)):
-                sample = batch.samples[number]
-                weights_2T = torch.zeros(2, length)
-                weights_2T[0, : len(sample.rl_weight)] = torch.tensor(sample.rl_weight)
-                weights_2T[1, : len(sample.ce_weight)] = torch.tensor(sample.ce_weight)
-                is_counted_T = weights_2T.any(0)
+            states: list[list[Tensor]] = [[] for _ in range(self.settings.depth)]
+            places: list[list[Tensor]] = [[] for _ in range(self.settings.depth)]
+            for sample, begin, length in zip(batch.samples, batch.row.starts, batch.row.lengths, strict=True):
+                counted_T = torch.zeros(length, dtype=torch.bool)
+                for weights in (sample.rl_weight, sample.ce_weight):
+                    counted_T[: len(weights)] |= torch.tensor(weights) != 0
                 part = slice(begin, begin + length)
-                states = self.states(batch.row.ids_1F[:, part], hidden_1FD[:, part].detach())
-                for depth, (first, state_1WD) in enumerate(states):
-                    counted_N = is_counted_T[first + 2 : first + 2 + state_1WD.shape[1]].nonzero()[:, 0]
-                    at_N = (counted_N + first + 2 + begin).to(state_1WD.device)
-                    drafts[depth].append((state_1WD[0, counted_N.to(state_1WD.device)], at_N))
-            losses = [self._loss(batch, hidden_1FD[0].detach(), depth, each) for depth, each in enumerate(drafts)]
-            total = sum(losses, torch.zeros((), device=self.model.device))
+                found = self.states(batch.row.ids_1F[:, part], hidden_1FD[:, part].detach())
+                for depth, (first, state_1WD) in enumerate(found):
+                    at_N = counted_T[first + 2 : first + 2 + state_1WD.shape[1]].nonzero()[:, 0]
+                    states[depth].append(state_1WD[0, at_N])
+                    places[depth].append(at_N + first + 2 + begin)
+            total = torch.zeros((), device=hidden_1FD.device)
+            for depth in range(self.settings.depth):
+                if sum(map(len, places[depth])):
+                    at_N = torch.cat(places[depth]).to(hidden_1FD.device)
+                    total = total + self._loss(batch, hidden_1FD[0].detach(), depth, torch.cat(states[depth]), at_N)
         if total.requires_grad:
             total.backward()
 
@@ -126,14 +128,12 @@ class DraftTrainer:
             found.append((first, state))
         return found
 
-    def _loss(self, batch: Batch, hidden_FD: Tensor, depth: int, drafts: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """The sum over tokens with a weight."""
-        if not sum(len(at_N) for _, at_N in drafts):
-            return torch.zeros((), device=hidden_FD.device)
-        state_ND, at_N = (torch.cat(each) for each in zip(*drafts, strict=True))
+    def _loss(self, batch: Batch, hidden_FD: Tensor, depth: int, state_ND: Tensor, at_N: Tensor) -> Tensor:
+        """The sum over tokens with a weight. The states predict the tokens at `at_N`."""
         temperatures = torch.tensor([sample.temperature for sample in batch.samples])
         temperature_F = temperatures.repeat_interleave(torch.tensor(batch.row.lengths)).to(at_N.device)
-        temperature_N, teacher_ND = temperature_F[at_N], hidden_FD[at_N - 1]
+        temperature_N = temperature_F[at_N]
+        teacher_ND = hidden_FD[at_N - 1]
 
         def losses_of(logits_NV: Tensor, part: slice) -> dict[str, Tensor]:
             with torch.no_grad():

@@ -12,7 +12,6 @@ import logging
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
@@ -26,7 +25,7 @@ from offbook.core.output import output_of
 from offbook.train import attention, head
 from offbook.train.attention import LayerKV, Packed
 from offbook.train.batches import Batch, BranchBatch, micro_batches
-from offbook.train.head import BranchReport, Compared, Measured, Reading, sampled_logp
+from offbook.train.head import Measured, Targets, measured_of, sampled_logp
 from offbook.train.host import compile_once
 from offbook.train.precision import plainly
 from offbook.types import Branch, Sample
@@ -74,6 +73,11 @@ class Decoder:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
 
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of logits that are scored at a time."""
+        return max(1, head.CHUNK_ENTRIES // self.vocabulary)
+
     @torch.no_grad()
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """`work` on this decoder without gradients."""
@@ -100,40 +104,28 @@ class Decoder:
         """Of one sample each where the layers are not plain attention."""
         return micro_batches(samples, max_tokens if self.plain else 0)
 
-    def hidden(self, row: Packed, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
-        """The last hidden states of the samples and, without gradients, those that predict the target tokens."""
+    def hidden(self, row: Packed, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor]:
+        """The last hidden states of the samples and, without gradients, those that predict the targets, if any."""
         if self.plain:
-            hidden_1FD, hidden_MD = self._in_lockstep(row, branches)
+            hidden_1FD, hidden_MD = self._layer_by_layer(row, branches)
             return self.model.base_model.norm(hidden_1FD), hidden_MD
         each = [_states(self.model, ids_1T) for ids_1T in row.ids_1F.split(row.lengths, dim=1)]
         hidden_1FD = torch.cat(each, dim=1)
         if branches is None:
-            return hidden_1FD, None
+            return hidden_1FD, hidden_1FD[0, :0]
         with self.free_routing():
             return hidden_1FD, reencoded(self.model, row, branches)
 
     @torch.no_grad()
     def targets(self, batch: Batch, branches: BranchBatch) -> Tensor:
-        """What `hidden` gives for the targets, for a model that is only a teacher.
-
-        Its base holds the samples that have branches, each up to where its last branch begins.
-        """
+        """What `hidden` gives for the targets, for a model that is only a teacher."""
         if not self.plain:
             return reencoded(self.model, batch.row, branches)
-        ends: dict[int, int] = {}
-        for row in branches.rows:
-            ends[row.base] = max(1, row.insert, ends.get(row.base, 0))
-        samples = dict(zip(batch.row.starts, batch.samples, strict=True))
-        trunk = Packed.of([samples[base].ids[:end] for base, end in ends.items()], batch.row.ids_1F.device)
-        moved = dict(zip(ends, trunk.starts, strict=True))
-        rows = [replace(row, base=moved[row.base]) for row in branches.rows]
-        _, hidden_MD = self._in_lockstep(trunk, replace(branches, rows=rows), only_targets=True)
-        assert hidden_MD is not None
-        return hidden_MD
+        return self._layer_by_layer(batch.row, branches, only_targets=True)[1]
 
-    def _in_lockstep(
+    def _layer_by_layer(
         self, row: Packed, branches: BranchBatch | None, only_targets: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor]:
         base, length, device = self.model.base_model, row.ids_1F.shape[1], row.ids_1F.device
         hidden_1FD, rotary = _embed(base, row.ids_1F, row.positions_1F)
         if self.compiled and torch.is_grad_enabled():
@@ -142,20 +134,18 @@ class Decoder:
             for layer in base.layers:
                 hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, packed=row)
                 reshard(layer)
-            return hidden_1FD, None
+            return hidden_1FD, hidden_1FD[0, :0]
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
-        groups = blocks = None
+        reading = None  # how branches are read
         for layer in base.layers:
             kv = LayerKV(only=only_targets and layer is base.layers[-1])
             hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, kv=kv, packed=row)
-            if groups is None and blocks is None:  # now, while a GPU is busy with the first layer
-                if self.compiled and row.ids_1F.is_cuda:
-                    blocks = attention.branch_blocks(branches.rows, length, device)
-                else:
-                    groups = attention.branch_groups(branches.rows, length, device)
-            kv.groups = groups
-            kv.blocks = blocks
+            if reading is None:  # now, while a GPU is busy with the first layer
+                is_fused = self.compiled and device.type == "cuda"
+                make = attention.branch_blocks if is_fused else attention.branch_groups
+                reading = make(branches.rows, length, device)
+            kv.reading = reading
             with torch.no_grad(), self.free_routing():
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv=kv, reads=True)
             self.plain = self.plain and kv.plain
@@ -215,36 +205,37 @@ def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__:
 
 @torch.no_grad()
 def _is_plain(model: PreTrainedModel) -> bool:
-    """Whether a branch read in lockstep, in a row behind another sample, equals re-encoding it. Tried on a few tokens
-    instead of looking names up, and in a few layers, since rounding in bfloat16 grows with each."""
+    """Whether a branch read layer by layer, in a row behind another sample, equals re-encoding it. Tried on a few
+    tokens instead of looking names up, and in a few layers, since rounding in bfloat16 grows with each."""
     base, described = model.base_model, model.config.to_dict()
     rope = (described.get("rope_parameters") or {}).get("rope_type", "default")
-    is_known = set(described.get("layer_types") or ["full_attention"]) == {"full_attention"}
+    layer_types = set(described.get("layer_types") or ())
     is_whole = all(hasattr(base, part) for part in ("layers", "norm", "rotary_emb"))
-    if not is_known or not is_whole or rope in ROPE_BY_LENGTH:
-        _say_fallback(model.config.model_type)
-        return False
+    if is_whole and layer_types <= {"full_attention"} and rope not in ROPE_BY_LENGTH:
+        native, layers = model.config._attn_implementation, base.layers
+        base.layers = layers[:TRIED_LAYERS]
+        try:
+            with plainly(model):
+                if _reads_as_reencoded(model):
+                    return True
+        except (AttributeError, TypeError, ValueError, AssertionError):  # other arguments, or no keys
+            pass
+        finally:
+            base.layers = layers
+        model.set_attn_implementation(native)
+    _say_fallback(model.config.model_type)
+    return False
+
+
+def _reads_as_reencoded(model: PreTrainedModel) -> bool:
     sample = Sample([1, 5, 2, 7, 3, 6, 4, 9], branches=[Branch(5, [8, 2, 6], ((6, 8),))])
     batch = Batch.collate([Sample([9, 3, 8]), sample], model.device)
     branches = BranchBatch.collate(batch, batch.branches)
-    native, layers = model.config._attn_implementation, base.layers
-    try:
-        base.layers = layers[:TRIED_LAYERS]
-        with plainly(model):
-            wanted = reencoded(model, batch.row, branches)
-            tried = Decoder(model, plain=True)
-            _, found = tried.hidden(batch.row, branches)
-            assert found is not None
-            is_equal = float((found - wanted).norm() / wanted.norm()) <= (1e-3 if model.dtype == torch.float32 else 0.1)
-            if tried.plain and is_equal:
-                return True
-    except (AttributeError, TypeError, AssertionError):  # other arguments, or no keys
-        pass
-    finally:
-        base.layers = layers
-    model.set_attn_implementation(native)
-    _say_fallback(model.config.model_type)
-    return False
+    wanted = reencoded(model, batch.row, branches)
+    tried = Decoder(model, plain=True)
+    _, found = tried.hidden(batch.row, branches)
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
+    return tried.plain and float((found - wanted).norm() / wanted.norm()) <= tolerance
 
 
 @cache  # once
@@ -264,18 +255,17 @@ def measure_branches(decoder: Decoder, samples: list[Sample], micro_tokens: int)
 
 def _measured(decoder: Decoder, samples: list[Sample]) -> dict[str, Measured]:
     batch = Batch.collate(samples, decoder.model.device)
-    chunk_rows = max(1, head.CHUNK_ENTRIES // 2 // decoder.vocabulary)
+    chunk_rows = max(1, decoder.chunk_rows // 2)
     tokens = batch.tokens(chunk_rows)
     hidden_1FD, branch_MD = decoder.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
-    assert branch_MD is not None
     hidden_ND = hidden_1FD[0, tokens.predictor_N]
     found: dict[str, Measured] = {}
     for group in batch.groups:
         part = group.tokens
-        student, teacher = (decoder.head, hidden_ND[part]), Reading((decoder.head, branch_MD[part]))
-        scores = Compared(group, student, teacher, tokens.rows.part(part)).scores(chunk_rows)
+        student = decoder.head, hidden_ND[part]
+        scores = Targets(group, student, [(decoder.head, branch_MD[part])], tokens.rows.part(part)).score(chunk_rows)
         branches = [branch for _, branch in group.branches]
-        found |= BranchReport(branches, scores, torch.zeros(len(branches), dtype=torch.long)).by_key()
+        found |= measured_of(branches, scores, torch.zeros(len(branches), dtype=torch.long), [])
     return found
 
 
@@ -286,8 +276,7 @@ def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list
     hidden_1FD, _ = decoder.hidden(row)
     scorer = decoder.head, hidden_1FD[0, : len(ids) - 1]
     temperature_N = torch.full((len(ids) - 1,), temperature, device=decoder.model.device)
-    chunk_rows = max(1, head.CHUNK_ENTRIES // decoder.vocabulary)
-    return [0.0, *sampled_logp(scorer, row.ids_1F[0, 1 : len(ids)], temperature_N, chunk_rows).tolist()]
+    return [0.0, *sampled_logp(scorer, row.ids_1F[0, 1 : len(ids)], temperature_N, decoder.chunk_rows).tolist()]
 
 
 def imitation_loss(decoder: Decoder, samples: list[Sample], micro_tokens: int) -> float:
@@ -297,11 +286,10 @@ def imitation_loss(decoder: Decoder, samples: list[Sample], micro_tokens: int) -
 
 
 def _loss_and_weight(decoder: Decoder, samples: list[Sample]) -> tuple[float, float]:
-    chunk_rows = max(1, head.CHUNK_ENTRIES // decoder.vocabulary)
     batch = Batch.collate(samples, decoder.model.device)
-    tokens = batch.tokens(chunk_rows)
+    tokens = batch.tokens(decoder.chunk_rows)
     hidden_1FD, _ = decoder.hidden(batch.row)
     scorer = decoder.head, hidden_1FD[0].index_select(0, tokens.predictor_N)
-    logp_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, chunk_rows)
+    logp_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, decoder.chunk_rows)
     weight_N = tokens.rows.ce_weight_N.double()
     return -float((logp_N.double() * weight_N).sum()), float(weight_N.sum())

@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,9 @@ COMPILED_CHUNK_ENTRIES = 2**27  # fused kernels hold far fewer copies
 TOP_NATS = 0.01  # where student and teacher agree better than this the likeliest tokens are not reported
 TOP_TOKENS = 256  # of a micro-batch: sorting a large vocabulary at every token would cost more than all the rest
 Losses = dict[str, Tensor]  # by part
+Top = tuple[Tensor, Tensor, Tensor]  # target tokens, log-probabilities and ids [P, K] of their likeliest entries
 Scorer = tuple[nn.Module, Tensor]  # an output head and hidden states [M, D]
+Teacher = list[Scorer]  # with what is inserted and, where a gate needs it of a teacher with weights of its own, without
 
 
 class TargetScores(NamedTuple):
@@ -64,12 +67,8 @@ def shift_of(scores: TargetScores, branch_M: Tensor, num_branches: int) -> Shift
     """Means over the tokens of each branch."""
     nothing_B = scores.divergence_M.new_zeros(num_branches)
     sizes_B = nothing_B.index_add(0, branch_M, torch.ones_like(scores.divergence_M)).clamp(min=1)
-    each = (
-        scores.divergence_M,
-        scores.student_M - scores.teacher_M,
-        scores.moved_M,
-        scores.plain_M - scores.teacher_M,
-    )
+    gains = scores.student_M - scores.teacher_M, scores.plain_M - scores.teacher_M
+    each = scores.divergence_M, gains[0], scores.moved_M, gains[1]
     return Shift(*(nothing_B.index_add(0, branch_M, values_M) / sizes_B for values_M in each))
 
 
@@ -83,31 +82,11 @@ def verdicts(shift: Shift, gate: float, places: int, sample_B: Tensor) -> Tensor
         verdict_B = torch.where(least_B < gate, 1, verdict_B)
     if places:
         score_B = torch.where(verdict_B == 0, least_B, -torch.inf)
-        order_B = torch.arange(len(score_B), device=score_B.device)
-        is_larger_BB = score_B[None] > score_B[:, None]
-        is_earlier_BB = (score_B[None] == score_B[:, None]) & (order_B[None] < order_B[:, None])
-        is_rival_BB = sample_B[None] == sample_B[:, None]
-        rank_B = ((is_larger_BB | is_earlier_BB) & is_rival_BB).sum(1)
+        order_B = score_B.argsort(descending=True, stable=True)
+        is_rival_BB = sample_B[order_B] == sample_B[order_B, None]
+        rank_B = torch.zeros_like(order_B).scatter(0, order_B, is_rival_BB.tril(-1).sum(1))
         verdict_B = torch.where((verdict_B == 0) & (rank_B >= places), 3, verdict_B)
     return verdict_B
-
-
-class Reading(NamedTuple):
-    """A teacher at the targets of a group, with what is inserted and, where a gate needs it of a teacher with weights
-    of its own, without."""
-
-    hinted: Scorer
-    plain: Scorer | None = None
-
-    def logits(self, part: slice | Tensor) -> TeacherLogits:
-        return TeacherLogits(*(None if each is None else each[0](each[1][part]) for each in self))
-
-
-class TeacherLogits(NamedTuple):
-    """[M, V] each, as in `Reading`."""
-
-    hinted: Tensor | None = None
-    plain: Tensor | None = None
 
 
 class Terms(NamedTuple):
@@ -122,9 +101,10 @@ class Terms(NamedTuple):
 
 
 def chunk_terms(
-    logits_NV: Tensor, teacher: TeacherLogits, rows: Rows, weight_M: Tensor, ratio_cap: float, distill: Distill
+    logits_NV: Tensor, teacher: list[Tensor], rows: Rows, weight_M: Tensor, ratio_cap: float, distill: Distill
 ) -> Terms:
-    """The first M rows are also distilled. A `ratio_cap` of 0: no token of the step has an RL weight."""
+    """The first M rows are also distilled; `teacher`: its logits there. A `ratio_cap` of 0: no token of the step has an
+    RL weight."""
     logp_NV = log_probabilities(logits_NV, rows.temperature_N)
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
     rl_N = entropy_N = distill_M = logp_N.detach()[:0]
@@ -132,9 +112,9 @@ def chunk_terms(
         gradient_N = losses.policy_gradient(logp_N, rows.behaviour_N, rows.advantage_N, ratio_cap)
         rl_N = rows.rl_weight_N * gradient_N
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
-    ce_N = rows.ce_weight_N * losses.imitation(logp_N, rows.ce_power_N)
+    ce_N = rows.ce_weight_N * -logp_N
     scores = None
-    if teacher.hinted is not None:
+    if teacher:
         targets = rows.part(slice(len(weight_M)))
         nats_M, scores = compared(logp_NV[: len(weight_M)], teacher, targets, distill.direction)
         distill_M = weight_M * losses.cap_values(nats_M, distill.cap)
@@ -147,50 +127,41 @@ def log_probabilities(logits_NV: Tensor, temperature_N: Tensor) -> Tensor:
     return torch.log_softmax(logits_NV.float() / temperature_N[:, None], dim=-1)
 
 
-def compared(logp_MV: Tensor, teacher: TeacherLogits, rows: Rows, direction: Direction) -> tuple[Tensor, TargetScores]:
+def compared(logp_MV: Tensor, teacher: list[Tensor], rows: Rows, direction: Direction) -> tuple[Tensor, TargetScores]:
     """The divergence of the teacher from the student, differentiable, and the scores."""
-
-    def sampled_M(logp_MV: Tensor) -> Tensor:
-        return logp_MV.detach().gather(1, rows.ids_N[:, None])[:, 0]
-
-    assert teacher.hinted is not None
-    teacher_logp_MV = log_probabilities(teacher.hinted, rows.temperature_N)
-    nats_M = losses.divergence(logp_MV, teacher_logp_MV, direction)
-    plain_M = sampled_M(logp_MV)
-    moved_M = nats_M.detach()
-    if teacher.plain is not None:
-        plain_logp_MV = log_probabilities(teacher.plain, rows.temperature_N)
-        plain_M = sampled_M(plain_logp_MV)
-        moved_M = losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
-    scores = TargetScores(sampled_M(logp_MV), sampled_M(teacher_logp_MV), plain_M, nats_M.detach(), moved_M)
-    return nats_M, scores
+    ids_M1 = rows.ids_N[:, None]
+    hinted_MV, *plain = [log_probabilities(logits_MV, rows.temperature_N) for logits_MV in teacher]
+    nats_M = losses.divergence(logp_MV, hinted_MV, direction)
+    plain_MV = plain[0] if plain else logp_MV.detach()
+    moved_M = losses.divergence(plain_MV, hinted_MV, direction) if plain else nats_M.detach()
+    student_M, teacher_M, plain_M = (
+        each_MV.detach().gather(1, ids_M1)[:, 0] for each_MV in (logp_MV, hinted_MV, plain_MV)
+    )
+    return nats_M, TargetScores(student_M, teacher_M, plain_M, nats_M.detach(), moved_M)
 
 
-def _chunk_scores(logits_MV: Tensor, teacher: TeacherLogits, rows: Rows, direction: Direction) -> TargetScores:
+def _chunk_scores(logits_MV: Tensor, teacher: list[Tensor], rows: Rows, direction: Direction) -> TargetScores:
     return compared(log_probabilities(logits_MV, rows.temperature_N), teacher, rows, direction)[1]
+
+
+def logits_of(scorer: Scorer, part: slice | Tensor) -> Tensor:
+    head, hidden_MD = scorer
+    logits: Tensor = head(hidden_MD[part])
+    return logits
 
 
 @torch.no_grad()
 def sampled_logp(scorer: Scorer, ids_N: Tensor, temperature_N: Tensor, chunk_rows: int) -> Tensor:
     """The log-probabilities of tokens by one model."""
-    head, hidden_ND = scorer
     found_N = torch.empty_like(temperature_N)
     for start in range(0, len(ids_N), chunk_rows):
         part = slice(start, start + chunk_rows)
-        logp_NV = log_probabilities(head(hidden_ND[part]), temperature_N[part])
+        logp_NV = log_probabilities(logits_of(scorer, part), temperature_N[part])
         found_N[part] = logp_NV.gather(1, ids_N[part, None])[:, 0]
     return found_N
 
 
-class TopTokens(NamedTuple):
-    """The likeliest entries at those target tokens where student and teacher differ most."""
-
-    token_P: Tensor
-    student: tuple[Tensor, Tensor]  # log-probabilities and ids [P, K]
-    teacher: tuple[Tensor, Tensor]
-
-
-@dataclass(slots=True)
+@dataclass
 class Measured:
     """What a branch did to its target tokens: the lists are those of `TargetScores`."""
 
@@ -204,30 +175,33 @@ class Measured:
     teacher_top: list[Likely] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+@dataclass
+class Targets:
     """Student and teacher at the target tokens of a group of branches."""
 
     group: BranchGroup
     student: Scorer
-    teacher: Reading
+    teacher: Teacher
     rows: Rows
+    scores: list[TargetScores] = field(default_factory=list)  # of the chunks so far
+
+    def teacher_logits(self, part: slice | Tensor) -> list[Tensor]:
+        return [logits_of(scorer, part) for scorer in self.teacher]
 
     @torch.no_grad()
-    def scores(self, chunk_rows: int, compiled: bool = False) -> TargetScores:
+    def score(self, chunk_rows: int, compiled: bool = False) -> TargetScores:
         """At every target token, without any gradient."""
         score: Callable[..., TargetScores] = compile_once(_chunk_scores) if compiled else _chunk_scores
         parts = []
         for start in range(0, len(self.rows.ids_N), chunk_rows):
             part = slice(start, start + chunk_rows)
-            logits_MV, direction = self._student_logits(part), self.group.distill.direction
-            parts.append(score(logits_MV, self.teacher.logits(part), self.rows.part(part), direction))
-        return _joined(parts)
+            logits_MV = logits_of(self.student, part)
+            rows, direction = self.rows.part(part), self.group.distill.direction
+            parts.append(score(logits_MV, self.teacher_logits(part), rows, direction))
+        return joined(parts)
 
     def shift(self, scores: TargetScores) -> Shift:
-        sizes_B = torch.tensor(self.group.sizes)
-        branch_M = sent(torch.arange(len(sizes_B)).repeat_interleave(sizes_B), self.rows.ids_N.device)
-        return shift_of(scores, branch_M, len(sizes_B))
+        return shift_of(scores, self.group.owners(self.rows.ids_N.device), len(self.group.branches))
 
     def verdicts(self, chunk_rows: int, compiled: bool) -> Tensor:
         """Which branches may teach, before anything is differentiated."""
@@ -236,63 +210,51 @@ class Compared:
         sample_B = sent(torch.tensor(samples), self.rows.ids_N.device)
         if not distill.gate and not 0 < distill.places < max(Counter(samples).values()):
             return torch.zeros_like(sample_B)
-        shift = self.shift(self.scores(chunk_rows, compiled))
-        return verdicts(shift, distill.gate, distill.places, sample_B)
+        return verdicts(self.shift(self.score(chunk_rows, compiled)), distill.gate, distill.places, sample_B)
 
     @torch.no_grad()
-    def top(self, divergence_M: Tensor, most: int) -> TopTokens:
+    def likeliest(self, divergence_M: Tensor, most: int) -> list[Top]:
+        """By student and teacher, where they differ most: at so many target tokens."""
+        if not self.group.distill.top:
+            return []
         token_P = divergence_M.topk(min(TOP_TOKENS, most, len(divergence_M))).indices
-        logits = self._student_logits(token_P), self.teacher.logits(token_P).hinted
-        temperature_P, count = self.rows.temperature_N[token_P], self.group.distill.top
-        tops = [log_probabilities(each, temperature_P).topk(count) for each in logits if each is not None]
-        return TopTokens(token_P, *(tuple(each) for each in tops))
-
-    def _student_logits(self, part: slice | Tensor) -> Tensor:
-        head, hidden_MD = self.student
-        return head(hidden_MD[part])
+        tops = []
+        for scorer in (self.student, self.teacher[0]):
+            logp_PV = log_probabilities(logits_of(scorer, token_P), self.rows.temperature_N[token_P])
+            tops.append((token_P, *logp_PV.topk(self.group.distill.top)))
+        return tops
 
 
-def _joined(parts: list[TargetScores]) -> TargetScores:
+def joined(parts: list[TargetScores]) -> TargetScores:
     return TargetScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class BranchReport:
-    """What is reported of some branches of a micro-batch."""
-
-    branches: list[Branch]
-    scores: TargetScores
-    verdict_B: Tensor
-    top: TopTokens | None = None
-
-    def by_key(self) -> dict[str, Measured]:
-        """As plain numbers, by the branch's key."""
-        columns = [values.float().tolist() for values in self.scores]
-        tops = []
-        if self.top is not None:
-            tops = [self._by_token(each, columns[3]) for each in (self.top.student, self.top.teacher)]
-        found = {}
-        start = 0
-        for branch, verdict in zip(self.branches, self.verdict_B.tolist(), strict=True):
-            part = slice(start, start + branch.num_targets)
-            start = part.stop
-            if branch.key:
-                student, teacher, plain, divergence, moved = (column[part] for column in columns)
-                found[branch.key] = Measured(student, teacher, plain, divergence, moved, VERDICTS[verdict])
-                if tops:
-                    found[branch.key].student_top, found[branch.key].teacher_top = (each[part] for each in tops)
-        return found
-
-    def _by_token(self, top: tuple[Tensor, Tensor], divergence: list[float]) -> list[Likely]:
-        assert self.top is not None
-        likely: list[Likely] = [[] for _ in divergence]
-        for token, logprobs, ids in zip(self.top.token_P.tolist(), *(part.tolist() for part in top), strict=True):
-            if divergence[token] > TOP_NATS:
-                likely[token] = list(zip(ids, logprobs, strict=True))
-        return likely
+def measured_of(
+    branches: list[Branch], scores: TargetScores, verdict_B: Tensor, tops: list[Top]
+) -> dict[str, Measured]:
+    """What branches did to their targets as plain numbers, by the branch's key."""
+    columns = [values.float().tolist() for values in scores]
+    likely: list[list[Likely]] = []
+    for top in tops:
+        likely.append([[] for _ in columns[3]])
+        for token, logprobs, ids in zip(*(part.tolist() for part in top), strict=True):
+            if columns[3][token] > TOP_NATS:
+                likely[-1][token] = list(zip(ids, logprobs, strict=True))
+    found = {}
+    start = 0
+    for branch, verdict in zip(branches, verdict_B.tolist(), strict=True):
+        part = slice(start, start + branch.num_targets)
+        start = part.stop
+        if branch.key:
+            measured = Measured(*(column[part] for column in columns))
+            measured.skipped = VERDICTS[verdict]
+            if tops:
+                measured.student_top, measured.teacher_top = (by_token[part] for by_token in likely)
+            found[branch.key] = measured
+    return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Counts:
     """The denominators of a step, by part of the loss: tokens and branches.
 
@@ -317,7 +279,7 @@ class Counts:
         return Counts(self.tokens + other.tokens, self.branches + other.branches)
 
 
-@dataclass(slots=True)
+@dataclass
 class Ledger:
     """What one step adds up over its micro-batches.
 
@@ -327,8 +289,7 @@ class Ledger:
     counts: Counts
     sums: dict[str, list[Tensor]] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)  # what each sum is divided by
-    ratios: list[Tensor] = field(default_factory=list)  # log(pi / mu) of each sampled token; else NaN
-    reports: list[BranchReport] = field(default_factory=list)
+    reports: list[Callable[[], dict[str, Measured]]] = field(default_factory=list)
 
     def add(self, name: str, values: Tensor, count: int) -> None:
         self.sums.setdefault(name, []).append(values.detach().sum())
@@ -338,13 +299,9 @@ class Ledger:
         """`rl/loss` is a mean over the tokens of that part, `PART/kl` over those of a part that branches name."""
         return {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
 
-    def log_ratios(self) -> Tensor:
-        """log(pi / mu) of each sampled token, on the host."""
-        return torch.cat([torch.empty(0), *(values[~values.isnan()].cpu() for values in self.ratios)])
-
     def measured(self) -> dict[str, Measured]:
         """By the branch's key. After the means, which wait for the device."""
-        return {key: value for report in self.reports for key, value in report.by_key().items()}
+        return {key: value for report in self.reports for key, value in report().items()}
 
 
 class LossHead:
@@ -362,80 +319,68 @@ class LossHead:
         hidden_1FD: Tensor,
         batch: Batch,
         tokens: Tokens,
-        teachers: list[Reading],
+        teachers: list[Teacher],
         ledger: Ledger,
         apart: Sequence[str] = (),
     ) -> tuple[Tensor, ...]:
         """The sum of the parts that are not `apart`, then each of those. `teachers`: one for each group of branches."""
         hidden_ND = hidden_1FD[0].index_select(0, tokens.predictor_N)
-        targets: dict[int, Compared] = {}  # by the place of the group's first token
-        verdicts: dict[int, Tensor] = {}
-        scores: dict[int, list[TargetScores]] = {}
+        targets: list[Targets] = []
+        verdicts: list[Tensor] = []
         weights = [torch.empty(0, device=hidden_ND.device)]
         for group, teacher in zip(batch.groups, teachers, strict=True):
-            start = group.tokens.start
             student = self.output, hidden_ND.detach()[group.tokens]
-            targets[start] = Compared(group, student, teacher, tokens.rows.part(group.tokens))
-            verdicts[start] = targets[start].verdicts(self.target_rows, self.compiled)
-            scores[start] = []
-            weights.append(_weights(group, verdicts[start]))
+            targets.append(Targets(group, student, teacher, tokens.rows.part(group.tokens)))
+            verdicts.append(targets[-1].verdicts(self.target_rows, self.compiled))
+            weight_B = sent(torch.tensor([branch.weight for _, branch in group.branches]), hidden_ND.device)
+            weights.append((weight_B * (verdicts[-1] == 0))[group.owners(hidden_ND.device)])
         weight_M = torch.cat(weights)
         score = compile_once(chunk_terms) if self.compiled else chunk_terms
         ratio_cap = self.settings.ratio_cap if ledger.counts.tokens[POLICY] else 0.0
 
         def losses_of(logits_NV: Tensor, part: slice) -> Losses:
             rows = tokens.rows.part(part)
-            if part.start >= tokens.num_targets:
-                terms: Terms = score(logits_NV, TeacherLogits(), rows, weight_M[:0], ratio_cap, Distill())
-                distill = None
+            own = next((one for one in targets if part.start < one.group.tokens.stop), None)
+            if own is None:
+                terms: Terms = score(logits_NV, [], rows, weight_M[:0], ratio_cap, Distill())
             else:
-                start = max(start for start in targets if start <= part.start)
-                compared = targets[start]
-                distill = compared.group.distill
-                stop = min(part.stop, compared.group.tokens.stop)
+                start = own.group.tokens.start
+                stop = min(part.stop, own.group.tokens.stop)
                 with torch.no_grad():
-                    teacher = compared.teacher.logits(slice(part.start - start, stop - start))
-                terms = score(logits_NV, teacher, rows, weight_M[part.start : stop], ratio_cap, distill)
+                    teacher = own.teacher_logits(slice(part.start - start, stop - start))
+                terms = score(logits_NV, teacher, rows, weight_M[part.start : stop], ratio_cap, own.group.distill)
                 assert terms.scores is not None
-                scores[start].append(terms.scores)
+                own.scores.append(terms.scores)
             _record(ledger, terms, rows, self.settings.ratio_cap)
-            return _parts(ledger.counts, terms, distill)
+            return _parts(ledger.counts, terms, own.group.distill if own else None)
 
         found = in_chunks(hidden_ND, self.output, losses_of, tokens.chunks, tuple(apart))
-        for start, compared in targets.items():
-            self._record_group(ledger, compared, _joined(scores[start]), verdicts[start])
+        for own, verdict_B in zip(targets, verdicts, strict=True):
+            self._record_group(ledger, own, verdict_B)
         return found
 
     @torch.no_grad()
-    def _record_group(self, ledger: Ledger, compared: Compared, scores: TargetScores, verdict_B: Tensor) -> None:
-        group, distill = compared.group, compared.group.distill
+    def _record_group(self, ledger: Ledger, targets: Targets, verdict_B: Tensor) -> None:
+        group = targets.group
+        distill = group.distill
+        scores = joined(targets.scores)
         branches = [branch for _, branch in group.branches]
         if any(branch.key for branch in branches):
-            top = compared.top(scores.divergence_M, self.target_rows) if distill.top else None
-            ledger.reports.append(BranchReport(branches, scores, verdict_B, top))
-        sizes_B = sent(torch.tensor(group.sizes), verdict_B.device)
-        taught_M = torch.repeat_interleave(verdict_B == 0, sizes_B, output_size=len(scores.moved_M))
+            tops = targets.likeliest(scores.divergence_M, self.target_rows)
+            ledger.reports.append(partial(measured_of, branches, scores, verdict_B, tops))
+        taught_M = (verdict_B == 0)[group.owners(verdict_B.device)]
         if distill.token_gate:
             taught_M = taught_M & (scores.moved_M >= distill.token_gate)
-        ledger.add(f"{distill.part}/signal_tokens", taught_M, 1)
         num_tokens = ledger.counts.tokens[distill.part]
+        num_branches = ledger.counts.branches[distill.part]
+        shift = targets.shift(scores)
+        ledger.add(f"{distill.part}/signal_tokens", taught_M, 1)
         ledger.add(f"{distill.part}/kl", scores.divergence_M, num_tokens)
         ledger.add(f"{distill.part}/capped", scores.divergence_M > distill.cap, num_tokens)
-        shift = compared.shift(scores)
-        num_branches = ledger.counts.branches[distill.part]
         ledger.add(f"{distill.part}/shift", shift.own_nats_B, num_branches)
         ledger.add(f"{distill.part}/gain", shift.own_gain_B, num_branches)
         for number, reason in enumerate(VERDICTS):
             ledger.add(f"{distill.part}/{reason or 'taught'}", verdict_B == number, num_branches)
-
-
-def _weights(group: BranchGroup, verdict_B: Tensor) -> Tensor:
-    """Of each target token: its branch's, if that may teach."""
-    sizes_B = torch.tensor(group.sizes)
-    branch_M = torch.arange(len(sizes_B)).repeat_interleave(sizes_B)
-    weight_M = torch.tensor([branch.weight for _, branch in group.branches])[branch_M]
-    may_B = torch.eq(verdict_B, 0).float()
-    return sent(weight_M, verdict_B.device) * may_B[sent(branch_M, verdict_B.device)]
 
 
 def _parts(counts: Counts, terms: Terms, distill: Distill | None) -> Losses:
@@ -456,7 +401,6 @@ def _record(ledger: Ledger, terms: Terms, rows: Rows, ratio_cap: float) -> None:
         ledger.add("rl/signal_tokens", sampled_N * (rows.advantage_N != 0), 1)
         ledger.add("rl/mismatch", above_N.abs() * sampled_N, count)
         ledger.add("rl/truncated", (above_N > math.log(ratio_cap)) * sampled_N, count)
-        ledger.ratios.append(torch.where(sampled_N > 0, above_N.detach(), math.nan))
         ledger.add("rl/entropy", terms.entropy_N * sampled_N, count)
     if count := ledger.counts.tokens[IMITATION]:
         ledger.add("ce/loss", terms.ce, count)
@@ -491,10 +435,11 @@ class _InChunks(torch.autograd.Function):
             with torch.enable_grad():
                 hidden = hidden_ND[part].detach().requires_grad_()
                 parts = losses_of(head(hidden), part)
-                rest = [loss for name, loss in parts.items() if name not in apart]
-                each = [sum(rest, torch.zeros((), device=hidden.device)), *(parts.get(name) for name in apart)]
-            there = [(one, loss) for one, loss in zip(sums, each, strict=True) if loss is not None]
-            there = [(one, loss) for one, loss in there if loss.requires_grad]
+                each = [parts.pop(name, None) for name in apart]
+                each.insert(0, sum(parts.values(), torch.zeros((), device=hidden.device)))
+            there = [
+                (one, loss) for one, loss in zip(sums, each, strict=True) if loss is not None and loss.requires_grad
+            ]
             for number, (one, loss) in enumerate(there, 1):
                 one.add(loss, torch.autograd.grad(loss, [hidden, *trained], retain_graph=number < len(there)), part)
         ctx.set_materialize_grads(False)
@@ -506,10 +451,10 @@ class _InChunks(torch.autograd.Function):
         size = len(ctx.saved_tensors) // len(outer)
         found: list[Tensor] = []
         for number, factor in enumerate(outer):
-            if factor is None:  # another part is being differentiated
-                continue
-            scaled = [factor.to(grad.dtype) * grad for grad in ctx.saved_tensors[number * size : (number + 1) * size]]
-            found = [ours.add_(more) for ours, more in zip(found, scaled, strict=True)] if found else scaled
+            if factor is not None:  # else another part is being differentiated
+                grads = ctx.saved_tensors[number * size : (number + 1) * size]
+                scaled = [factor.to(grad.dtype) * grad for grad in grads]
+                found = [ours.add_(more) for ours, more in zip(found, scaled, strict=True)] if found else scaled
         return found[0], None, None, None, None, *found[1:]
 
 
@@ -535,15 +480,3 @@ class _Sum:
         grads = self.grads or [torch.zeros((), device=like.device) for like in trained]
         of_head = [grad.to(like.dtype).expand_as(like) for grad, like in zip(grads, trained, strict=True)]
         return [self.hidden_grad_ND, *of_head]
-
-
-def percentiles(log_ratios_N: Tensor) -> dict[str, float]:
-    """Of pi / mu, and of its distance from 1 in nats. Of all ranks' tokens: percentiles cannot be joined later."""
-    if not len(log_ratios_N):
-        return {}
-
-    def at(percent: int, values_N: Tensor) -> float:
-        return float(values_N.kthvalue(max(1, math.ceil(percent / 100 * len(values_N)))).values)
-
-    ratios = {f"rl/ratio_p{percent}": math.exp(at(percent, log_ratios_N)) for percent in (1, 50, 99)}
-    return {"rl/mismatch_p99": at(99, log_ratios_N.abs()), **ratios}

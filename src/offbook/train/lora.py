@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from offbook.core.adapters import NAME, adapter_tensors
 from offbook.core.config import LoraConfig
 from offbook.core.weights import Weights
-from offbook.train.parallel.dense import put
+from offbook.train.parallel.sharding import put
 from offbook.types import OffbookError
 
 WEIGHTS = "adapter_model.safetensors"
@@ -55,10 +55,10 @@ def make_trainable(model: PreTrainedModel, settings: LoraConfig, base: str, seed
         return
     from peft import LoraConfig as PeftLoraConfig
 
-    embeddings = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)}
+    linear = {name.rpartition(".")[2] for name, one in model.base_model.named_modules() if isinstance(one, nn.Linear)}
+    embeddings = {name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, nn.Embedding)}
     if wrong := embeddings & {name.rpartition(".")[2] for name in settings.targets}:
         raise OffbookError(f"train.lora cannot be put on {', '.join(sorted(wrong))}: {ON_LINEAR}")
-    linear = {name.rsplit(".")[-1] for name, layer in model.base_model.named_modules() if isinstance(layer, nn.Linear)}
     wanted = PeftLoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -106,6 +106,7 @@ def stored_adapter(folder: Path) -> Weights:
 
 def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
     """An adapter's values into its base, or into a model that has the same one with other values. `base`: as above."""
+    another = f"{folder} is an adapter of another model than {model.name_or_path}"
     _refuse_other_base(model, folder, base)
     if adapter_of(model) is None:
         from peft import PeftConfig
@@ -113,11 +114,11 @@ def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
         settings = PeftConfig.from_pretrained(str(folder))
         settings.inference_mode = False  # or it could not be trained on
         settings.lora_dropout = 0.0
-        _inject(model, settings, f"{folder} is an adapter of another model than {model.name_or_path}")
+        _inject(model, settings, another)
     own = adapter_tensors(model)
     stored = load_file(folder / WEIGHTS)
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
-        raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
+        raise OffbookError(f"{another}: their shapes differ")
     for name, tensor in stored.items():
         put(own[name], tensor)
 
@@ -152,13 +153,13 @@ def _refuse_other_base(model: PreTrainedModel, folder: Path, known: str = "") ->
 def fingerprint(model: PreTrainedModel) -> str:
     """Of the base: some entries of every weight, rounded to bfloat16, so that it is the same in either precision."""
     named = {name.replace(".base_layer", ""): value for name, value in model.named_parameters() if "lora_" not in name}
+    digest = hashlib.sha256("\n".join([model.config.model_type, *sorted(named)]).encode())
     parts = []
     for _, value in sorted(named.items()):
         flat = value.detach().flatten()
         parts.append(flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].bfloat16())
-    entries = torch.cat(parts).cpu().view(torch.int16)
-    told = "\n".join([model.config.model_type, *sorted(named)]).encode() + entries.numpy().tobytes()
-    return hashlib.sha256(told).hexdigest()[:32]
+    digest.update(torch.cat(parts).cpu().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:32]
 
 
 def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -171,16 +172,3 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
     except (RuntimeError, ValueError) as error:
         problem = str(error).splitlines()[0]
         raise OffbookError(f"the adapter {folder} cannot be merged into {base.name_or_path}: {problem}") from None
-
-
-@torch.no_grad()
-def switch_off_idle(model: PreTrainedModel) -> None:
-    """An adapter that adds nothing, as a fresh one does, is not computed: for a copy that never changes."""
-    second = [value for name, value in adapter_tensors(model).items() if "lora_B" in name] if adapter_of(model) else []
-    if not second or any(bool(value.any()) for value in second):
-        return
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for layer in model.modules():
-        if isinstance(layer, BaseTunerLayer):
-            layer.enable_adapters(False)

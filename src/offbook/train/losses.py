@@ -25,11 +25,6 @@ def policy_gradient(logp_N: Tensor, behaviour_logp_N: Tensor, advantage_N: Tenso
     return -importance(logp_N, behaviour_logp_N, ratio_cap) * advantage_N * logp_N
 
 
-def imitation(logp_N: Tensor, power_N: Tensor) -> Tensor:
-    """-p ** power * log p with the factor a constant: cross-entropy for 0, DFT (2508.05629, eq. 9) for 1."""
-    return -torch.exp(power_N * logp_N.detach()) * logp_N
-
-
 def divergence(student_logp_MV: Tensor, teacher_logp_MV: Tensor, direction: Direction) -> Tensor:
     """Exact divergence over the whole vocabulary at each token, in nats. The teacher is a constant.
 

@@ -29,7 +29,7 @@ PLAUSIBLE = 0.25  # of what the router's own choice weighs: a recorded choice th
 NONE = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Gates:
     """How a family makes gates of logits."""
 
@@ -57,7 +57,7 @@ class Replay:
         self.is_real_N = torch.empty(0)  # else it is filler
         self._free = True
         self._counted: set[int] = set()  # layers of this micro-batch
-        self._figures: dict[str, Tensor] = {}  # counts of tokens, and the load [E] of each layer
+        self._counts: dict[int, Tensor] = {}  # by layer: tokens recorded, replayed and routed, then the load of experts
         for number, router in enumerate(self.routers):
             router.register_forward_hook(partial(self._replace, number))
 
@@ -117,30 +117,29 @@ class Replay:
         if layer in self._counted:  # recomputed
             return
         self._counted.add(layer)
+        tokens = torch.stack([is_there_N.sum(), is_right_N.sum(), self.is_real_N.sum()])
         load_E = torch.bincount(chosen_NK[self.is_real_N].flatten(), minlength=experts)
-        counts = {"recorded": is_there_N, "replayed": is_right_N, "tokens": self.is_real_N}
-        for name, count in {**counts, f"load.{layer:02d}": load_E}.items():
-            total = count if name.startswith("load") else count.sum()
-            self._figures[name] = self._figures.get(name, 0) + total
+        self._counts[layer] = torch.cat([tokens, load_E]) + self._counts.get(layer, 0)
 
-    def counted(self) -> dict[str, Tensor]:
+    def counted(self) -> dict[int, Tensor]:
         """Since it was last asked for, on this rank."""
-        told = {name: value.cpu() for name, value in self._figures.items()}
-        self._figures = {}
-        return told
+        counts = {layer: count.cpu() for layer, count in self._counts.items()}
+        self._counts = {}
+        return counts
 
 
-def figures_of(counted: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def figures_of(counted: Sequence[Mapping[int, Tensor]]) -> dict[str, float]:
     """Of all ranks: shares of tokens and layers, and by layer the load of its busiest expert by the mean."""
-    told = {name: torch.stack([one[name] for one in counted if name in one]).sum(0) for one in counted for name in one}
-    if not told.get("tokens"):
+    layers = sorted({layer for one in counted for layer in one})
+    totals = [torch.stack([one[layer] for one in counted if layer in one]).sum(0) for layer in layers]
+    if not totals:
         return {}
-    found = {
-        "moe/replayed": float(told["replayed"] / told["tokens"]),
-        "moe/implausible": float(1 - told["replayed"] / told["recorded"]) if told["recorded"] else 0.0,
-    }
-    loads = sorted(name for name in told if name.startswith("load"))
-    return found | {f"moe/{name}": float(told[name].max() / told[name].float().mean()) for name in loads}
+    recorded, replayed, tokens = torch.stack([total[:3] for total in totals]).sum(0).tolist()
+    found = {"moe/replayed": replayed / tokens, "moe/implausible": 1 - replayed / recorded if recorded else 0.0}
+    for layer, total in zip(layers, totals, strict=True):
+        load_E = total[3:]
+        found[f"moe/load.{layer:02d}"] = float(load_E.max() / load_E.float().mean())
+    return found
 
 
 def _is_plausible(routes_NK: Tensor, own_NK: Tensor, weights_NE: Tensor) -> Tensor:

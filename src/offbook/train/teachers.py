@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 
 from offbook.train.batches import Batch, BranchAt, BranchBatch, BranchGroup
 from offbook.train.forward import Decoder
-from offbook.train.head import Reading
-from offbook.train.lora import switch_off_idle
+from offbook.train.head import Teacher
 from offbook.train.optim.units import local
 from offbook.types import Branch, OffbookError, Sample
 
@@ -64,12 +63,14 @@ class OwnWeights:
         self.name = name
         self.share = kind.share
         if isinstance(kind, Other):
-            _refuse_other_vocabulary(student.model, kind.model)
             self.decoder = Decoder(kind.model.requires_grad_(False), compiled=student.compiled)
+            if self.decoder.vocabulary != student.vocabulary:
+                raise OffbookError(
+                    f"the student's vocabulary has {student.vocabulary} entries and its teacher's "
+                    f"{self.decoder.vocabulary}: they are compared entry by entry, so take a teacher of the same family"
+                )
         else:
             self.decoder = Decoder(sharing_copy(student.model), compiled=student.compiled, plain=student.plain)
-        if not self.share:
-            switch_off_idle(self.decoder.model)
         self.steps = 0
 
     @torch.no_grad()
@@ -88,7 +89,7 @@ class OwnWeights:
             slow, fast = zip(*exact, strict=True)
             torch._foreach_lerp_(slow, fast, self.share)
 
-    def read(self, batch: Batch, groups: Sequence[BranchGroup]) -> list[Reading]:
+    def read(self, batch: Batch, groups: Sequence[BranchGroup]) -> list[Teacher]:
         """The targets of each group. Without what is inserted they are branches that insert nothing, on the same base.
         Without groups the pass is a filler, in which this rank only gives its shards."""
         asked: list[list[BranchAt]] = []
@@ -104,9 +105,9 @@ class OwnWeights:
         if not groups:
             return []
         parts = hidden_MD.split([sum(branch.num_targets for _, branch in each) for each in asked])
+        hidden = parts[::2], parts[1::2]
         return [
-            Reading((self.decoder.head, hinted), (self.decoder.head, plain) if len(plain) else None)
-            for hinted, plain in zip(parts[::2], parts[1::2], strict=True)
+            [(self.decoder.head, part_MD) for part_MD in both if len(part_MD)] for both in zip(*hidden, strict=True)
         ]
 
 
@@ -129,15 +130,6 @@ def _lerp_by_chance(pairs: Sequence[tuple[Tensor, Tensor]], share: float, seed: 
         bits = torch.lerp(slow.float(), fast.float(), share).view(torch.int32)
         bits += torch.randint(1 << 16, bits.shape, generator=rng, dtype=torch.int32, device=bits.device)
         slow.copy_((bits & -(1 << 16)).view(torch.float32))
-
-
-def _refuse_other_vocabulary(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    own, its = (one.config.get_text_config().vocab_size for one in (student, teacher))
-    if own != its:
-        raise OffbookError(
-            f"the student's vocabulary has {own} entries and its teacher's {its}: they are compared entry by entry, "
-            "so take a teacher of the same family"
-        )
 
 
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:

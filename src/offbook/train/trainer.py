@@ -21,15 +21,14 @@ from transformers import PreTrainedModel
 from offbook.core.adapters import adapter_tensors
 from offbook.core.config import TrainConfig
 from offbook.core.weights import Gathered, Weights
-from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
+from offbook.train.batches import POLICY, Batch, BranchBatch, Tokens
 from offbook.train.forward import Decoder, reshard
-from offbook.train.head import Counts, Ledger, LossHead, Measured, Reading, percentiles, sampled_logp
+from offbook.train.head import Counts, Ledger, LossHead, Measured, Teacher, sampled_logp
 from offbook.train.lora import adapter_of, fingerprint
-from offbook.train.optim.muon import Muon
+from offbook.train.optim.muon import BETAS, Muon
 from offbook.train.optim.units import local, units_of
-from offbook.train.parallel.dense import in_common, shard, share_again
-from offbook.train.parallel.gather import gathered
-from offbook.train.parallel.ranks import ALONE, Plan, Ranks, total_norm
+from offbook.train.parallel.ranks import ALONE, Plan, Ranks, gathered, total_norm
+from offbook.train.parallel.sharding import in_common, shard, share_again
 from offbook.train.precision import compute_linears
 from offbook.train.replay import Replay, figures_of
 from offbook.train.schedule import GRADIENT_CLIP
@@ -123,14 +122,14 @@ class WeightsLost(OffbookError):
     """Weights are NaN or infinite after a step. They must not be kept or published."""
 
 
-@dataclass(slots=True)
+@dataclass
 class StepResult:
     metrics: dict[str, float]
     measured: dict[str, Measured] = field(default_factory=dict)  # by Branch.key
     skipped: str = ""  # why nothing was applied
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Gradients:
     ledger: Ledger
     batches: list[list[Sample]]
@@ -170,20 +169,18 @@ class Trainer:
             for own, names in zip(owns, common, strict=True):
                 share_again(own.model, model, names)
         self.masters = Masters(model)
-        self.optimizer = self._optimizer()
+        named = self.masters.named
+        how: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        self.optimizer: torch.optim.Optimizer
+        if settings.optimizer == "muon":
+            self.optimizer = Muon(named.items(), units_of(named.items(), model.config), **how)
+        else:
+            self.optimizer = torch.optim.AdamW(named.values(), betas=BETAS, fused=True, **how)
         self.steps = 0
         self.micro_batches = 0  # so far: a sign of life within a step
         self.offered: Mapping[str, Tensor] = {}  # what was published last, where it is sharded
         self.snapshot: dict[str, Tensor] = {}  # host buffers for checkpoints
         self.policy_norm = 0.0  # of the gradient without bounded parts, in the last step that had one
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        named, settings = self.masters.named, self.settings
-        how: dict[str, Any] = {"lr": settings.learning_rate, "betas": (0.9, 0.95)}
-        how["weight_decay"] = settings.weight_decay
-        if settings.optimizer == "muon":
-            return Muon(named.items(), units_of(named.items(), self.model.config), **how)
-        return torch.optim.AdamW(named.values(), fused=True, **how)
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
         gradients = self.gradients(samples)
@@ -213,7 +210,6 @@ class Trainer:
         for weights in self.own_weights():
             weights.follow(self.model)
         metrics["gradient_norm"] = gradient_norm
-        metrics |= percentiles(torch.cat(self.ranks.gathered(ledger.log_ratios())))
         if self.replay.routers:
             metrics |= figures_of(self.ranks.gathered(self.replay.counted()))
         return StepResult({**metrics, **gradients.of_parts}, ledger.measured())
@@ -224,7 +220,8 @@ class Trainer:
         counts = Counts.of(samples)
         samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
         batches = self.student.micro_batches(samples, self.settings.micro_tokens)
-        plan = self.ranks.agreed(Plan.of(counts, batches))
+        first, *others = self.ranks.gathered(Plan.of(counts, batches))
+        plan = sum(others, first)
         if not plan.counts.tokens.total():
             return None
         ledger = Ledger(plan.counts)
@@ -275,10 +272,11 @@ class Trainer:
     def refuse(self, samples: list[Sample]) -> None:
         """Refuse what an annotator or an engine can get wrong."""
         for sample in samples:
+            size = len(sample.ids)
             longest = max(map(len, (sample.logprobs, sample.advantage, sample.rl_weight, sample.ce_weight)))
-            if longest > len(sample.ids):
-                raise ValueError(f"a sample of {len(sample.ids)} tokens has {longest} weights")
-            if sample.ids and not 0 <= min(sample.ids) <= max(sample.ids) < self.student.vocabulary:
+            if longest > size:
+                raise ValueError(f"a sample of {size} tokens has {longest} weights")
+            if not all(0 <= token < self.student.vocabulary for token in sample.ids):
                 raise ValueError(
                     f"a sample has the token {max(sample.ids)}, and the model knows {self.student.vocabulary}"
                 )
@@ -290,13 +288,8 @@ class Trainer:
                 if branch.distill.teacher not in self.teachers:
                     there = ", ".join(self.teachers) or "none"
                     raise ValueError(f"a branch names the teacher {branch.distill.teacher}; there are {there}")
-                if branch.distill.part in (POLICY, IMITATION):
-                    raise ValueError(f"a branch's part of the loss cannot be called {branch.distill.part}")
-                first = branch.spans[0][0]
-                if not max(1, branch.insert) <= first <= branch.end <= len(sample.ids):
-                    raise ValueError(
-                        f"a branch at {branch.insert} has targets {branch.spans} of {len(sample.ids)} tokens"
-                    )
+                if not max(1, branch.insert) <= branch.spans[0][0] <= branch.end <= size:
+                    raise ValueError(f"a branch at {branch.insert} has targets {branch.spans} of {size} tokens")
 
     def together(self, work: Callable[..., T], *arguments: Any) -> T:
         """`work` on this trainer, on all ranks that have a part of it."""
@@ -335,12 +328,12 @@ class Trainer:
     def _held_to_start(self, batch: Batch, tokens: Tokens, ledger: Ledger) -> Tokens:
         """Advantages less the k1 estimate of KL(policy || start) at what was sampled (Composer 2, section 4.1). As a
         loss k1 has no gradient in the mean, so it belongs into the reward."""
-        start = self.teachers[REFERENCE]
-        assert start is not None
+        own = self.teachers[REFERENCE]
+        start = self.student if own is None else own.decoder
         with self.replay.free():
-            hidden_1FD, _ = start.decoder.inside(lambda: start.decoder.hidden(batch.row))
+            hidden_1FD, _ = start.inside(lambda: start.hidden(batch.row))
         rows = tokens.rows
-        scorer = start.decoder.head, hidden_1FD[0].index_select(0, tokens.predictor_N)
+        scorer = start.head, hidden_1FD[0].index_select(0, tokens.predictor_N)
         start_N = sampled_logp(scorer, rows.ids_N, rows.temperature_N, self.head.chunk_rows)
         k1_N = torch.where(rows.rl_weight_N != 0, rows.behaviour_N - start_N, 0.0)
         if count := ledger.counts.tokens[POLICY]:
@@ -348,28 +341,28 @@ class Trainer:
         advantage_N = rows.advantage_N - self.settings.reference_kl * k1_N
         return replace(tokens, rows=rows._replace(advantage_N=advantage_N))
 
-    def forward(self, batch: Batch, ways: Collection[Distill] = ()) -> tuple[Tensor, list[Reading]]:
+    def forward(self, batch: Batch, ways: Collection[Distill] = ()) -> tuple[Tensor, list[Teacher]]:
         """The student's hidden states and, for each group of branches, its teacher. Teachers with weights of their own
         come first, before the student's forward fills the memory, on all ranks in the same order."""
-        teachers = [self.teachers[group.distill.teacher] for group in batch.groups]
-        asked = [*teachers, *(self.teachers[way.teacher] for way in ways)]
-        readings: dict[int, Reading] = {}  # by the number of the group
+        owners = [self.teachers[group.distill.teacher] for group in batch.groups]
+        asked = {*owners, *(self.teachers[way.teacher] for way in ways)}
+        found: dict[int, Teacher] = {}  # by the number of the group
         for own in self.own_weights():
             if own in asked:
-                mine = [number for number, teacher in enumerate(teachers) if teacher is own]
-                readings |= zip(mine, own.read(batch, [batch.groups[number] for number in mine]), strict=True)
-        riding = [number for number, teacher in enumerate(teachers) if teacher is None]
-        along = [branch for number in riding for branch in batch.groups[number].branches]
+                mine = [number for number, owner in enumerate(owners) if owner is own]
+                found.update(zip(mine, own.read(batch, [batch.groups[number] for number in mine]), strict=True))
+        live = [number for number, owner in enumerate(owners) if owner is None]
+        along = [branch for number in live for branch in batch.groups[number].branches]
         if not along and self.ranks.experts is not None and None in asked:
             along = [(0, IDLE)]  # all ranks have to call experts as often
-        branches = BranchBatch.collate(batch, along) if along else None
         self.replay.begin(batch)
-        hidden_1FD, branch_MD = self.student.hidden(batch.row, branches)
-        if branch_MD is not None and riding:
-            sizes = [sum(batch.groups[number].sizes) for number in riding]
-            for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
-                readings[number] = Reading((self.student.head, part_MD))
-        return hidden_1FD, [readings[number] for number in range(len(teachers))]
+        hidden_1FD, branch_MD = self.student.hidden(batch.row, BranchBatch.collate(batch, along) if along else None)
+        start = 0
+        for number in live:
+            size = sum(batch.groups[number].sizes)
+            found[number] = [(self.student.head, branch_MD[start : start + size])]
+            start += size
+        return hidden_1FD, [found[number] for number in range(len(owners))]
 
 
 def weights_of(model: PreTrainedModel, version: int) -> Weights:

@@ -31,7 +31,7 @@ class PretrainConfig(StageConfig):
     )
     batch_tokens: int = key(65_536, "tokens per step, about", ge=1)
     context: int = key(32_768, "tokens of a window; its files are of one repository", ge=16)
-    rope: Literal["", "abf", "yarn"] = key(
+    rope: Literal["", "yarn"] = key(
         "",
         "RoPE scaling where `context` exceeds the model's; stored in checkpoints",
     )
@@ -55,7 +55,6 @@ class SftConfig(StageConfig):
         "run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `demos:DIR`, `pocket:6000`",
     )
     min_reward: Literal["any"] | float = key("any", "leave out rollouts that earned less")
-    loss: Literal["nll", "dft"] = key("nll", "cross-entropy (`nll`), or weighted by the token's probability (`dft`)")
     reminders: float = key(0.4, "share of rule-keeping messages with a reminder before them", ge=0, le=1)
 
 

@@ -27,6 +27,8 @@ from offbook.train.optim.units import Block, as_units, holds_whole_units, local,
 
 WORKSPACE = {"cuda": 3 * 2**30, "cpu": 2**27}  # bytes of a batch with all its intermediate tensors
 IN_FLIGHT = 3  # rounds
+MOMENTUM = 0.95
+BETAS = (0.9, 0.95)  # of AdamW
 Part = tuple[Tensor, slice]  # a parameter and some of its units
 Round = tuple[Any, list[Tensor | None]]  # a group of ranks, and what each of them owns
 
@@ -39,38 +41,30 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         method: Method = OURS,
         scale: float = 1.0,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
     ):
         """`units`: the shape of the units of each matrix, by name; other parameters are AdamW's. `scale`: of the
         matrices' learning rate by that of the rest."""
         self.method = method
+        self.scale = scale
         self.blocks: dict[Tensor, Block] = {}
         self._planned: tuple[list[Tensor], list[list[Tensor]], list[Round]] | None = None
-        matrices: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
+        groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for name, parameter in named_parameters:
             if name in units:
                 self.blocks[parameter] = units[name]
-            (matrices if name in units else others).append(parameter)
-        shared = {"lr": lr, "weight_decay": weight_decay}
-        super().__init__(
-            [
-                {"params": matrices, "matrices": True, "scale": scale, "momentum": momentum, **shared},
-                {"params": others, "matrices": False, "betas": betas, **shared},
-            ],
-            {},
-        )
+            groups[name not in units].append(parameter)
+        super().__init__([{"params": group} for group in groups], {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["matrices"] and parameters:
-                self._step_matrices(parameters, group)
-            elif not group["matrices"]:
-                self._step_others(parameters, group["lr"], group["betas"], group["weight_decay"])
+        matrices, others = self.param_groups
+        parameters = [parameter for parameter in matrices["params"] if parameter.grad is not None]
+        if parameters:
+            self._step_matrices(parameters, matrices)
+        for parameter in others["params"]:
+            if parameter.grad is not None:
+                self._step_other(parameter, others["lr"], others["weight_decay"])
 
     def _step_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
@@ -118,10 +112,12 @@ class Muon(torch.optim.Optimizer):
     def _batches(self, parameters: list[Tensor]) -> Iterator[list[Part]]:
         """All of their units, as many at a time as there is room for."""
         block = self.blocks[parameters[0]]
-        size = room = _batch_size(block, parameters[0].device)
+        size = _batch_size(block, parameters[0].device)
         batch: list[Part] = []
+        room = size
         for parameter in parameters:
-            count, start = local(parameter).numel() // (block[0] * block[1]), 0
+            count = local(parameter).numel() // (block[0] * block[1])
+            start = 0
             while start < count:
                 stop = min(count, start + room)
                 batch.append((parameter, slice(start, stop)))
@@ -129,7 +125,8 @@ class Muon(torch.optim.Optimizer):
                 start = stop
                 if not room:
                     yield batch
-                    batch, room = [], size
+                    batch = []
+                    room = size
         if batch:
             yield batch
 
@@ -141,7 +138,7 @@ class Muon(torch.optim.Optimizer):
         norms = []
         for (parameter, part), out in zip(batch, units_NRC.split(sizes), strict=True):
             average = as_units(local(self.state[parameter]["momentum"]), block)[part]
-            norms.append(advance(average, as_units(_gradient(parameter), block)[part], group["momentum"], out))
+            norms.append(advance(average, as_units(_gradient(parameter), block)[part], out))
         directions = orthogonalize(units_NRC, self.method, norm_N=torch.cat(norms))
         for (parameter, part), direction in zip(batch, directions.split(sizes), strict=True):
             self._move(as_units(local(parameter), block)[part], direction, block, group)
@@ -153,8 +150,8 @@ class Muon(torch.optim.Optimizer):
         for parameter in by_owner:
             if parameter is not None:
                 average, gradient = local(self.state[parameter]["momentum"]), _gradient(parameter)
-                average.lerp_(gradient, 1 - group["momentum"])
-                pieces[parameter] = torch.lerp(gradient, average, group["momentum"])
+                average.lerp_(gradient, 1 - MOMENTUM)
+                pieces[parameter] = torch.lerp(gradient, average, MOMENTUM)
         mine = by_owner[dist.get_rank(ranks)]
         to_owners = [0 if parameter is None else local(parameter).numel() for parameter in by_owner]
         to_here = [0] * len(by_owner) if mine is None else [rows * mine.shape[1] for rows in rows_of_ranks(mine)]
@@ -172,33 +169,31 @@ class Muon(torch.optim.Optimizer):
                 self._move(weights, direction.view_as(weights), self.blocks[parameter], group)
 
     def _move(self, weights: Tensor, directions: Tensor, block: Block, group: dict[str, Any]) -> None:
-        lr = group["lr"] * group["scale"]
+        lr = group["lr"] * self.scale
         size = -lr * self.method.size(*block)
         (compile_once(_move) if weights.is_cuda else _move)(weights, 1 - lr * group["weight_decay"], size, directions)
 
-    def _step_others(
-        self, parameters: list[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
-    ) -> None:
-        for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state["step"] = torch.zeros(())
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            gradient = _gradient(parameter)
-            mean, square = local(state["exp_avg"]), local(state["exp_avg_sq"])
-            state["step"] += 1
-            mean.lerp_(gradient, 1 - betas[0])
-            square.lerp_(gradient.square(), 1 - betas[1])
-            step = mean / (1 - betas[0] ** state["step"])
-            spread = (square / (1 - betas[1] ** state["step"])).sqrt().add_(1e-8)
-            local(parameter).mul_(1 - lr * weight_decay).sub_(lr * step / spread)
+    def _step_other(self, parameter: Tensor, lr: float, weight_decay: float) -> None:
+        """AdamW."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        gradient = _gradient(parameter)
+        mean, square = local(state["exp_avg"]), local(state["exp_avg_sq"])
+        state["step"] += 1
+        mean.lerp_(gradient, 1 - BETAS[0])
+        square.lerp_(gradient.square(), 1 - BETAS[1])
+        step = mean / (1 - BETAS[0] ** state["step"])
+        spread = (square / (1 - BETAS[1] ** state["step"])).sqrt().add_(1e-8)
+        local(parameter).mul_(1 - lr * weight_decay).sub_(lr * step / spread)
 
 
-def _advance(average: Tensor, gradient: Tensor, momentum: float, out: Tensor) -> Tensor:
+def _advance(average: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
     """Move the average towards the gradient, write Nesterov's update to `out`, and return its norms."""
-    average.lerp_(gradient, 1 - momentum)
-    out.copy_(torch.lerp(gradient, average, momentum))
+    average.lerp_(gradient, 1 - MOMENTUM)
+    out.copy_(torch.lerp(gradient, average, MOMENTUM))
     return torch.linalg.matrix_norm(out, dtype=torch.float32)
 
 

@@ -36,7 +36,7 @@ SMALLEST = 512  # rows, from where on half of a symmetric product can be less ti
 HOPPER = (9, 0)  # the kernel of symmetric products needs its copy engine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Method:
     """`tight`: of the two bounds of the largest singular value, the one that needs G. `rms`: of an entry of the update,
     by the learning rate; 0 moves by an orthogonal matrix times sqrt(max(1, rows / columns))."""

@@ -30,9 +30,8 @@ from offbook.core.config import RanksConfig, TrainConfig
 from offbook.core.routers import routers_of
 from offbook.core.weights import Weights
 from offbook.train.forward import Decoder
-from offbook.train.parallel.dense import make_mesh
-from offbook.train.parallel.experts import make_expert_mesh, refuse_undealt
 from offbook.train.parallel.ranks import Ranks
+from offbook.train.parallel.sharding import make_expert_mesh, make_mesh, refuse_undealt
 from offbook.train.teachers import Kind
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import OffbookError, Sample
@@ -43,7 +42,7 @@ GO_ON = "started again, it goes on from its last checkpoint"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Share:
     """How many ranks share the weights of a model that is trained."""
 
@@ -154,7 +153,8 @@ def run_on_all(work: Callable[[], T], answer_s: float | None = None) -> T:
     becomes `RanksDiverged` on all. Anything but OffbookError and ValueError ends the rank and so the run, as does an
     error that the others do not answer within `answer_s`."""
     problem: Exception | None = None
-    group, rank = _answers(), dist.get_rank()  # the group is made before anything can fail: all ranks have to
+    group = _answers()  # made before anything can fail: all ranks have to
+    rank = dist.get_rank()
     try:
         try:
             done = work()
