@@ -13,8 +13,7 @@ from test_branches import places_of, reencoded, sample_with_branches
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.core.config import FeedbackConfig, LoraConfig, TrainConfig
-from offbook.rl.train_step import distill_of
+from offbook.core.config import LoraConfig, TrainConfig
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state
 from offbook.train.head import Counts, Ledger
@@ -186,20 +185,3 @@ def test_a_step_without_an_outcome_to_tell_goes_by_the_last_that_had_one(tmp_pat
     assert after["rl/gradient_norm"] == 0.0
     bounded = 0.2 * known["rl/gradient_norm"] / after["distill/gradient_norm"]
     assert after["distill/scale"] == pytest.approx(bounded)
-
-
-def test_tokens_that_carry_a_signal_are_counted() -> None:
-    """RL: sampled, and the outcome tells something. Hints: of messages that teach."""
-    samples = batch_of("own", gate=1e9)
-    samples[0] = replace(samples[0], advantage=[0.0] * 60)
-    metrics = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"]).step(samples).metrics
-    assert metrics["distill/signal_tokens"] == 0
-    assert metrics["rl/signal_tokens"] == sum(sum(map(bool, sample.rl_weight)) for sample in samples[1:])
-    metrics = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"]).step(batch_of("own")).metrics
-    assert metrics["distill/signal_tokens"] == sum(b.num_targets for sample in samples for b in sample.branches)
-
-
-def test_controls_and_sdpo_teach_all_tokens() -> None:
-    assert distill_of(FeedbackConfig()).token_gate == 0.02
-    for settings in (FeedbackConfig(control="donor"), FeedbackConfig(method="sdpo"), FeedbackConfig(token_gate=0)):
-        assert distill_of(settings).token_gate == 0.0

@@ -119,21 +119,3 @@ def test_python_that_does_not_parse_is_counted_and_left_out(path: str, text: str
     assert (path in {file.path for file in taken.files}) == is_taken
     assert corpus.left_out == ({} if is_taken else {"Python files that do not parse": 1})
     assert not said, "what others' code is warned of is nobody's business here"
-
-
-def test_what_a_file_says_in_comments_alone_tells_it_from_others() -> None:
-    """Also where lines of another language begin as Python's comments do."""
-    values = {"small.h": 60, "large.h": 80}
-    headers = {
-        path: "".join(f"#define {path[:5]}_{n} {n * size}\n" for n in range(size)) for path, size in values.items()
-    }
-    notes = {
-        f"p{n}/__init__.py": f'"""Package number {n}, about {n} other things than the rest are."""\n' for n in range(2)
-    }
-    headers = {path: text + "int shared(int value);\n" for path, text in headers.items()}
-    files = {path: text.encode() for path, text in (headers | notes).items()}
-    corpus = Corpus(PretrainConfig(licences=["any"]))
-    taken = corpus.select("one", {**files, "again.h": files["small.h"]})
-    assert taken is not None
-    assert len(taken.files) == len(files)
-    assert corpus.left_out == {"near-duplicates": 1}

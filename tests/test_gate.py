@@ -240,13 +240,3 @@ def test_the_likeliest_tokens_are_reported_where_the_two_differ() -> None:
     for place in told:
         as_sampled = [logprob for token, logprob in measured.teacher_top[place] if token == ids[12 + place]]
         assert as_sampled in ([], [pytest.approx(measured.teacher[place], abs=1e-4)])
-
-
-def test_only_the_tokens_that_differ_most_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sorting a large vocabulary at every token costs more than the teacher."""
-    monkeypatch.setattr("offbook.train.head.TOP_TOKENS", 2)
-    branch = Branch(10, random_ids(random.Random(5), 6), ((12, 20),), 1.0, key="one")
-    result, _ = step_of([sample_of(random.Random(6), [branch])], top=5)
-    measured = result.measured["one"]
-    told = [place for place, likely in enumerate(measured.teacher_top) if likely]
-    assert told == sorted(sorted(range(8), key=lambda place: -measured.divergence[place])[:2])

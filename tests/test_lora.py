@@ -199,18 +199,6 @@ def from_elsewhere(base: Path, folder: Path, **settings: object) -> Path:
     return folder
 
 
-def test_an_adapter_goes_on_without_its_dropout(base: Path, tmp_path: Path) -> None:
-    """Whatever is sampled, taught and trained is one function."""
-    folder = from_elsewhere(base, tmp_path / "theirs", target_modules=["q_proj", "up_proj"], lora_dropout=0.5)
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder).eval()
-    model = model_to_train(load_config([], {"model": str(folder)}), folder)
-    assert torch.allclose(logits(model), logits(theirs), atol=1e-5)
-    trainer = Trainer(model, FAST, TEACHERS["frozen"])
-    assert torch.equal(logits(trainer.model.train()), logits(teacher_model(trainer)))
-    path = saved(trainer, tmp_path / "ckpt", 1, base)
-    assert json.loads((path / "adapter_config.json").read_text())["lora_dropout"] == 0
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning:peft")  # it warns of what is refused here
 def test_adapters_on_embeddings_are_refused_everywhere(base: Path, tmp_path: Path) -> None:
     folder = from_elsewhere(base, tmp_path / "theirs", target_modules=["embed_tokens", "q_proj"])
@@ -224,11 +212,6 @@ def test_adapters_on_embeddings_are_refused_everywhere(base: Path, tmp_path: Pat
     assert not (tmp_path / "merged").exists()
     with pytest.raises(OffbookError, match=r"^train\.lora cannot be put on embed_tokens: only adapters on linear"):
         adapted(tiny_model(), LoraConfig(rank=4, targets=["model.embed_tokens", "q_proj"]))
-
-
-def about(adapter: Path, **changed: str) -> None:
-    settings = adapter / "adapter_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | changed))
 
 
 def test_an_adapter_without_usable_weights_is_refused(adapter: Path, tmp_path: Path) -> None:
@@ -245,12 +228,6 @@ def test_an_adapter_without_usable_weights_is_refused(adapter: Path, tmp_path: P
             with pytest.raises(OffbookError, match=said):
                 refused()
         assert re.search(said, str(CliRunner().invoke(app, ["plan", str(adapter)]).exception))
-
-
-def test_an_adapter_of_another_kind_is_refused_by_a_plan(adapter: Path) -> None:
-    about(adapter, peft_type="IA3")
-    found = CliRunner().invoke(app, ["plan", str(adapter)])
-    assert "is an adapter of the kind IA3; only LoRA is known here" in str(found.exception)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from conftest import in_bfloat16, random_ids
 from test_branches import plain_sample, sample_with_branches
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     MixtralConfig,
@@ -29,7 +27,6 @@ from transformers import (
 from offbook.core.config import TrainConfig
 from offbook.core.routers import routers_of
 from offbook.engine.local import LocalEngine, Mode
-from offbook.pocket.model import POCKETS, make_pocket
 from offbook.train.batches import Batch
 from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live
@@ -317,16 +314,3 @@ def test_load_is_told_layer_by_layer() -> None:
     assert figures.keys() == {"moe/replayed", "moe/implausible", "moe/load.00", "moe/load.01"}
     assert 1.0 < figures["moe/load.00"] <= EXPERTS / TOP
     assert not figures_of([replay.counted()])
-
-
-def test_pocket_moe_is_made_and_its_routes_are_recorded(tmp_path: Path) -> None:
-    folder = make_pocket(tmp_path, 0, lambda what, share: None, replace(POCKETS["pocket-moe"], episodes=16))
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert model.config.model_type == "qwen3_moe"
-    assert len(routers_of(model)) == model.config.num_hidden_layers
-    blank = AutoModelForCausalLM.from_config(model.config)
-    experts = "model.layers.0.mlp.experts.gate_up_proj"
-    assert model.get_parameter(experts).shape == blank.get_parameter(experts).shape == (8, 256, 128)
-    ((_, completion),) = written(model, [[1, 2, 3, 4]], "lockstep", 1)
-    assert completion.routes is not None
-    assert as_tensor(completion.routes).shape == (15, 2, 2)

@@ -10,7 +10,7 @@ import torch
 from conftest import TEACHERS, random_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_branches import other_model, sample_with_branches, trainer_for
+from test_branches import sample_with_branches, trainer_for
 from torch import Tensor
 
 from offbook.core.config import TrainConfig
@@ -129,11 +129,3 @@ def test_on_a_gpu_bounds_keep_sequences_apart(heads: tuple[int, int]) -> None:
     grads = torch.autograd.grad(found, inputs, outer), torch.autograd.grad(wanted, inputs, outer.float())
     for one, other in ((found, wanted), *zip(*grads, strict=True)):
         assert (one.float() - other.float()).norm() < 0.01 * other.float().norm()
-
-
-@pytest.mark.parametrize(("kind", "count"), [("", 1), ("convolutions", 3)])
-def test_layers_that_are_not_plain_attention_run_one_sample_at_a_time(kind: str, count: int) -> None:
-    model = other_model(kind) if kind else tiny_model()
-    trainer = Trainer(model, TrainConfig(), TEACHERS["live"])
-    trainer.step([sample_with_branches(random.Random(number), 50 + number) for number in range(3)])
-    assert trainer.micro_batches == count

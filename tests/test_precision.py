@@ -91,19 +91,6 @@ def test_an_rl_step_with_hints(kind: str, rank: int, recompute: str) -> None:
     assert all(("lora_" in name) == bool(rank) for name in moved)
 
 
-@pytest.mark.parametrize("kind", LOW)
-def test_compiled_layers_give_the_same(kind: str) -> None:
-    """Without making kernels of them, which takes minutes on a CPU."""
-    layer, _ = layers(LOW[kind])
-    found = []
-    for run in (layer, torch.compile(layer, backend="aot_eager")):
-        x = torch.randn(3, 5, layer.in_features, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        run(x).square().sum().backward()
-        found.append([x.grad, layer.weight.grad])
-        layer.weight.grad = None
-    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(*found, strict=True))
-
-
 def test_what_is_not_a_plain_linear_layer_stays_as_it_is() -> None:
     model = make_moe("qwen3")
     make_trainable(model, LoraConfig(rank=2, targets=["q_proj"]), "", seed=0)

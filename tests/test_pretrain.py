@@ -24,7 +24,7 @@ from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.rl.models import load_model
 from offbook.rl.train import train
 from offbook.stages.corpus import Corpus, File, Repository, in_order, licences_in
-from offbook.stages.pretrain import encoder, extended, make_lessons, pretrain, sample_of, windows_of
+from offbook.stages.pretrain import encoder, extended, pretrain, sample_of, windows_of
 from offbook.tasks.contamination import Sought
 from offbook.train.forward import Decoder, imitation_loss, token_logprobs
 from offbook.train.schedule import learning_rate_share
@@ -347,10 +347,3 @@ def test_a_folder_is_read_whatever_lies_in_it(tmp_path: Path) -> None:
     assert corpus.left_out == {
         "links and devices": 5, "huge files": 1, "generated or minified files": 1, "files of other kinds": 1,
     }  # fmt: skip
-
-
-def test_pocket_code_is_made_on_the_spot(tiny: Path, tmp_path: Path) -> None:
-    config = config_for(tiny, tmp_path / "run", [Path("pocket-code:3")])
-    lessons = make_lessons(config, tiny, lambda *_: None, lambda _: None)
-    assert lessons.learned
-    assert lessons.held_out

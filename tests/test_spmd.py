@@ -30,7 +30,7 @@ from offbook.rl.train import train
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.train.parallel import spmd as led
-from offbook.train.parallel.spmd import SpmdTrainer, ranks_of
+from offbook.train.parallel.spmd import SpmdTrainer
 from offbook.types import OffbookError
 
 NOBODY, ALL = -1, -2
@@ -122,16 +122,6 @@ def test_an_adapter_is_trained_and_kept_by_ranks(cache: Path, model: Path, tmp_p
         on_ranks(ranks, trained_with, cache, model, out, steps, more)
     assert [row["step"] for row in RunFolder(out).metrics()[0]] == [1, 2, 3]
     assert is_adapter(latest_checkpoint(RunFolder(out)))
-
-
-def refused(replicate: int) -> str:
-    with pytest.raises(OffbookError) as problem:
-        ranks_of(load_config([], {"train.ranks.replicate": str(replicate)}).train.mesh)
-    return str(problem.value)
-
-
-def test_ranks_that_do_not_divide_are_refused() -> None:
-    assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
 
 
 def refused_run(cache: Path, model: Path, out: Path, more: dict[str, str]) -> str:

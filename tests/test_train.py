@@ -135,13 +135,6 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]  # vLLM loads all of these
 
 
-def test_teachers_of_equal_weights_share_one_copy() -> None:
-    kinds = {"frozen": Frozen(), "start": Frozen(), "slow": Ema(), "live": Live()}
-    trainer = Trainer(tiny_model(), TrainConfig(), kinds)
-    assert [own.name for own in trainer.own_weights()] == ["frozen", "slow"]
-    assert trainer.teachers["frozen"] is trainer.teachers["start"]
-
-
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
