@@ -106,7 +106,7 @@ def exact_hints(samples: list[Sample]) -> dict[str, Tensor]:
     ledger, found = Ledger(Counts.of(samples)), dict[str, Tensor]()
     for sample in (one for one in samples if one.branches):
         kept: dict[str, Tensor] = {}
-        trainer._backward_apart(Batch.collate([sample], CPU), ledger, (), {"distill": kept})
+        trainer._backward_separately(Batch.collate([sample], CPU), ledger, (), {"distill": kept})
         for name, gradient in kept.items():
             found[name] = found.get(name, 0) + gradient.float()
     return found

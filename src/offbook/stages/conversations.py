@@ -81,8 +81,8 @@ class Renderer:
             counts["written again"] += 1
         if words := self.chat.telling(tools):  # appended to the system message, which is the first
             first, *rest = segment.messages
-            told = replace(first, text="\n\n".join(filter(None, (first.text, words))))
-            segment = replace(segment, messages=[told, *rest])
+            system = replace(first, text="\n\n".join(filter(None, (first.text, words))))
+            segment = replace(segment, messages=[system, *rest])
         return written_again(segment, self.chat, tools)
 
     def _fitting(self, segment: Segment, counts: Counter[str]) -> Segment | None:

@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Packed:
-    """Sequences end to end in one row. Positions begin anew with each, and none of them sees another.
+    """Sequences end to end in one row. Positions start at 0 in each, and none of them sees another.
 
     On a GPU there may be filler behind the last, which counts as its own: nothing looks at it.
     """
@@ -69,7 +69,7 @@ class Packed:
 
 @dataclass
 class BranchRow:
-    """Where one branch lies: tokens start:end of the flat branch input, grown from `insert` tokens of the base that
+    """The place of one branch: tokens start:end of the flat branch input, grown from `insert` tokens of the base that
     begin at its token `base`. Behind the message of the last there may be filler."""
 
     base: int
@@ -115,7 +115,7 @@ class LayerKV:
 def install(model: PreTrainedModel) -> None:
     """Make the layers of `model` take the keyword arguments of `_attention`. transformers knows attention functions by
     names that all models share, so each model gets a name of its own. A copy of one keeps its name: a compiled layer is
-    compiled anew for each that it meets."""
+    compiled again for each that it meets."""
     if model.config._attn_implementation.startswith(PREFIX):
         return
     name = f"{PREFIX}{next(_numbers)}"
@@ -232,7 +232,7 @@ def _group(rows: list[BranchRow], length: int, device: torch.device) -> BranchGr
     bounds = torch.tensor([[row.start, row.end - row.start, row.insert, row.base] for row in rows])
     longest, most = (round_length(int(bounds[:, column].max()), device) for column in (1, 2))
     is_own_M = (torch.arange(longest) < bounds[:, 1:2]).flatten().nonzero()[:, 0]
-    if device.type == "cuda":  # few numbers of branches, as few lengths: kernels are planned anew for each
+    if device.type == "cuda":  # few numbers of branches, as few lengths: kernels are planned for each
         bounds = torch.cat([bounds, bounds[-1:].expand(-len(bounds) % FEW, -1)])
     start_N1, size_N1, insert_N1, base_N1 = sent(bounds, device).T[:, :, None]
     token_L, key_K = torch.arange(longest, device=device), torch.arange(most, device=device)

@@ -165,7 +165,7 @@ class Tokens:
 
 
 def _chunks(groups: list[slice], num_tokens: int, size: int) -> list[slice]:
-    """A chunk begins with each group. Chunks of targets are half as large, since a teacher's logits lie beside the
+    """A chunk begins with each group. Chunks of targets are half as large, since a teacher's logits come on top of the
     student's."""
     starts = {group.start for group in groups}
     if num_tokens > size:

@@ -1,5 +1,5 @@
 """Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` and vLLM load. Of a model with an adapter that
-alone, in PEFT's format. What only training needs is in a folder in it: vLLM loads every .safetensors that lies beside
+alone, in PEFT's format. What only training needs is in a folder in it: vLLM loads every .safetensors next to
 the weights. Each rank writes some of the tensors, whole, to files of its own, and a run goes on from them on any number
 of ranks, each reading its own rows.
 
@@ -51,7 +51,7 @@ TOKENIZER_FILES = (
     "generation_config.json",  # which tokens end a message
 )
 TRAINING = "training"  # folder of optimizer and slow teachers
-MASTER = "master"  # a float32 weight, beside the optimizer's state of it
+MASTER = "master"  # a float32 weight, next to the optimizer's state of it
 SMALL = 1e9  # bytes of a checkpoint that is written after every step
 SPARSE_MINUTES = 30.0  # between larger ones
 SEEN_S = 90.0  # timeout of a file that another host wrote: NFS looks again after 60 s
@@ -132,8 +132,8 @@ class Contents:
         if not self.base:
             with TemporaryDirectory(dir=path) as room:  # for its config.json: in the folder it would remove the tensors
                 self.model.save_pretrained(room, state_dict={})
-                for beside in Path(room).glob("*.json"):
-                    beside.rename(path / beside.name)
+                for file in Path(room).glob("*.json"):
+                    file.rename(path / file.name)
         if parts := sorted(path.glob("model-*.safetensors")):
             names: dict[str, str] = {}
             for part in parts:
@@ -174,7 +174,9 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
         master = trainer.masters.named[name]
         shape = stored.get_shape()
         if shape not in ([], list(master.shape)):
-            raise OffbookError(f"the checkpoint {path} has {key} in another shape; start anew from the model in it")
+            raise OffbookError(
+                f"the checkpoint {path} has {key} in another shape; start a new run from the model in it"
+            )
         if kind == MASTER:
             put(master, stored)
         elif shape:

@@ -312,7 +312,7 @@ class LossHead:
         self.settings = settings
         self.compiled = settings.compile is True
         self.chunk_rows = max(1, (COMPILED_CHUNK_ENTRIES if self.compiled else CHUNK_ENTRIES) // vocabulary)
-        self.target_rows = -(-self.chunk_rows // 2)  # a teacher's logits lie beside the student's
+        self.target_rows = -(-self.chunk_rows // 2)  # a teacher's logits come on top of the student's
 
     def losses(
         self,
@@ -321,9 +321,9 @@ class LossHead:
         tokens: Tokens,
         teachers: list[Teacher],
         ledger: Ledger,
-        apart: Sequence[str] = (),
+        separate: Sequence[str] = (),
     ) -> tuple[Tensor, ...]:
-        """The sum of the parts that are not `apart`, then each of those. `teachers`: one for each group of branches."""
+        """The sum of all parts but `separate` ones, then each of those. `teachers`: one for each group of branches."""
         hidden_ND = hidden_1FD[0].index_select(0, tokens.predictor_N)
         targets: list[Targets] = []
         verdicts: list[Tensor] = []
@@ -354,7 +354,7 @@ class LossHead:
             _record(ledger, terms, rows, self.settings.ratio_cap)
             return _parts(ledger.counts, terms, own.group.distill if own else None)
 
-        found = in_chunks(hidden_ND, self.output, losses_of, tokens.chunks, tuple(apart))
+        found = in_chunks(hidden_ND, self.output, losses_of, tokens.chunks, tuple(separate))
         for own, verdict_B in zip(targets, verdicts, strict=True):
             self._record_group(ledger, own, verdict_B)
         return found
@@ -411,12 +411,12 @@ def in_chunks(
     head: nn.Module,
     losses_of: Callable[[Tensor, slice], Losses],
     chunks: list[slice],
-    apart: tuple[str, ...] = (),
+    separate: tuple[str, ...] = (),
 ) -> tuple[Tensor, ...]:
     """Sums of `losses_of(logits of some rows, which rows)` over chunks of rows, as one node of the graph: one of all
-    parts but those `apart`, then one of each of these. Each costs one more pass back through the head."""
+    parts but those `separate`, then one of each of these. Each costs one more pass back through the head."""
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    return _InChunks.apply(hidden_ND, head, losses_of, chunks, apart, *trained)
+    return _InChunks.apply(hidden_ND, head, losses_of, chunks, separate, *trained)
 
 
 class _InChunks(torch.autograd.Function):
@@ -427,15 +427,15 @@ class _InChunks(torch.autograd.Function):
         head: nn.Module,
         losses_of: Callable[[Tensor, slice], Losses],
         chunks: list[slice],
-        apart: tuple[str, ...],
+        separate: tuple[str, ...],
         *trained: Tensor,
     ) -> tuple[Tensor, ...]:
-        sums = [_Sum(hidden_ND) for _ in (None, *apart)]
+        sums = [_Sum(hidden_ND) for _ in (None, *separate)]
         for part in chunks:
             with torch.enable_grad():
                 hidden = hidden_ND[part].detach().requires_grad_()
                 parts = losses_of(head(hidden), part)
-                each = [parts.pop(name, None) for name in apart]
+                each = [parts.pop(name, None) for name in separate]
                 each.insert(0, sum(parts.values(), torch.zeros((), device=hidden.device)))
             there = [
                 (one, loss) for one, loss in zip(sums, each, strict=True) if loss is not None and loss.requires_grad

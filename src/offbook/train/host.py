@@ -18,7 +18,7 @@ def sent(host: Tensor, device: torch.device) -> Tensor:
 
 
 def round_length(length: int, device: torch.device) -> int:
-    """On a GPU one of 64 between a power of two and the next: kernels are planned anew for each length they meet."""
+    """On a GPU one of 64 between a power of two and the next: kernels are planned for each new length."""
     step = max(BLOCK, 1 << length.bit_length() >> 7) if device.type == "cuda" else 1
     return -(-length // step) * step
 

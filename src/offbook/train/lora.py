@@ -133,7 +133,7 @@ def refuse_unusable(folder: Path) -> str:
         raise OffbookError(f"the adapter {folder} has no {WEIGHTS}, so its weights are missing") from None
     except (OSError, SafetensorError) as error:
         problem = str(error).splitlines()[0]
-        raise OffbookError(f"{folder / WEIGHTS} cannot be read ({problem}); copy the adapter anew") from None
+        raise OffbookError(f"{folder / WEIGHTS} cannot be read ({problem}); copy the adapter again") from None
     kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
     if kind != "LORA":
         raise OffbookError(f"{folder} is an adapter of the kind {kind}; only LoRA is known here")

@@ -230,7 +230,7 @@ class Trainer:
             batch = Batch.collate(batches[number] if number < len(batches) else [FILLER], self.model.device)
             parts = sorted({way.part for way in ways if way.bound})
             if parts:
-                self._backward_apart(batch, ledger, ways, {part: bounded.setdefault(part, {}) for part in parts})
+                self._backward_separately(batch, ledger, ways, {part: bounded.setdefault(part, {}) for part in parts})
             else:
                 self.loss(batch, ledger, ways).backward()
             self.micro_batches += 1
@@ -239,10 +239,10 @@ class Trainer:
                 reshard(own.decoder.model)
         return Gradients(ledger, batches, self._join(bounded, plan))
 
-    def _backward_apart(
+    def _backward_separately(
         self, batch: Batch, ledger: Ledger, ways: Collection[Distill], bounded: dict[str, dict[str, Tensor]]
     ) -> None:
-        """Gradients of each bounded part are kept apart until the norm of the others is known. That costs one more
+        """Gradients of each bounded part are kept separate until the norm of the others is known. That costs one more
         backward pass a part, and a set of gradients in the precision of the weights. In bfloat16 every micro-batch
         after the first rounds the sum once: after N it is off by about sqrt(N) / 800 of the part's norm."""
         with self.student.differentiated_again():
@@ -316,13 +316,13 @@ class Trainer:
         return loss
 
     def _losses(
-        self, batch: Batch, ledger: Ledger, ways: Collection[Distill], apart: tuple[str, ...] = ()
+        self, batch: Batch, ledger: Ledger, ways: Collection[Distill], separate: tuple[str, ...] = ()
     ) -> tuple[Tensor, ...]:
         hidden_1FD, teachers = self.forward(batch, ways)
         tokens = batch.tokens(self.head.chunk_rows)  # on the host, while a GPU is busy with the forward
         if self.settings.reference_kl:
             tokens = self._held_to_start(batch, tokens, ledger)
-        return self.head.losses(hidden_1FD, batch, tokens, teachers, ledger, apart)
+        return self.head.losses(hidden_1FD, batch, tokens, teachers, ledger, separate)
 
     @torch.no_grad()
     def _held_to_start(self, batch: Batch, tokens: Tokens, ledger: Ledger) -> Tokens:

@@ -1,10 +1,10 @@
 """Orthogonalising matrices: singular vectors kept, singular values brought to about 1.
 
 Every step takes singular values through an odd polynomial, x -> a x + b x^3 + c x^5. The classic way multiplies the
-matrix X by a I + b G + c G^2, G = X X^T, and takes G anew. The Gram way follows what becomes of G alone, and multiplies
-X by all polynomials together: of a wide matrix that is far less work, and all products but two are symmetric. What is
-rounded in G grows from step to step, so after the second X and G are taken anew ("restart"). In bfloat16 that is not
-enough; in float16 it is, for matrices that are scaled in float32 before.
+matrix X by a I + b G + c G^2, G = X X^T, and computes G again. The Gram way follows what becomes of G alone, and
+multiplies X by all polynomials together: of a wide matrix that is far less work, and all products but two are
+symmetric. Rounding errors in G grow from step to step, so after the second step X and G are computed again ("restart").
+In bfloat16 that is not enough; in float16 it is, for matrices that are scaled in float32 before.
 
 X is first divided by a bound of its largest singular value. Ours is ||G||_F^(1/2) instead of ||X||_F: G is there
 anyway, and on a flat spectrum of 2,048 values they start at 0.15 instead of 0.02.
@@ -29,7 +29,7 @@ YOU: Coefficients = (
     (2.8769, -3.1427, 1.2046),
     (2.8366, -3.0525, 1.2012),
 )
-RESTART = 2  # steps after which the Gram way takes G anew
+RESTART = 2  # steps after which the Gram way computes G again
 WIDE = 1.5  # columns by rows, from where on the Gram way is less work without a symmetric product
 TINY = 1e-20
 SMALLEST = 512  # rows, from where on half of a symmetric product can be less time

@@ -37,35 +37,35 @@ def units_of(
     named_parameters: Iterable[tuple[str, Tensor]], config: PreTrainedConfig | None = None
 ) -> dict[str, Block]:
     """The shape of each matrix's units, by name. Without `config` nothing is known of heads: they stay together."""
-    told: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     if config is not None:
         text = config.get_text_config()
-        told = {name: value for name, value in text.to_dict().items() if isinstance(value, int)}
-        if "num_attention_heads" in told and not told.get("head_dim"):
-            told["head_dim"] = told["hidden_size"] // told["num_attention_heads"]
+        sizes = {name: value for name, value in text.to_dict().items() if isinstance(value, int)}
+        if "num_attention_heads" in sizes and not sizes.get("head_dim"):
+            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     found = {}
     for name, parameter in named_parameters:
         is_expert = parameter.ndim == 3 and ".experts." in name
         is_matrix = parameter.ndim == 2 and not any(table in name for table in TABLES)
         if name.endswith("bias") or not (is_expert or is_matrix):  # of many experts a bias has two dimensions
             continue
-        found[name] = _block(name, parameter.shape[-2], parameter.shape[-1], told)
+        found[name] = _block(name, parameter.shape[-2], parameter.shape[-1], sizes)
     return found
 
 
-def _block(name: str, rows: int, columns: int, told: Mapping[str, int]) -> Block:
+def _block(name: str, rows: int, columns: int, sizes: Mapping[str, int]) -> Block:
     layer = name.removesuffix(".weight").rpartition(".")[2]
     if layer == FUSED and rows % 2 == 0:
         return rows // 2, columns
-    if height := _width(ROWS.get(layer, ()), told):
+    if height := _width(ROWS.get(layer, ()), sizes):
         return (height if rows % height == 0 else rows), columns
-    if width := _width(COLUMNS.get(layer, ()), told):
+    if width := _width(COLUMNS.get(layer, ()), sizes):
         return rows, (width if columns % width == 0 else columns)
     return rows, columns
 
 
-def _width(choices: Iterable[tuple[str, ...]], told: Mapping[str, int]) -> int:
-    return next((sum(told[part] for part in parts) for parts in choices if all(map(told.get, parts))), 0)
+def _width(choices: Iterable[tuple[str, ...]], sizes: Mapping[str, int]) -> int:
+    return next((sum(sizes[part] for part in parts) for parts in choices if all(map(sizes.get, parts))), 0)
 
 
 def as_units(tensor: Tensor, block: Block) -> Tensor:

@@ -9,9 +9,8 @@ Experts over ranks: each rank of a group holds some experts whole, and tokens tr
 
 Experts have a mesh of their own, (replicate, shard, ep), of the same ranks as the dense one and of other degrees. Over
 `ep` they are cut by expert; what a rank has of them is sharded once more over `shard` by FSDP2, also by expert, so that
-Muon always finds whole matrices and needs no exchange. Every call of a layer's experts
-is two all-to-alls (counts are told before), so all ranks have to call it as often: a rank without branches reads one
-row whose result is not used.
+Muon always finds whole matrices and needs no exchange. Every call of a layer's experts is two all-to-alls (counts are
+exchanged before), so all ranks have to call it as often: a rank without branches reads one row whose result is not used.
 
 Left out: overlapping the way of one part of the tokens with the work on another; dropping tokens (nothing is dropped).
 """
@@ -110,7 +109,7 @@ def refuse_undealt(experts: int, ranks: int) -> None:
     if not experts:
         raise OffbookError(f"train.ranks.experts is {ranks} and the model has no experts; leave it 1")
     if experts % ranks:
-        raise OffbookError(f"{experts} experts cannot be dealt out to {ranks} ranks alike")
+        raise OffbookError(f"{experts} experts cannot be divided among {ranks} ranks")
 
 
 def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -120,7 +119,7 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             continue
         is_known = {key for key, _ in module.named_parameters()} == set(WEIGHTS)
         if not is_known or getattr(module, "is_transposed", False):
-            raise OffbookError(f"the experts of {model.config.model_type} are laid out in a way that is not known here")
+            raise OffbookError(f"the experts of {model.config.model_type} have a layout that is not supported")
         group, count = mesh["ep"].get_group(), len(module.gate_up_proj)
         refuse_undealt(count, dist.get_world_size(group))
         for key in WEIGHTS:
