@@ -10,7 +10,7 @@ Experts over ranks: each rank of a group holds some experts whole, and tokens tr
 Experts have a mesh of their own, (replicate, shard, ep), of the same ranks as the dense one and of other degrees. Over
 `ep` they are cut by expert; what a rank has of them is sharded once more over `shard` by FSDP2, also by expert, so that
 Muon always finds whole matrices and needs no exchange. Every call of a layer's experts is two all-to-alls (counts are
-exchanged before), so all ranks have to call it as often: a rank without branches reads one row whose result is not used.
+exchanged before), so all ranks have to call it as often: a rank without branches reads one row that is not used.
 
 Left out: overlapping the way of one part of the tokens with the work on another; dropping tokens (nothing is dropped).
 """
