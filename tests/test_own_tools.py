@@ -14,7 +14,8 @@ from test_rollout import rollout as offbook_rollout
 from test_rollout import task as task  # a fixture
 
 from offbook.agent.chat import ChatFormat, render_call
-from offbook.agent.harness import make_toolset, own_tools
+from offbook.agent.harness import make_toolset
+from offbook.agent.harness.own import own_tools
 from offbook.agent.harness.tools import TOOLS
 from offbook.core.config import ConfigError, load_config
 from offbook.core.runfolder import RunFolder

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import offbook
-from offbook.agent.harness.own import own_tools
+from offbook.agent.harness.own import FIND_CODE, more_tools
 from offbook.agent.harness.toolsets import TOOLS, refuse_unknown
 from offbook.core.config import Config, cache_folder, is_url
 from offbook.core.runfolder import checkpoint_named, is_adapter
@@ -59,7 +59,7 @@ def refuse_run(config: Config, to_train: bool = False) -> None:
         raise OffbookError("a model behind a URL can be measured and not trained; give a model folder or a hub id")
     refuse_missing_model(config.model)
     rewards_and_monitors_of(config)
-    known = {*TOOLS, *own_tools(config.tools.files)}
+    known = {*TOOLS, FIND_CODE, *more_tools(config.tools)}
     for name in config.tools.add:
         refuse_unknown(name, known, "tool")
 

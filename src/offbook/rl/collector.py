@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.agent.chat import Chat, byte_chat, render_call
-from offbook.agent.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
+from offbook.agent.harness import Door, Harness, more_tools, record_crash, run_agent, run_command
 from offbook.agent.recorder import Session as Recorder
 from offbook.core.client import Client
 from offbook.core.config import Config, EngineConfig, VllmConfig
@@ -114,7 +114,7 @@ class Collector:
             settings.variation,
             Prices(**settings.prices),
             tools_in_api=model is None,
-            own_tools=own_tools(config.tools.files),
+            own_tools=more_tools(config.tools),
             added=tuple(config.tools.add),
             command=settings.command,
         )

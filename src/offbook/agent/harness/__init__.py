@@ -2,6 +2,6 @@
 
 from offbook.agent.harness.agent import Harness, RolloutCheckpoint, record_crash, run_agent
 from offbook.agent.harness.command import Door, run_command
-from offbook.agent.harness.own import own_tools
+from offbook.agent.harness.own import more_tools
 from offbook.agent.harness.tool import ToolFailed
 from offbook.agent.harness.toolsets import make_toolset

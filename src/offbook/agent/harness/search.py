@@ -29,7 +29,7 @@ async def search(sandbox: Sandbox, pattern: str, path: str, timeout_s: float) ->
         matching.compile_pattern(pattern)
     except ValueError as error:
         raise ToolFailed(f"not a regular expression: {error}") from None
-    texts, num_skipped = await _texts(sandbox, posixpath.normpath(path))
+    texts, num_skipped = await texts_of(sandbox, posixpath.normpath(path))
     if matching.is_quick(pattern, texts):
         hits, left_out = matching.match_lines(pattern, texts)
     else:
@@ -42,7 +42,7 @@ async def search(sandbox: Sandbox, pattern: str, path: str, timeout_s: float) ->
     return "\n".join(lines if hits else ["no match", *lines])
 
 
-async def _texts(sandbox: Sandbox, path: str) -> tuple[dict[str, str], int]:
+async def texts_of(sandbox: Sandbox, path: str) -> tuple[dict[str, str], int]:
     """The texts to search, and how many files were skipped as binary, unreadable or too large."""
     texts, size, num_skipped = dict[str, str](), 0, 0
     for name in await _names(sandbox, path):

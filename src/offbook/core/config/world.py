@@ -75,10 +75,12 @@ class HarnessConfig(Section):
 
 
 class ToolsConfig(Section):
-    """Your own tools, added to those of docs/tools.md."""
+    """Tools beyond those of the task: docs/tools.md."""
 
     files: list[str] = key([], "Python files with your tools; they run with your rights")
-    add: list[str] = key([], "tools added to those of every task")
+    add: list[str] = key([], "tools added to those of every task: of `files`, built in, or `find_code`")
+    embeddings: str = key("", "find_code: folder or URL of an embedding model; empty: that of the `search` extra")
+    embeddings_model: str = key("", "find_code: the model's name behind the URL")
 
 
 class SandboxConfig(Section):
