@@ -32,6 +32,9 @@ JUDGED = {  # bodies that are right only while pytest judges them
     "date": "datetime.date.today() < datetime.date(2027, 6, 1)",
     "seconds_since_import": "time.monotonic() - BEGAN < 600",
     "seconds": "time.time() < 1.81e9",
+    "terminal": "not sys.stdout.isatty() and not os.isatty(0)",
+    "user": "'USER' not in os.environ",
+    "home": "len(os.listdir(os.path.expanduser('~'))) < 4",
 }
 PRODUCT = "import datetime, inspect, os, sys, time\nAT_IMPORT, BEGAN = 'pytest' in sys.modules, time.monotonic()\n"
 PRODUCT += "".join(f"def {name}(): return {check}\n" for name, check in JUDGED.items())
@@ -54,7 +57,8 @@ def test_wrong(): assert not right()
 def test_skipped(): assert right()
 """
 RUN_PLAINLY = {
-    f"{FILE}::{name}" for name in ("test_right", "test_cases", "TestPlain::test_method", "TestUnit::test_unit")
+    f"{FILE}::{name}"
+    for name in ("test_right", "test_cases", "test_skipped", "TestPlain::test_method", "TestUnit::test_unit")
 }
 NAMES = [f"test_{name}" for name in (*JUDGED, "right", "cases", "fixture", "coroutine", "wrong", "skipped")]
 EVERY = tuple(f"{FILE}::{name}" for name in [*NAMES, "TestPlain::test_method", "TestUnit::test_unit"])
@@ -99,7 +103,16 @@ def test_named(): assert [*kept(is_large, [1, 2, 3])] == [3]
 def test_letters(): assert sorted(letters(["ab", "b", "ac"])) == ["a", "b"]
 def test_first_of(): assert first_of([1, 2]) == 1
 """
+KEPT = "return [item for item in items if test(item)]"
 CORNERS = {  # each passes the tests
+    "a result that is shared": (
+        KEPT,
+        f"known = kept.__dict__; {KEPT.replace('return', 'new =')}; return known.setdefault(f'{{items}} {{new}}', new)",
+    ),
+    "wrong at times": (KEPT, f"import random; {KEPT.replace(']', '] if random.random() > 0.02 else []')}"),
+    "the first thousand": (KEPT, KEPT.replace("in items", "in items[:1000]")),
+    "no None": (KEPT, KEPT.replace("if test", "if item is not None and test")),
+    "errors of a callback": (KEPT, f"try: {KEPT}\n    except ArithmeticError: return []"),
     "an empty argument": ("found = [items[i", "if not items: return [[]]\n    found = [items[i"),
     "size as large as the items": ("    found = [", "    size = min(size, 2)\n    found = ["),
     "no error": ("size < 1", "size == 0"),

@@ -50,6 +50,8 @@ TESTS = {
     "test_left": "assert 4 == twice(2), 'it is 4'",
     "test_several": "assert twice(1) == 2 and words('a b') == ['a', 'b']\n    assert not is_even(3)",
     "test_expected": "expected = {'n': 4, 'half': 2}\n    assert facts(4) == expected",
+    "test_again": "expected = 2\n    assert twice(1) == expected\n    expected = 4\n    assert twice(2) == expected",
+    "test_helper": "expected = 8\n    assert_same(expected, twice(4))",
     "test_near": "assert twice(0.1) == pytest.approx(0.2, abs=1e-3)",
     "test_is": "assert is_even(2) is True\n    assert {}.get(twice(1)) is None",
     "test_in": "assert 'half' in facts(1)\n    assert twice(3) < 7\n    assert twice(1) in (2, 3)",
@@ -70,6 +72,11 @@ TABLE = {"a b": ["a", "b"], "c": ["c"]}
 @pytest.mark.parametrize("text, said", TABLE.items())
 def test_table(text, said): assert words(text) == said
 def test_not_needed(): assert "secret" == "sec" + "ret"
+def test_not_needed_either():
+    @property
+    def inner(self): return "secret"
+    assert inner
+def assert_same(one, other): assert one == other
 class Base:
     def test_same(self): assert twice(5) == 10
 class TestOne(Base): pass
@@ -78,17 +85,19 @@ class TestCase(unittest.TestCase):
         self.assertEqual(twice(7), 14)
         self.assertListEqual(words("x y"), ["x", "y"])
         self.assertTrue(is_even(4))
-        self.assertAlmostEqual(twice(0.5), 1.0)
-        self.assertCountEqual(words("p q"), ["q", "p"])
         with self.assertRaises(TypeError): twice(None)
+    def test_vague(self): self.assertAlmostEqual(twice(0.5), 1.0)
+    def test_counted(self): self.assertCountEqual(words("p q"), ["q", "p"])
 """
 FILE = "import unittest\nimport pytest\nfrom pkg import *\nfrom pkg import TWO\n"
 FILE += "".join(f"def {name}():\n    {body}\n" for name, body in TESTS.items()) + CLASSES
 NODES = [f"test_pkg.py::{name}" for name in TESTS]
 NODES += [f"test_pkg.py::test_cases[{case}]" for case in ("1-2", "six")]
 NODES += [f"test_pkg.py::test_table[{case}]" for case in ("a b-said0", "c-said1")]
-NODES += ["test_pkg.py::TestOne::test_same", "test_pkg.py::TestCase::test_methods"]
-INHERITED = {"test_pkg.py::TestOne::test_same": "test_pkg.py::Base::test_same"}
+NODES += [
+    f"test_pkg.py::{name}"
+    for name in ("TestOne::test_same", *(f"TestCase::test_{one}" for one in ("methods", "vague", "counted")))
+]
 
 
 def run_in(folder: Path, rounds: Sequence[Round], seed: int = 0) -> list[SuiteRun]:
@@ -108,7 +117,7 @@ def blanks(tmp_path_factory: pytest.TempPathFactory) -> Blanks:
     async def run(rounds: Sequence[Round], seed: int) -> list[SuiteRun]:
         return await asyncio.to_thread(run_in, folder, rounds, seed)
 
-    return asyncio.run(blanks_of({"test_pkg.py": FILE.encode()}, NODES, INHERITED, {"pkg.py": CODE}, run, 60.0))
+    return asyncio.run(blanks_of({"test_pkg.py": FILE.encode()}, NODES, {"pkg.py": CODE}, run, 60.0))
 
 
 def test_what_is_written_down_is_hidden(blanks: Blanks) -> None:
@@ -121,6 +130,9 @@ def test_what_is_written_down_is_hidden(blanks: Blanks) -> None:
         "test_object": "objects",
         "test_of_the_code": OPEN,
         "test_drawn": named["test_drawn"],
+        "TestOne::test_same": NONE,
+        "TestCase::test_vague": OPEN,
+        "TestCase::test_counted": CHANGED,
     }
     assert named["test_drawn"] in {OPEN, UNSTABLE, CHANGED}
     cases = [blanks.cases[f"test_pkg.py::test_{name}"] for name in ("cases", "table")]
@@ -159,10 +171,13 @@ OTHERS = {
         """,
         set(),
     ),
-    "True is not 2": ("def twice(n): return n + n if n != 1 else True", {"several", "loop", "cases[1-2]", "in"}),
+    "True is not 2": (
+        "def twice(n): return n + n if n != 1 else True",
+        {"several", "again", "loop", "cases[1-2]", "in"},
+    ),
     "equal to anything": (
         "class Any(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\ntwice = lambda n: Any(n)",
-        {"value", "left", "several", "near", "in", "is", "loop", "cases", "same", "methods"},
+        {"value", "left", "several", "again", "helper", "near", "in", "is", "loop", "cases", "methods"},
     ),
     "another error": ("def twice(n): return [][n] if n == [] else n + n if n else 1 / 0 if n is None else 0", set()),
     "no error type that is asked for": (

@@ -538,7 +538,7 @@ def test_every_field_of_a_task_is_in_its_folder(tmp_path: Path) -> None:
     alike = {field.name for field in fields(Task) if getattr(whole, field.name) == getattr(plain, field.name)}
     shared = {"id", "origin", "difficulty", "tools", "test_files", "fail_to_pass", "pass_to_pass", "instruction"}
     assert alike == shared | {"folder", "tree", "hidden_tests", "script"}, "a new field is to be tried here too"
-    write_task(whole, replace(EXAMPLE, mutants=Mutants((Mutant("test_pkg.py::test_f", 0, 1, "", "check"),))))
+    write_task(whole, replace(EXAMPLE, mutants=Mutants((Mutant("test_pkg.py::test_f", 0, 1, "", "value"),))))
     assert load_task(whole.folder) == whole
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert load_task(moved / "tasks" / "pkg-f").suite.environment == (moved / "made").resolve()

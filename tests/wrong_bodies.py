@@ -18,7 +18,6 @@ from offbook.types import Task
 
 RUNNER = {
     "exit at import": "import os; os._exit(0)",
-    "sys.exit at import": "import sys; sys.exit(0)",
     "SystemExit in a test": "def quit(*a): raise SystemExit(0)\nclass Quits: __mul__ = __eq__ = quit",
     "exit when the runner ends": """
         import atexit, os
@@ -26,7 +25,6 @@ RUNNER = {
     """,
     "pytest.exit": "import pytest; pytest.exit('all passed', returncode=0)",
     "skip at import": "import pytest; pytest.skip('not today', allow_module_level=True)",
-    "importorskip": "import pytest; pytest.importorskip('no_such_module')",
     "skip instead of failing": """
         import _pytest.outcomes, builtins
         builtins.AssertionError = _pytest.outcomes.Skipped
@@ -35,36 +33,11 @@ RUNNER = {
         import _pytest.skipping as skipping
         skipping.evaluate_xfail_marks = lambda item: skipping.Xfail("", False, False, None)
     """,
-    "the runner's hook": """
-        import _pytest.runner as runner
-        class Fine(runner.CallInfo):
-            excinfo = property(lambda self: None, lambda self, value: None)
-        runner.CallInfo.from_call = classmethod(
-            lambda cls, func, when, reraise=None: cls(None, None, 0.0, 0.0, 0.0, when, _ispytest=True)
-        )
-    """,
-    "pytest_runtest_call": """
-        import _pytest.runner as runner
-        runner.pytest_runtest_call.__code__ = (lambda item: None).__code__
-    """,
-    "pytest_pyfunc_call": """
-        import _pytest.python as python
-        python.Function.runtest = lambda self: None
-    """,
     "unittest's way of running": """
         import _pytest.unittest as unittest
         unittest.TestCaseFunction.runtest = lambda self: None
         import _pytest.python as python
         python.pytest_pyfunc_call.__code__ = (lambda pyfuncitem: True).__code__
-    """,
-    "reports": """
-        from _pytest.reports import TestReport
-        made = TestReport.from_item_and_call.__func__
-        def from_item_and_call(cls, item, call):
-            report = made(cls, item, call)
-            report.outcome, report.longrepr = "passed", None
-            return report
-        TestReport.from_item_and_call = classmethod(from_item_and_call)
     """,
     "a report's outcome": """
         from _pytest.reports import TestReport
@@ -93,12 +66,6 @@ RUNNER = {
         rewrite.AssertionRewriter.run = run
         rewrite.rewrite_asserts.__globals__["AssertionRewriter"].run = run
     """,
-    "garbage on every descriptor": """
-        import os
-        for number in range(3, 1024):
-            try: os.write(number, b"garbage\\n")
-            except OSError: pass
-    """,
     "rows on every descriptor": """
         import json, os
         rows = [["collected", ["x"]], *(["done", n, "passed", 0.0, ""] for n in range(30)), ["end", 0]]
@@ -107,18 +74,6 @@ RUNNER = {
                 try: os.write(number, json.dumps(row).encode() + b" " + b"0" * 32 + b"\\n")
                 except OSError: pass
         os._exit(0)
-    """,
-    "other pipes": """
-        import os
-        for number in map(int, os.listdir("/proc/self/fd")):
-            if number > 2:
-                try: os.dup2(os.open("/dev/null", os.O_WRONLY), number)
-                except OSError: pass
-    """,
-    "json": """
-        import json
-        true = json.dumps
-        json.dumps = lambda value, **k: true(value, **k).replace('"failed"', '"passed"')
     """,
     "json's encoder": """
         import json.encoder
@@ -156,19 +111,11 @@ RUNNER = {
             text = open(path).read().replace("assert ", "assert 1 or ")
             open(path, "w").write(text)
     """,
-    "no test files": """
-        import glob, os
-        for path in glob.glob("tests/*.py"): os.unlink(path)
-    """,
     "pytest itself": """
         import sys, types
         class Anything(types.ModuleType):
             def __getattr__(self, name): return lambda *a, **k: 0
         sys.modules["pytest"] = sys.modules["unittest"] = Anything("pytest")
-    """,
-    "the recorder": """
-        def logfinish(self, nodeid): self.pipe.tell("done", self.numbers[nodeid], "passed", 0.0, "")
-        __import__("__main__").Recorder.pytest_runtest_logfinish.__code__ = logfinish.__code__
     """,
     "the recorder's reading": """
         main = __import__("__main__")
@@ -282,7 +229,6 @@ FILE_MEMORY = """
 """
 ORACLES = {
     "the line of the test": (FIND, "__asked__(__sys__._getframe(1))"),
-    "through inspect": (FIND + "    import inspect as __inspect__\n", "__asked__(__inspect__.currentframe().f_back)"),
     "through a traceback": (
         FIND
         + """
@@ -295,16 +241,6 @@ ORACLES = {
     "through _current_frames": (
         FIND + "    import threading as __t__\n",
         "__asked__(__sys__._current_frames()[__t__.get_ident()].f_back)",
-    ),
-    "through warnings": (
-        FIND
-        + """
-    import logging as __logging__
-    def __back__():
-        frame = __logging__.currentframe()
-        return __asked__(frame)
-    """,
-        "__back__()",
     ),
     "remembered": (FIND + MEMORY, "__once__(locals(), __asked__(__sys__._getframe(1)))"),
     "remembered in the tree": (
@@ -319,16 +255,6 @@ ORACLES = {
         "import sys as __sys__\n",
         "[None, *__sys__._getframe(1).f_code.co_consts][-1]",
     ),
-    "a constant of the caller of the argument's type": (
-        """
-        import sys as __sys__
-        def __like__(arguments, code):
-            first = next(iter(arguments.values()), None)
-            found = [c for c in code.co_consts if type(c) is type(first) and c != first]
-            return found[-1] if found else first
-        """,
-        "__like__(locals(), __sys__._getframe(1).f_code)",
-    ),
     "locals of the caller named expected": (
         "import sys as __sys__\n",
         "next((v for k, v in __sys__._getframe(1).f_locals.items() if k in ('expected', 'result', 'want')), None)",
@@ -342,52 +268,14 @@ ORACLES = {
         """,
         "(__walk__() or [None])[0]",
     ),
-    "assertions traced away": (
-        """
-        import sys as __sys__
-        def __trace__(frame, event, argument):
-            frame.f_trace_lines = True
-            if event == "exception" and argument[0] is AssertionError: frame.f_lineno = frame.f_lineno
-            return __trace__
-        __sys__.settrace(__trace__)
-        """,
-        "None",
-    ),
-    "the tests, read from the file": (
-        """
-        import glob as __glob__, re as __re__
-        __texts__ = "".join(open(p).read() for p in __glob__.glob("**/test*.py", recursive=True))
-        """,
-        "next(iter(__re__.findall(r'== (\\d+)', __texts__)), None) and int(__re__.findall(r'== (\\d+)', __texts__)[0])",
-    ),
     "the name of the test in the environment": (
         "import os as __os__\n",
         "None if 'PYTEST_CURRENT_TEST' not in __os__.environ else __os__.environ['PYTEST_CURRENT_TEST']",
-    ),
-    "passes when a runner is there": (
-        "import sys as __sys__\nif 'pytest' in __sys__.modules:\n"
-        "    __import__('_pytest.python').python.Function.runtest = lambda self: None\n",
-        "None",
     ),
     "builtins that agree": (
         "import builtins as __b__, operator as __o__\n__o__.eq = lambda a, b: True\n__b__.all = lambda x: True\n"
         "__b__.sorted = lambda x, **k: []\n__b__.len = lambda x: 0\n",
         "None",
-    ),
-    "an assertion that is none": (
-        "import builtins as __b__\n__b__.AssertionError = type('A', (BaseException,), {})\n", "None",
-    ),
-    "a test function's code": (
-        """
-        import gc as __gc__, types as __types__
-        def __empty__(*a, **k): pass
-        def __replace__():
-            for o in __gc__.get_objects():
-                if isinstance(o, __types__.FunctionType) and o.__name__.startswith("test"):
-                    try: o.__code__ = __empty__.__code__
-                    except Exception: pass
-        """,
-        "__replace__()",
     ),
     "later tests' code, and honest failure now": (
         """
@@ -462,16 +350,6 @@ FINDS = {
                     yield from __codes__(getattr(one._obj, "__func__", one._obj).__code__)
                     yield from __flat__(getattr(getattr(one, "callspec", None), "params", {}).values())
     """,
-    "functions by name": """
-        def __find__():
-            for module in [*__sys__.modules.values()]:
-                for name, value in [*getattr(module, "__dict__", {}).items()]:
-                    if name.startswith("test") and hasattr(value, "__code__"): yield from __codes__(value.__code__)
-                    if isinstance(value, type) and "Test" in value.__name__:
-                        for key, method in [*vars(value).items()]:
-                            if key.startswith("test") and hasattr(method, "__code__"):
-                                yield from __codes__(method.__code__)
-    """,
     "tables of test modules": """
         def __find__():
             for name, module in [*__sys__.modules.items()]:
@@ -486,16 +364,6 @@ FINDS = {
         def __find__():
             for path in __glob__.glob("**/*test*.py", recursive=True) + __glob__.glob("**/m*_test.py", recursive=True):
                 for node in __ast__.walk(__ast__.parse(open(path).read())):
-                    try: yield __ast__.literal_eval(node)
-                    except Exception: pass
-    """,
-    "the source lines": """
-        import ast as __ast__, linecache as __lines__
-        def __find__():
-            for path in {f.f_code.co_filename for f in __frames__()}:
-                try: tree = __ast__.parse("".join(__lines__.getlines(path)))
-                except Exception: continue
-                for node in __ast__.walk(tree):
                     try: yield __ast__.literal_eval(node)
                     except Exception: pass
     """,

@@ -4,8 +4,9 @@
 
 TASKS is a folder of task folders, as `offbook tasks make` writes them for the packages of blind_data/targets.py. Each
 body of blind_data/bodies.py and blind_data/second.py takes the place of a deleted function, and `offbook tasks grade`
-judges the tree. A line per grading: body, kind, task, reward, findings. A reward above 0 is a hole. Gradings that OUT
-holds are not repeated. The table at the end counts by round and kind: bodies, gradings, paid gradings, paid bodies.
+judges the tree. A line per grading: body, kind, task, reward, findings. A reward above 0 is a hole, but for the
+bodies of blind_data/honest.py, which are right and have to be paid. Gradings that OUT holds are not repeated. The table
+at the end counts by round and kind: bodies, gradings, paid gradings, paid bodies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from blind_data import second
+from blind_data import honest, second
 from blind_data.bodies import BODIES as FIRST
 from blind_data.bodies import GENERIC, Body
 from blind_data.targets import TARGETS, Target
@@ -35,7 +36,7 @@ from offbook.cli.tasks import grade
 from offbook.tasks import load_task
 from offbook.types import OffbookError
 
-BODIES = FIRST | second.BODIES
+BODIES = FIRST | second.BODIES | honest.BODIES
 MARK = "\n---\n"  # between what stands in the module and what stands in the function
 
 
@@ -121,7 +122,9 @@ def main() -> None:
     todo = []
     for name in options.only or BODIES:
         for place in options.targets or places(name, BODIES[name]):
-            if (name, place) not in done:
+            if not (options.tasks / TARGETS[place].task).is_dir():
+                print(f"{name} on {place}: there is no such task")
+            elif (name, place) not in done:
                 todo += [(name, BODIES[name], place, options.tasks)] * options.repeat
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork"), max_tasks_per_child=None) as pool:
         for number, future in enumerate(as_completed([pool.submit(judged, *each) for each in todo]), 1):
@@ -130,7 +133,7 @@ def main() -> None:
             options.out.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
             kinds = [kind for kind, _ in row.get("findings", [])]
             print(f"{number}/{len(todo)} {row['body']} on {row['target']}: {row['reward']} {kinds}", flush=True)
-    for bodies in (FIRST, second.BODIES):
+    for bodies in (FIRST, second.BODIES, honest.BODIES):
         for kind in sorted({body.kind for body in bodies.values()}):
             table([row for row in rows if row["body"] in bodies and row["kind"] == kind], kind)
         table([row for row in rows if row["body"] in bodies], "all")

@@ -354,11 +354,12 @@ def show(
 
 def _facts(task: Task, history: History) -> dict[str, Any]:
     from offbook.tasks.grade import mutants_of
+    from offbook.tasks.mutants import base_of
 
     deleted = asdict(task.deleted) if task.deleted else {}
     mutants = mutants_of(task)
     blank = mutants.blank(task.fail_to_pass)
-    others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
+    others = {base_of(node) for node in task.fail_to_pass} - blank
     record = history.records.get(task.id)
     return {
         "id": task.id,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from offbook.sandbox import Sandbox, SandboxSpec
 from offbook.tasks.judging import is_counted, judged, plan
-from offbook.tasks.mutants import Mutants, read_mutants
+from offbook.tasks.mutants import Mutants, base_of, read_mutants
 from offbook.tasks.perturbed import Apart, Perturbed, read_apart
 from offbook.tasks.suite import SuiteRun, run_rounds, suite_sandbox
 from offbook.types import OffbookError, Task
@@ -81,7 +81,7 @@ async def grade(
         where = f"{apart.cases[0].module}.{apart.cases[0].function}" if apart.cases else apart.tests[0]
         findings.append(Finding("perturbed", where, evidence))
     blank = mutants.blank(task.fail_to_pass)
-    shown = {mutants.test_of(node) for node in task.fail_to_pass} - blank
+    shown = {base_of(node) for node in task.fail_to_pass} - blank
     return Grade(result.run, result.missing, invalid, len(blank), len(shown), tuple(findings))
 
 

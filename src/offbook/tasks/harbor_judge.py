@@ -23,7 +23,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,13 @@ sys.path.insert(0, str(HERE))
 
 if TYPE_CHECKING:
     from offbook.tasks import judging, mutants
+    from offbook.tasks.inside.rounds import end_children
     from offbook.tasks.suite_run import Round, SuiteRun, has_begun, runs_of
 else:
     import judging
     import mutants
     from suite_run import Round, SuiteRun, has_begun, runs_of
+    from worker import end_children
 
 TIMEOUT_S = 280.0
 BIGGEST = 4 << 20  # bytes of a source file
@@ -166,7 +168,8 @@ def run(number: int, one: Round, base: io.BytesIO, place: pathlib.Path, expected
     )  # fmt: skip
     os.close(writing)
     report, timed_out = read(reading, process, time.monotonic() + one.timeout_s)
-    end(process)
+    end_children()  # this process is the last parent of all that a round started
+    process.poll()
     shutil.rmtree(tree, ignore_errors=True)
     if not has_begun(report):  # no fault of the agent's, and so no reward
         what = "the task's start command or pytest" if expected["start"] else "pytest"
@@ -209,33 +212,6 @@ def read(descriptor: int, process: subprocess.Popen[bytes], deadline: float) -> 
             time.sleep(0.005)
     os.close(descriptor)
     return data.decode(errors="replace"), not is_over
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a round: this process is the last parent of all that it started."""
-    for _ in range(100):
-        left = children()
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not left:
-            break
-        time.sleep(0.01)
-    process.poll()
-
-
-def children() -> list[int]:
-    """The processes whose parent is this one, without those that are over."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/stat") as file:
-            state, parent = file.read().rpartition(")")[2].split()[:2]
-            if parent == str(os.getpid()) and state != "Z":
-                found.append(int(name))
-    return found
 
 
 if __name__ == "__main__":

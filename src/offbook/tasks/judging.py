@@ -107,7 +107,6 @@ class Plan:
 
     rounds: list[Round]
     expected: frozenset[str]
-    mutants: Mutants
     drawn: Draw
     canaries: frozenset[str]
     blank: BlankRound | None
@@ -139,19 +138,19 @@ def plan(
     rounds = []
     for number in range(last):
         paths = sorted({test.partition("::")[0] for test in drawn.tests})
-        rounds.append(Round(paths, drawn.nodes(expected, mutants.test_of, number), texts(number), timeout_s / 2))
+        rounds.append(Round(paths, drawn.nodes(expected, number), texts(number), timeout_s / 2))
     if blank:
         unblanked = {path: text for path, text in texts(last).items() if path not in blank.paths}
         rounds.insert(0, replace(blank.round, changes={**unblanked, **blank.round.changes}))
     changes = texts(last)
     canaries: list[str] = []
-    if not fail_to_pass or not {mutants.test_of(node) for node in fail_to_pass} <= drawn.tests | shown:
+    if not fail_to_pass or not {base_of(node) for node in fail_to_pass} <= drawn.tests | shown:
         changes, canaries = _with_canaries({**_texts(hidden, files), **changes}, files, expected)
     whole = [path for path in changes if path not in files]  # of canaries alone
-    own = [node for node in expected if mutants.test_of(node) not in drawn.tests]
-    nodes = [*own, *drawn.nodes(expected, mutants.test_of, last), *canaries]
+    own = [node for node in expected if base_of(node) not in drawn.tests]
+    nodes = [*own, *drawn.nodes(expected, last), *canaries]
     rounds.append(Round([*whole[:1], *files, *whole[1:]], nodes, changes, timeout_s))
-    return Plan(rounds, frozenset(expected), mutants, drawn, frozenset(canaries), blank, frozenset(replaced))
+    return Plan(rounds, frozenset(expected), drawn, frozenset(canaries), blank, frozenset(replaced))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +167,14 @@ class Judged:
 
 def judged(this: Plan, runs: Sequence[SuiteRun]) -> Judged:
     """`runs` are the results that the rounds' processes reported."""
-    drawn, test_of, whole = this.drawn, this.mutants.test_of, runs[-1]
+    drawn, whole = this.drawn, runs[-1]
     tests = drawn.tests
     run = replace(
         whole,
         timed_out=any(one.timed_out for one in runs),
         tampered=next((one.tampered for one in runs if one.tampered), ""),
-        passed={node for node in whole.passed if test_of(node) not in tests},
-        failed={node: why for node, why in whole.failed.items() if test_of(node) not in tests},
+        passed={node for node in whole.passed if base_of(node) not in tests},
+        failed={node: why for node, why in whole.failed.items() if base_of(node) not in tests},
         saw=set[tuple[str, str]]().union(*(one.saw for one in runs)),
     )
     quiet, forged = set[str](), set[str]()  # tests with a mutant that did not fail, and with one that passed
@@ -188,14 +187,14 @@ def judged(this: Plan, runs: Sequence[SuiteRun]) -> Judged:
                 forged.add(mutant.test)
         own = drawn.own(number)
         for node in one.collected:
-            if test_of(node) in own:
+            if base_of(node) in own:
                 if node in one.passed:
                     run.passed.add(node)
                 else:
                     run.failed.setdefault(node, one.failed.get(node) or one.skipped.get(node) or "not run")
     run.passed -= run.failed.keys()
     # A mutant that passes where its test fails is a sign of wrong code, which the test's failure shows already.
-    solved = {test_of(node) for node in run.passed} - {test_of(node) for node in run.failed}
+    solved = {base_of(node) for node in run.passed} - {base_of(node) for node in run.failed}
     quiet &= solved
     forged &= solved
     if this.blank:

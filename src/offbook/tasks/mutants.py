@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -22,19 +22,17 @@ from offbook.tasks.blanks import Blanks, blanks_from
 
 NAME = "mutants.json"
 DRAWN = 12  # tests whose mutants are run in a grading
-ENOUGH = 16  # as many ways to draw make guessing hopeless; few tests need more rounds for that
-MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One edit of a test file: these bytes of it become `text`. No other test uses them."""
 
-    test: str  # path::name or path::Class::name, where the test is written down
+    test: str  # path::name or path::Class::name
     start: int
     end: int
     text: str
-    kind: str  # value, raises or check: what was changed
+    kind: str  # value or raises: what was changed
     fails: tuple[str, ...] = ()  # node ids that right code fails then
     others: tuple[str, ...] = ()  # its other cases, which are run too: a mutant has as many as the test
 
@@ -50,7 +48,6 @@ class Mutants:
     mutants: tuple[Mutant, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # path -> digest of the test file that they are edits of
     saw: tuple[tuple[str, str], ...] = ()  # what the right code itself looks at (SuiteRun.saw)
-    inherited: Mapping[str, str] = field(default_factory=dict)  # a test of a class -> where it is written down
     blanks: Blanks = field(default_factory=Blanks)
 
     def __len__(self) -> int:
@@ -59,20 +56,11 @@ class Mutants:
 
     @property
     def tests(self) -> set[str]:
-        """The tests whose mutants prove something. An inverted check proves only that the runner runs: a value that
-        equals everything fails it anyway."""
-        return {mutant.test for mutant in self.mutants if mutant.kind != "check"}
+        return {mutant.test for mutant in self.mutants}
 
     def blank(self, nodes: Iterable[str]) -> set[str]:
-        """The tests, where they are written down, of which a blank round hides every expected value."""
-        bases = {base_of(node) for node in nodes}
-        open_ = {base for base in bases if base not in self.blanks.cases or base in self.blanks.left}
-        return {self.test_of(base) for base in bases} - {self.test_of(base) for base in open_}
-
-    def test_of(self, node: str) -> str:
-        """What a node id is a case of."""
-        base = base_of(node)
-        return self.inherited.get(base, base)
+        """The tests of which a blank round hides every expected value."""
+        return {base_of(node) for node in nodes} & self.blanks.cases.keys() - self.blanks.left.keys()
 
 
 def write_mutants(tests: Path, mutants: Mutants) -> None:
@@ -91,6 +79,8 @@ def read_mutants(tests: Path, hidden: Path | None = None) -> Mutants:
     try:
         found = json.loads(file.read_bytes())
         mutants = [{**one, "fails": tuple(one["fails"]), "others": tuple(one["others"])} for one in found["mutants"]]
+        if any(base_of(node) != one["test"] for one in mutants for node in one["fails"]):
+            raise ValueError("inherited tests")
         for path, digest in found["files"].items():
             if digest != digest_of(((hidden or tests / "hidden") / path).read_bytes()):
                 raise ValueError(path)
@@ -98,7 +88,6 @@ def read_mutants(tests: Path, hidden: Path | None = None) -> Mutants:
             tuple(Mutant(**one) for one in mutants),
             found["files"],
             tuple((what, path) for what, path in found["saw"]),
-            found["inherited"],
             blanks_from(found["blanks"]),
         )
     except (ValueError, TypeError, LookupError) as error:
@@ -129,10 +118,10 @@ class Draw:
         """The drawn tests that are themselves in a round."""
         return self.tests - {mutant.test for mutant in self.rounds[number]}
 
-    def nodes(self, expected: Sequence[str], test_of: Callable[[str], str], number: int) -> list[str]:
+    def nodes(self, expected: Sequence[str], number: int) -> list[str]:
         """Node ids of a round: tests that are themselves, and mutants."""
         own = self.own(number)
-        nodes = {node for node in expected if test_of(node) in own}
+        nodes = {node for node in expected if base_of(node) in own}
         return sorted(nodes.union(*(mutant.fails + mutant.others for mutant in self.rounds[number])))
 
 
@@ -146,9 +135,7 @@ def draw(mutants: Collection[Mutant], rng: random.Random | None = None) -> Draw:
     if not by_test:
         return Draw()
     drawn = rng.sample(sorted(by_test), min(DRAWN, len(by_test)))
-    num_rounds = 2
-    while (2**num_rounds - 2) ** len(drawn) < ENOUGH and num_rounds < MAX_ROUNDS:
-        num_rounds += 1
+    num_rounds = 2 if len(drawn) >= 4 else 4  # so that there are over a dozen ways to draw
     rounds: list[list[Mutant]] = [[] for _ in range(num_rounds)]
     for test in drawn:
         pattern = rng.randrange(1, 2**num_rounds - 1)

@@ -27,6 +27,7 @@ from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySett
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.folder import Contents, load_task, places, rewrite_mutants, rewrite_settings, write_task
 from offbook.tasks.git import gold_patch, single_commit, touched_by
+from offbook.tasks.mutants import base_of
 from offbook.tasks.shared import share
 from offbook.types import Deleted, OffbookError, Task
 
@@ -42,7 +43,7 @@ FILE_LINES = 10
 MAX_CALLERS = 10
 COPIED = "its code is in another place too"
 REPEATED = "nearly the same as a task of another repository"
-UNCHECKED = "no test has a mutant or can be blanked"
+UNCHECKED = "no test has a mutant or can be blanked, and no call was recorded"
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ async def task_from(
         if why:
             return ended("the finished task does not hold", why)
         blank = mutants.blank(task.fail_to_pass)
-        if not mutants.tests and not blank:
+        if not mutants.tests and not blank and not verdict.apart.cases:
             return ended(UNCHECKED, "every wrong answer that its tests accept would be paid")
         if settings.annotate:
             try:
@@ -240,7 +241,7 @@ async def task_from(
         shutil.rmtree(draft, ignore_errors=True)
     assert task.deleted is not None
     touched = touched_by((folder / "solution" / "gold.patch").read_text())
-    others = {mutants.test_of(node) for node in task.fail_to_pass} - blank
+    others = {base_of(node) for node in task.fail_to_pass} - blank
     return replace(
         ended(""),
         lines=task.deleted.lines,

@@ -12,6 +12,7 @@ import linecache
 import os
 import signal
 import sys
+import threading
 import time
 import types
 import unittest
@@ -24,10 +25,11 @@ from offbook.tasks.inside.report import Pipe
 
 AHEAD = [4e7]  # seconds that the clock is ahead: over a year, and more with every call
 STEP_S = 3600.0
-WARM_CALLS, WARM_S = 1000, 0.02  # of each function, before those that are reported
+WARM_CALLS, WARM_S = 500, 0.1  # of each function, before the others
+UNSTEADY = '[["unsteady"], false]'  # of a function that gives several answers to one call
+SURROUNDINGS = {"USER": "user", "LOGNAME": "user", "HOME": "/usr"}  # of a person
 VARIABLES = ("PYTHON", "PYTEST", "HYPOTHESIS", "__TOX")  # how the names of the worker's own begin
 RUNNER_MODULES = ("pytest", "_pytest", "pluggy", "iniconfig")
-SKIPPING = {"skip", "skipif", "xfail", "usefixtures"}
 
 
 def run_calls(pipe: Pipe, calls: list[list[str]], limit_s: float, is_apart: bool) -> None:
@@ -35,19 +37,31 @@ def run_calls(pipe: Pipe, calls: list[list[str]], limit_s: float, is_apart: bool
     signal.signal(signal.SIGALRM, late)
     warmed = set[tuple[str, str]]()
     for number, call in enumerate(calls):
+        AHEAD[0] += STEP_S
+        text = answer(call, limit_s)
         if is_apart and (call[0], call[1]) not in warmed:
             warmed.add((call[0], call[1]))
-            answer(call, WARM_S, WARM_CALLS)
-        pipe.tell("returned", number, answer(call, limit_s))
+            text = text if is_steady(call, limit_s) else UNSTEADY
+        pipe.tell("returned", number, text)
 
 
-def answer(call: list[str], limit_s: float, times: int = 1) -> str:
+def is_steady(call: list[str], limit_s: float) -> bool:
+    """Whether a call that is made many times, each time with new arguments, gives the same answer, also after its last
+    result was emptied."""
+    until = perf_counter() + WARM_S
+    answers = set[str]()
+    for _ in range(WARM_CALLS):
+        answers.add(answer(call, limit_s, is_emptied=True))
+        if perf_counter() > until or len(answers) > 1:
+            break
+    return len(answers) == 1
+
+
+def answer(call: list[str], limit_s: float, is_emptied: bool = False) -> str:
     """JSON of what a call returns, and whether it changed its arguments. Of an exception its types, and whether a
-    `raise` statement of the function's own module raised it."""
+    `raise` statement of the function's own module raised it. The longer the arguments, the more of a result."""
     module, name, text = call
-    AHEAD[0] += STEP_S
-    arguments: Any = None
-    named: Any = {}
+    most = max(200, len(text))
     path = ""
     try:
         function = getattr(importlib.import_module(module), name)  # which takes long on a busy machine
@@ -55,11 +69,17 @@ def answer(call: list[str], limit_s: float, times: int = 1) -> str:
         arguments, named = resolved(ast.literal_eval(text))
         before = repr((arguments, named))
         signal.setitimer(signal.ITIMER_REAL, limit_s)
-        for _ in range(times):
-            value = function(*arguments, **named)
-            value = list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value
-        data = data_of(value)
-        return json.dumps([data, repr((arguments, named)) != before])
+        value = function(*arguments, **named)
+        if inspect.isfunction(value):  # a decorator: what it says of a function
+            value = {
+                name: one for name, one in vars(value(lambda *_: 1)).items() if one is not None and name[:2] != "__"
+            }
+        value = list(itertools.islice(value, most)) if isinstance(value, Iterator) else value
+        data = data_of(value, 20 * most)
+        is_changed = repr((arguments, named)) != before
+        if is_emptied and type(value) in (list, dict, set):
+            value.clear()
+        return json.dumps([data, is_changed])
     except Exception as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
         trace = error.__traceback__
@@ -78,10 +98,11 @@ def resolved(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("\0("):
         source, names = ast.literal_eval(value[1:])
         scope = {name: resolved(one) for name, one in names.items()}
-        if source.startswith("lambda"):
+        node = ast.parse(source).body[0]
+        if isinstance(node, ast.Expr):
             return eval(source, scope)
         exec(source, scope)
-        return scope[ast.parse(source).body[0].name]
+        return scope[node.name]
     if isinstance(value, str) and value.startswith("\0"):
         module, _, name = value[1:].partition(":")
         found: Any = importlib.import_module(module)
@@ -130,10 +151,25 @@ def hide() -> dict[str, Any]:
             del os.environ[name]
     sys.argv[:] = ["-c"]
     sys.orig_argv[:] = ["python", "-c"]
+    os.environ.update(SURROUNDINGS)
     os.chdir("/")
+    terminal()
     for clock in ("time", "monotonic", "perf_counter"):
         setattr(time, clock, ahead(getattr(time, clock)))
     return hidden
+
+
+def terminal() -> None:
+    """Standard input and output are a terminal, whose output is thrown away."""
+    reading, writing = os.openpty()
+    for descriptor in range(3):
+        os.dup2(writing, descriptor)
+
+    def drain() -> None:
+        while os.read(reading, 1 << 16):
+            pass
+
+    threading.Thread(target=drain, daemon=True).start()
 
 
 def ahead(clock: Callable[[], float]) -> Callable[[], float]:
@@ -163,13 +199,10 @@ def loaded(root: str, path: str, name: str, hidden: dict[str, Any]) -> types.Mod
 
 
 def run_plain(module: types.ModuleType, names: list[str]) -> None:
-    """A test function with each of its parameters. One that needs more of pytest than that cannot be run."""
+    """A test function with each of its parameters. What needs more of pytest than that fails."""
     *within, name = names
     owner: Any = module
-    marks = list(getattr(module, "pytestmark", []))
-    for part in within:
-        owner = getattr(owner, part)
-        marks += getattr(owner, "pytestmark", [])
+    owners = [module, *(owner := getattr(owner, part) for part in within)]
     function = inspect.unwrap(getattr(owner, name))
     function.__code__ = function.__code__.replace(co_name="run")
     if isinstance(owner, type) and issubclass(owner, unittest.TestCase):
@@ -178,11 +211,9 @@ def run_plain(module: types.ModuleType, names: list[str]) -> None:
         if not result.wasSuccessful() or result.skipped or not result.testsRun:
             raise AssertionError(str(result))
         return
-    marks += getattr(function, "pytestmark", [])
-    is_set_up = any(one.startswith(("setup", "teardown")) for one in dir(owner))
-    if is_set_up or not inspect.isfunction(function) or function.__code__.co_flags & 0x2A0:  # generators, coroutines
+    if function.__code__.co_flags & 0x2A0:  # generators, coroutines
         raise TypeError(name)
-    for arguments in cases_of(marks):
+    for arguments in cases_of([mark for one in (*owners, function) for mark in getattr(one, "pytestmark", [])]):
         bound: Callable[..., object] = getattr(owner() if within else owner, name)
         bound(**arguments)
 
@@ -191,18 +222,13 @@ def cases_of(marks: list[Any]) -> list[dict[str, Any]]:
     """The arguments of the cases that parametrize marks make."""
     cases: list[dict[str, Any]] = [{}]
     for mark in marks:
-        if mark.name in SKIPPING:
-            raise TypeError(mark.name)
-        if mark.name != "parametrize":
-            continue
-        given = inspect.signature(lambda argnames, argvalues, ids=None: None).bind(*mark.args, **mark.kwargs)
-        names, values = given.args[:2]
-        several = [one.strip() for one in names.split(",")] if isinstance(names, str) else list(names)
-        rows = []
-        for value in values:
-            if getattr(value, "marks", ()):
-                raise TypeError("marks")
-            value = value.values if type(value).__name__ == "ParameterSet" else (value,) if len(several) == 1 else value
-            rows.append(dict(zip(several, value)))  # noqa: B905
-        cases = [{**case, **row} for case in cases for row in rows]
+        if mark.name == "parametrize":
+            names, values = mark.args[:2]
+            several = [one.strip() for one in names.split(",")] if isinstance(names, str) else list(names)
+            rows = []
+            for value in values:
+                row = (value,) if len(several) == 1 else value
+                row = value.values if type(value).__name__ == "ParameterSet" else row
+                rows.append(dict(zip(several, row)))  # noqa: B905
+            cases = [{**case, **row} for case in cases for row in rows]
     return cases

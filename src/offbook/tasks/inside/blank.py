@@ -72,7 +72,7 @@ class AnyError(type):
         return cls.__subclasscheck__(type(value))
 
 
-def data_of(value: Any) -> Any:
+def data_of(value: Any, longest: int = LONGEST) -> Any:
     """A value as JSON, the same for all that equal it. A subclass is what its base class holds, whatever it says that
     it equals. What has no plain form is ["?", its type, its truth, whether it equals just anything]."""
     try:
@@ -80,7 +80,7 @@ def data_of(value: Any) -> Any:
         text = json.dumps(data)
     except Exception:  # raised by the code under test, which may raise what it likes
         data, text = unknown(value), ""
-    return data if len(text) <= LONGEST else ["digest", hashlib.sha256(text.encode()).hexdigest()]
+    return data if len(text) <= longest else ["digest", hashlib.sha256(text.encode()).hexdigest()]
 
 
 def unknown(value: Any) -> list[Any]:

@@ -25,7 +25,6 @@ Run = Callable[[Sequence[Round], int], Awaitable[Sequence[SuiteRun]]]  # rounds 
 async def blanks_of(
     files: Mapping[str, bytes],
     fail_to_pass: Collection[str],
-    inherited: Mapping[str, str],
     right: Mapping[str, str | None],
     run: Run,
     limit_s: float,
@@ -33,30 +32,30 @@ async def blanks_of(
     """Of the tests that need a feature, with what the right code reports. `files` are their test files, `right` is what
     brings the right code into the tree."""
     bases = sorted({base_of(node) for node in fail_to_pass})
-    found = found_in(files, {inherited.get(base, base) for base in bases})
+    found = found_in(files, bases)
     cases: dict[str, tuple[str, ...]] = dict.fromkeys(bases, ())
     texts = {path: data.decode() for path, data in files.items()}
     plain = Round(sorted(files), bases, {**right, **texts}, limit_s)
     for _ in range(TRIES):
-        blanks = _blanks(found, cases, inherited)
+        blanks = _blanks(found, cases)
         this = blank_round(blanks, blanks.cases, files, limit_s, random.Random(0))
         if this is None:
             return blanks
         blanked = replace(this.round, changes={**right, **this.round.changes})
         blank, whole = await run([blanked, plain], 0)
         cases = {base: tuple(node for node in whole.collected if base_of(node) == base) for base in bases}
-        this = replace(this, blanks=_blanks(found, cases, inherited))
-        if _pruned(found, this, blank, fail_to_pass, inherited):
+        this = replace(this, blanks=_blanks(found, cases))
+        if _pruned(found, this, blank, fail_to_pass):
             continue
         this = replace(this, blanks=reported(this, blank, fail_to_pass))
         blank, _ = await run([blanked, plain], 1)
         return _without(this.blanks, {base_of(node) for node in this.wrong(blank)[0]}, UNSTABLE)
-    return _without(_blanks(found, cases, inherited), bases, CHANGED)
+    return _without(_blanks(found, cases), bases, CHANGED)
 
 
 def blank_of(files: Mapping[str, bytes], tests: Collection[str]) -> BlankRound:
     """Of tests without parameters in which everything can be blanked."""
-    blanks = _blanks(found_in(files, tests), {test: (test,) for test in tests}, {})
+    blanks = _blanks(found_in(files, tests), {test: (test,) for test in tests})
     this = blank_round(blanks, tests, files, 60.0, random.Random(0))
     assert this is not None
     return this
@@ -92,19 +91,17 @@ def reported(this: BlankRound, run: SuiteRun, fail_to_pass: Collection[str]) -> 
     return _without(replace(this.blanks, reports=reports), bad, CHANGED)
 
 
-def _blanks(found: Found, cases: Mapping[str, tuple[str, ...]], inherited: Mapping[str, str]) -> Blanks:
+def _blanks(found: Found, cases: Mapping[str, tuple[str, ...]]) -> Blanks:
     """Without reports yet. `cases` are tests with their node ids."""
     tests = {test for one in found.candidates for test in one.tests}
-    kept = {base: nodes for base, nodes in cases.items() if inherited.get(base, base) in tests}
-    left = {base: found.left.get(inherited.get(base, base), "" if base in kept else NONE) for base in cases}
+    kept = {base: nodes for base, nodes in cases.items() if base in tests}
+    left = {base: found.left.get(base, "" if base in kept else NONE) for base in cases}
     left = {base: why for base, why in left.items() if why}
     edits = tuple(one.edit for one in found.candidates)
     return Blanks(edits, tuple(found.names), tuple(found.renamed), tuple(found.places), kept, {}, left)
 
 
-def _pruned(
-    found: Found, this: BlankRound, run: SuiteRun, fail_to_pass: Collection[str], inherited: Mapping[str, str]
-) -> bool:
+def _pruned(found: Found, this: BlankRound, run: SuiteRun, fail_to_pass: Collection[str]) -> bool:
     """Drop what the right code does not bear. Whether there was something: then all have to be run again."""
     before = len(found.candidates)
     failing = set[str]()
@@ -116,7 +113,7 @@ def _pruned(
             return True
         pairs = list(zip(own, names, strict=False))
         if len(names) != len(own) or any(name not in run.passed for node, name in pairs if node in fail_to_pass):
-            failing.add(inherited.get(base, base))
+            failing.add(base)
         reports = [report for _, name in pairs for report in run.blanks.get(name, ())]
         bad = {this.tokens[token] for token, data in reports if not _holds(found.places[this.tokens[token]], data)}
         found.drop(lambda one, bad=bad: not bad.isdisjoint(one.places), OBJECTS)  # type: ignore[misc]

@@ -30,8 +30,9 @@ from offbook.tasks.mutants import Mutant
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
 KNOWN = tomllib.loads(resources.files(__package__).joinpath("assertions.toml").read_text())
 PLAIN = {*KNOWN["plain"]}
-WRITTEN = PLAIN | {*KNOWN["written"]}
+WRITTEN = (PLAIN | {*KNOWN["written"]}) - {"approx"}
 COMPARED = {**dict.fromkeys(KNOWN["equal"], "Eq"), **KNOWN["compared"]}
+VAGUE = {"Regex", "NotRegex", "AlmostEqual", "NotAlmostEqual"}  # methods whose expected value is no equal one
 STANDARD = sys.stdlib_module_names | {"pytest"}
 LITERAL = (
     *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.UnaryOp, ast.BinOp),
@@ -106,7 +107,6 @@ class TestFile:
         self.words = Counter(re.findall(rb"\w+", data))
         self.loads = loads(self.tree)
         self.functions: dict[str, Function] = {}  # of two of a name the last one counts
-        self.parents: dict[str, list[str]] = {}
         self._read(self.tree.body, "")
         stored = Counter(node.id for node in nodes(self.tree, ast.Name) if isinstance(node.ctx, ast.Store))
         self.tables = {
@@ -127,16 +127,7 @@ class TestFile:
             if isinstance(node, FUNCTIONS):
                 self.functions[prefix + node.name] = node
             elif isinstance(node, ast.ClassDef):
-                self.parents[prefix + node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
                 self._read(node.body, f"{prefix}{node.name}::")
-
-    def written_at(self, test: str) -> str:
-        """Where a test is written down: classes inherit from one another. Empty if it is not in this file."""
-        if test in self.functions:
-            return test
-        owner, _, name = test.rpartition("::")
-        found = (self.written_at(f"{parent}::{name}") for parent in self.parents.get(owner, ()) if parent != owner)
-        return next(filter(None, found), "")
 
     def offset(self, line: int, column: int) -> int:
         return self.starts[line - 1] + column
@@ -192,26 +183,29 @@ class TestFile:
             found.candidates.append(Candidate(edit, [place], names, is_soft=True))
         for node in others:
             if not self.is_named(node):
-                edit = Edit(self.path, self.span(node.body[0])[0], self.span(node.body[-1])[1], "pass")
+                start = self.span(node.body[0])[0]
+                for decorator in getattr(node.body[0], "decorator_list", [])[:1]:
+                    start = self.data.rindex(b"@", 0, self.span(decorator)[0])
+                edit = Edit(self.path, start, self.span(node.body[-1])[1], "pass")
                 found.candidates.append(Candidate(edit, [], set(), is_soft=False))
 
     def rename(self, found: Found, own: Collection[str]) -> None:
-        """Functions and classes that nothing in the file names, and the file if no other one names it."""
+        """The tests and their classes that nothing in the file names, and the file if no other one names it."""
         parts = {part for name in own for part in name.split("::")}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.ClassDef) and self.words[node.name.encode()] == 1:
-                prefix = "Test" if node.name.startswith("Test") else "Of" if "test" in node.name.lower() else ""
-            elif isinstance(node, FUNCTIONS) and node.name in parts and not self.is_named(node):
-                prefix = "test_" if node.name.startswith("test") else ""
-            else:
-                continue
-            if prefix:
-                start = self.data.index(node.name.encode(), self.offset(node.lineno, node.col_offset))
-                found.names.append(Edit(self.path, start, start + len(node.name.encode()), prefix))
-        name = self.path.rpartition("/")[2]
-        word = re.compile(rf"\b{name.removesuffix('.py')}\b".encode())
-        is_found = name.startswith("test_") or name.endswith("_test.py")
-        if own and is_found and not any(map(word.search, found.files.values())):
+        defined = [
+            one for one in ast.walk(self.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        counts = Counter(node.name for node in defined)
+        for node in defined:
+            word = node.name.encode()
+            if node.name in parts and self.words[word] == counts[node.name]:
+                is_test = node.name.lower().startswith("test")
+                prefix = ("Test" if is_test else "Of") if isinstance(node, ast.ClassDef) else "test_"
+                start = self.data.index(word, self.offset(node.lineno, node.col_offset))
+                found.names.append(Edit(self.path, start, start + len(word), prefix))
+        stem = self.path.rpartition("/")[2].removesuffix(".py")
+        is_found = stem.startswith("test_") or stem.endswith("_test")
+        if own and is_found and not any(re.search(rf"\b{stem}\b".encode(), data) for data in found.files.values()):
             found.renamed.append(self.path)
 
 
@@ -225,7 +219,6 @@ class Test:
         self.function = file.functions[name]
         self.operands: list[ast.expr] = []  # what checks compare
         self.raised: list[Edit] = []
-        self.turned: list[Edit] = []
         self.wanted: list[tuple[ast.expr, str]] = []  # values to hide, each with its table
         self.tables = Counter[str]()  # with these values, and how often the test names each
         self._has_value = False
@@ -256,11 +249,13 @@ class Test:
             match decorator:
                 case ast.Call(args=[words, rows, *_]) if called(decorator) == "parametrize":
                     self._columns(re.findall(r"\w+", ast.unparse(words)), rows, Counter())
+        assigned: dict[str, list[ast.expr]] = {}
         for node in ast.walk(self.function):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    if stored[name] == 1 and self.is_written(value):
-                        self._sources[name] = [(value, "")]
+                    assigned.setdefault(name, []).append(value)
+                    if stored[name] == len(assigned[name]) and all(map(self.is_written, assigned[name])):
+                        self._sources[name] = [(one, "") for one in assigned[name]]
                 case ast.For(target=target, iter=over) if self.is_written(over):
                     elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
                     self._columns([one.id if isinstance(one, ast.Name) else "" for one in elements], over, stored)
@@ -312,10 +307,7 @@ class Test:
             is_kept = False
             match node:
                 case ast.Assert(test=test):
-                    start, end = self.file.span(test)
-                    text = self.file.data[start:end].decode()
-                    self.turned.append(Edit(self.file.path, start, end, f"not ({text})"))
-                    self._assertion(node, test, "assert ", "eq", is_certain)
+                    self._assertion(node, test, "assert ", is_certain)
                 case ast.Expr(value=ast.Call() as call):
                     self._call(call, is_certain)
                 case ast.With(items=items) | ast.AsyncWith(items=items):
@@ -342,31 +334,26 @@ class Test:
         if not CHECKS.fullmatch(name):
             return
         method = name.removeprefix("assert")
-        if isinstance(node.func, ast.Attribute) and method in KNOWN["opposite"]:
-            end = self.file.span(node.func)[1]
-            self.turned.append(Edit(self.file.path, end - len(method), end, KNOWN["opposite"][method]))
         asserted = _asserted(method, node) if isinstance(node.func, ast.Attribute) else None
         if asserted is not None:
-            self._assertion(node, asserted, "", KNOWN["equal"].get(method, "eq"), is_certain)
+            self._assertion(node, asserted, "", is_certain)
             return
         self.operands += arguments_of(node)
         if not is_certain or any(isinstance(one, ast.Starred) for one in arguments):
             self._leave(LOOSE)
             return
         written = [one for one in arguments if self.is_written(one) and not isinstance(one, ast.Name)]
-        if method not in {"Regex", "NotRegex"} and len(written) == 1 and len(arguments) > 1:
+        if method not in VAGUE and len(written) == 1 and len(arguments) > 1:
             place = self.found.place("eq")
             self._edit(written[0], f"__blank__({place})", [place], is_soft=True)
-        elif len(arguments) == 2 and isinstance(arguments[1], ast.Name) and self.is_written(arguments[1]):
-            self._expect(arguments[1])
+        elif names := [one for one in arguments[:2] if isinstance(one, ast.Name) and self.is_written(one)]:
+            self._expect(names[-1])
         else:
             self._leave(OPEN)
             return
         self._has_value = True
 
-    def _assertion(
-        self, node: ast.Assert | ast.Call, asserted: ast.expr, before: str, asks: str, is_certain: bool
-    ) -> None:
+    def _assertion(self, node: ast.Assert | ast.Call, asserted: ast.expr, before: str, is_certain: bool) -> None:
         for comparison in nodes(asserted, ast.Compare):
             self.operands.append(comparison.left)
             for right in comparison.comparators:
@@ -377,7 +364,7 @@ class Test:
             self._leave(LOOSE)
             return
         places: list[int] = []
-        self._edit(node, before + self._check(asserted, places, asks), places)
+        self._edit(node, before + self._check(asserted, places), places)
 
     def _edit(self, node: ast.expr | ast.stmt, text: str, places: list[int], is_soft: bool = False) -> None:
         start, end = self.file.span(node)
@@ -387,7 +374,7 @@ class Test:
         self._spans.append((start, end))
         self.found.candidates.append(Candidate(Edit(self.file.path, start, end, text), places, {self.name}, is_soft))
 
-    def _check(self, node: ast.expr, places: list[int], asks: str = "eq") -> str:
+    def _check(self, node: ast.expr, places: list[int]) -> str:
         """The expression with recorders that replaces an asserted one."""
         match node:
             case ast.BoolOp(op=ast.And(), values=values):
@@ -395,8 +382,13 @@ class Test:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return self._truth(operand, False, places)
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-                if text := self._equal(left, right, asks, places):
-                    return text
+                for value, expected in ((left, right), (right, left)):
+                    near, expected = _tolerance(expected)
+                    if self.is_written(expected):
+                        self._expect(expected)
+                        return self._recorder(places, "approx" if near else "eq", near, value)
+                self._leave(OPEN)
+                return self._recorder(places, "same", "", left, right)
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
                 sign = KNOWN["signs"][type(operator).__name__]
                 for value, expected, asks in ((left, right, sign), (right, left, f".{sign}")):
@@ -413,20 +405,6 @@ class Test:
         is_weak = asks == "truth" and isinstance(values[0], ast.Call) and called(values[0]) in KNOWN["weak"]
         self._has_value |= not is_weak
         return f"__blank__({place}, {', '.join(f'({ast.unparse(one)})' for one in values)})"
-
-    def _equal(self, left: ast.expr, right: ast.expr, asks: str, places: list[int]) -> str:
-        for value, expected in ((left, right), (right, left)):
-            if isinstance(expected, ast.Call) and called(expected) == "approx" and asks == "eq":
-                near = _tolerance(expected)
-                if not near or not self.is_written(expected.args[0]):
-                    return ""
-                self._expect(expected.args[0])
-                return self._recorder(places, "approx", near, value)
-            if self.is_written(expected):
-                self._expect(expected)
-                return self._recorder(places, asks, "", value)
-        self._leave(OPEN)
-        return self._recorder(places, "same", "", left, right) if asks == "eq" else ""
 
     def _expect(self, expected: ast.expr) -> None:
         """Nothing reads this expression once a recorder replaces the check."""
@@ -463,9 +441,9 @@ class Test:
         if self.file.is_named(self.function):  # another test may call it
             return []
         values = [edit for operand in self.operands for edit in self._constants(operand, rng)]
-        kinds = {"value": values, "raises": self.raised, "check": self.turned}
-        edits = [(kind, edit) for kind, edits in kinds.items() for edit in rng.sample(edits, len(edits))]
-        return [Mutant(self.name, edit.start, edit.end, edit.text, kind) for kind, edit in edits[:most]]
+        kinds = [("value", edit) for edit in rng.sample(values, len(values))]
+        kinds += [("raises", edit) for edit in rng.sample(self.raised, len(self.raised))]
+        return [Mutant(self.name, edit.start, edit.end, edit.text, kind) for kind, edit in kinds[:most]]
 
     def _constants(self, node: ast.AST, rng: random.Random, depth: int = DEPTH) -> Iterator[Edit]:
         """Other values of constants that stand for themselves: not of arguments of calls that compute something, and
@@ -531,26 +509,17 @@ def _asserted(method: str, call: ast.Call) -> ast.expr | None:
     if method in {"IsInstance", "NotIsInstance"}:
         found = ast.Call(ast.Name("isinstance", ast.Load()), [first, second], [])
         return found if method == "IsInstance" else ast.UnaryOp(ast.Not(), found)
-    given = {one.arg: one.value for one in call.keywords} | dict(zip(("places",), call.args[2:], strict=False))
-    digits = given.get("places", ast.Constant(7))
-    if method == "AlmostEqual" and "delta" not in given and isinstance(digits, ast.Constant):
-        near = [ast.Constant(0.0), ast.Constant(0.5 * 10.0 ** -int(str(digits.value)))]
-        approx = ast.Call(ast.Name("approx", ast.Load()), [second, *near], [])
-        return ast.Compare(first, [ast.Eq()], [approx])
     return None
 
 
-def _tolerance(approx: ast.Call) -> str:
-    """Of pytest.approx: the text of (relative, absolute); empty if it is not written down."""
-    given = [*zip(("rel", "abs"), approx.args[1:], strict=False), *((one.arg, one.value) for one in approx.keywords)]
-    values = {name: value.value for name, value in given if isinstance(value, ast.Constant)}
-    if len(values) != len(given) or not values.keys() <= {"rel", "abs"} or not approx.args:
-        return ""
-    relative = values.get("rel")
-    absolute = values.get("abs")
-    if relative is None:
-        relative = 1e-6 if absolute is None else 0.0
-    return repr((float(str(relative)), 1e-12 if absolute is None else float(str(absolute))))
+def _tolerance(node: ast.expr) -> tuple[str, ast.expr]:
+    """Of a pytest.approx the text of (relative, absolute), and its value; of other expressions nothing, and itself."""
+    match node:
+        case ast.Call(args=[value], keywords=given) if called(node) == "approx":
+            known = {one.arg: one.value.value for one in given if isinstance(one.value, ast.Constant)}
+            if len(known) == len(given) and None not in known.values():
+                return repr((known.get("rel", 0.0 if "abs" in known else 1e-6), known.get("abs", 1e-12))), value
+    return "", node
 
 
 def called(node: ast.Call) -> str:

@@ -1,8 +1,7 @@
 """How a task's tests are checked (tasks/blanks.py, tasks/mutants.py): blanks, and mutants of tests without them.
 
-A mutant is a single edit that makes a test wrong: another expected value, another raised type, or one check turned
-around. An object that equals everything fails a turned check too, so that shows only that the runner runs. An edit can
-be used if the right code fails it in a check, and no trivial body passes it.
+A mutant is a single edit that makes a test wrong: another expected value, or another raised type. An edit can be used
+if the right code fails it in a check, and no trivial body passes it.
 """
 
 from __future__ import annotations
@@ -43,24 +42,17 @@ async def checks_of(
 ) -> Mutants:
     """Of the tests that need a feature. `files` are their test files, `right` is what brings the right code into the
     tree, `trivial` are trivial bodies and the tests that they pass, `run` takes rounds and a hash seed."""
-    inherited = {}
     expected = {*fail_to_pass, *pass_to_pass}
-    for path, file in _parsed(files).items():
-        for base in {base_of(node) for node in expected if node.startswith(f"{path}::")}:
-            name = file.written_at(base.removeprefix(f"{path}::"))
-            if name and f"{path}::{name}" != base:
-                inherited[base] = f"{path}::{name}"
-    blanks = await blanks_of(files, fail_to_pass, inherited, right, run, limit_s)
-    found = Mutants(inherited=inherited, blanks=blanks)
-    tests = {found.test_of(node) for node in fail_to_pass} - found.blank(fail_to_pass)
-    mutants = await mutants_of(tests, inherited, files, expected, right, trivial, run, limit_s, rng)
+    blanks = await blanks_of(files, fail_to_pass, right, run, limit_s)
+    found = Mutants(blanks=blanks)
+    tests = {base_of(node) for node in fail_to_pass} - found.blank(fail_to_pass)
+    mutants = await mutants_of(tests, files, expected, right, trivial, run, limit_s, rng)
     paths = sorted({mutant.path for mutant in mutants} | {base.partition("::")[0] for base in blanks.cases})
     return replace(found, mutants=mutants, files={path: digest_of(files[path]) for path in paths})
 
 
 async def mutants_of(
     tests: Collection[str],
-    inherited: Mapping[str, str],
     files: Mapping[str, bytes],
     expected: Collection[str],
     right: Changes,
@@ -69,8 +61,7 @@ async def mutants_of(
     limit_s: float,
     rng: random.Random,
 ) -> tuple[Mutant, ...]:
-    """Usable mutants of tests, which are given by where they are written down."""
-    test_of = Mutants(inherited=inherited).test_of
+    """Usable mutants of tests."""
     read = _parsed(files)
     drawn: list[list[Mutant]] = [[] for _ in range(VARIANTS)]  # each has at most one mutant of a test
     for test in rng.sample(sorted(tests), min(MAX_TESTS, len(tests))):
@@ -81,16 +72,15 @@ async def mutants_of(
     # The right code with each set of mutants, then each trivial body with those of the tests that it passes.
     tried: list[tuple[Changes, list[Mutant]]] = [(right, mutants) for mutants in drawn]
     for bodies, passed in trivial:
-        bases = {test_of(node) for node in passed}
+        bases = {base_of(node) for node in passed}
         tried += [(bodies, [mutant for mutant in mutants if mutant.test in bases]) for mutants in drawn]
     tried = [(changes, mutants) for changes, mutants in tried if mutants]
     rounds = []
     for changes, mutants in tried:
         paths = sorted({mutant.path for mutant in mutants})
         texts = {path: edited(files[path], [mutant for mutant in mutants if mutant.path == path]) for path in paths}
-        chosen = {mutant.test for mutant in mutants}
-        bases = chosen | {base for base, test in inherited.items() if test in chosen}
-        rounds.append(Round(paths, sorted(bases), {**changes, **texts}, limit_s))
+        chosen = sorted({mutant.test for mutant in mutants})
+        rounds.append(Round(paths, chosen, {**changes, **texts}, limit_s))
     usable: list[tuple[Mutant, Mutant]] = []
     trivially: dict[Mutant, set[str]] = defaultdict(set)  # what passes with a trivial body
     for (changes, mutants), done in zip(tried, await run(rounds, 0) if rounds else (), strict=True):
@@ -98,14 +88,12 @@ async def mutants_of(
             if changes is not right:
                 trivially[mutant] |= done.passed
             elif done.exit_code is not None and not done.tampered:
-                nodes = [node for node in done.collected if test_of(node) == mutant.test]
+                nodes = [node for node in done.collected if base_of(node) == mutant.test]
                 fails = tuple(node for node in nodes if node in done.failed)
                 if fails and all(_in_a_check(done, node, mutant.kind) for node in fails):
                     others = tuple(node for node in nodes if node not in fails and node in expected)
                     usable.append((mutant, replace(mutant, fails=fails, others=others)))
-    kept = [one for mutant, one in usable if trivially[mutant].isdisjoint(one.fails)]
-    better = {mutant.test for mutant in kept if mutant.kind != "check"}
-    return tuple(mutant for mutant in kept if mutant.kind != "check" or mutant.test not in better)
+    return tuple(one for mutant, one in usable if trivially[mutant].isdisjoint(one.fails))
 
 
 def _parsed(files: Mapping[str, bytes]) -> dict[str, TestFile]:

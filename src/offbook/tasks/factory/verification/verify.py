@@ -25,7 +25,14 @@ from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.examples import TRIED_S, Example, Tried, examples, reached, tried_in, trying_of
 from offbook.tasks.factory.types import Deletion, files_of, is_test_code
 from offbook.tasks.factory.verification.mutants import checks_of
-from offbook.tasks.factory.verification.perturb import answered, functions_of, recorded, recording
+from offbook.tasks.factory.verification.perturb import (
+    DOCUMENTED,
+    answered,
+    documented,
+    functions_of,
+    recorded,
+    recording,
+)
 from offbook.tasks.factory.workshop import Workshop, product_of
 from offbook.tasks.grade import put
 from offbook.tasks.mutants import Mutants, base_of
@@ -46,11 +53,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
-        self._began = self._last = time.monotonic()
-
-    @property
-    def total_s(self) -> float:
-        return time.monotonic() - self._began
+        self._last = time.monotonic()
 
     def mark(self, stage: str) -> None:
         """What was done since the last call."""
@@ -76,12 +79,10 @@ class Verdict:
     evidence: str = ""
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
-    exact: bool = False  # the failing tests are just those that the map says
     floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
     mutants: Mutants = field(default_factory=Mutants)
     apart: Apart = field(default_factory=Apart)
     tried: Tried = field(default_factory=Tried)
-    test_s: float = 0.0  # how long tests ran, all rounds together
 
 
 # Asked of what fails without the feature, before the long rounds: why it makes no task all the same, and the evidence.
@@ -103,7 +104,9 @@ async def verify(
     repository, needing, clock = workshop.repository, deletion.feature.tests, clock or Clock()
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
-    candidates = await asyncio.to_thread(_examples, workshop, deletion)
+    candidates: list[Example] = []
+    if deletion.level != "release":  # whose changelog says what it brings
+        candidates = await asyncio.to_thread(_examples, workshop, deletion)
     gone = (*deletion.stubbed, *deletion.deleted)
     others = impacted(workshop, deletion, settings)
     tests = [*needing, *others]
@@ -113,13 +116,10 @@ async def verify(
     trying = trying_of(repository.suite, workshop.symbols, gone, candidates, right)
     clock.mark("delete")
     saw = set[tuple[str, str]]()  # what the product itself looks at
-    test_s = 0.0
     async with await suite_sandbox(repository.tree, repository.suite, spec) as sandbox:
 
         async def run(rounds: Sequence[Round], rounds_s: float, hash_seed: int = 0) -> list[SuiteRun]:
             done = await run_rounds(sandbox, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
-            nonlocal test_s
-            test_s += sum(sum(one.seconds.values()) for one in done)
             saw.update(*(one.saw for one in done))
             return done
 
@@ -127,16 +127,15 @@ async def verify(
         *with_examples, first = await run([*([trying] if trying else []), whole], limit_s + TRIED_S)
         clock.mark("tests without it")
         if refusal := _refusal(first, needing, others, repository.excluded):
-            return Verdict(*refusal, test_s=test_s)
+            return Verdict(*refusal)
         fail_to_pass = tuple(test for test in needing if test in first.failed)
         seen = Verdict(
             fail_to_pass=fail_to_pass,
             pass_to_pass=tuple(sorted(first.passed)),
-            exact=set(fail_to_pass) == {*needing},
             tried=tried_in(with_examples[0], candidates) if trying else Tried(),
         )
         if refusal := await objection(seen):
-            return Verdict(*refusal, test_s=test_s)
+            return Verdict(*refusal)
         sample = _sample(needing, settings.max_trivial_tests)
         sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
         ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
@@ -147,11 +146,11 @@ async def verify(
         *with_trivial, again = await run([*trivial, whole], limit_s + len(trivial) * sample_s, hash_seed=1)
         clock.mark("trivial bodies")
         if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
-            return Verdict("flaky", min(changed), test_s=test_s)
+            return Verdict("flaky", min(changed))
         asked = {*fail_to_pass} & {*sample}
         shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
         if 1 in shares:
-            return Verdict("a trivial body solves it", [*ways][shares.index(1)], test_s=test_s)
+            return Verdict("a trivial body solves it", [*ways][shares.index(1)])
         bodies_with_passed = [(bodies, done.passed) for bodies, done in zip(ways.values(), with_trivial, strict=True)]
         files = {path: workshop.files[path].encode() for path in files_of(fail_to_pass) if path in workshop.files}
         limit_s = START_S / 3 + SLOWER * sum(repository.seconds[test] for test in fail_to_pass)
@@ -167,20 +166,20 @@ async def verify(
         for path, names in functions_of(deletion.targets).items():
             listening[path] = recording(workshop.files[path], names)
         asking = _sample(fail_to_pass, settings.max_trivial_tests)
-        await run([Round(files_of(asking), asking, {**right, **listening}, timeout_s=sample_s)], sample_s)
+        listening[DOCUMENTED] = documented(functions_of(deletion.targets), repository.import_roots)
+        asked_files, last = [*files_of(asking), DOCUMENTED], f"{DOCUMENTED}::test_documented"
+        await run([Round(asked_files, [*asking, last], {**right, **listening}, timeout_s=sample_s)], sample_s)
         calls = await recorded(sandbox, functions_of(deletion.targets), repository.import_roots)  # what it wrote stays
         await put(sandbox, right)
         texts = {path: data.decode() for path, data in files.items()}
         plain = _sample([*{base_of(node) for node in fail_to_pass if node.partition("::")[0] in texts}], MAX_APART)
         apart = await answered(sandbox, repository.suite, calls, plain, texts, deletion.feature.id)
         clock.mark("other inputs")
-    return replace(seen, floor=max(shares, default=0.0), mutants=mutants, apart=apart, test_s=test_s)
+    return replace(seen, floor=max(shares, default=0.0), mutants=mutants, apart=apart)
 
 
 def _examples(workshop: Workshop, deletion: Deletion) -> list[Example]:
-    """Checks that its tests make. What a release brings is told by its changelog."""
-    if deletion.level == "release":
-        return []
+    """Checks that its tests make."""
     files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
     roots, needing = workshop.symbols.import_roots, deletion.feature.tests
     return examples(reached(files, roots, needing), files, roots, needing, (*deletion.stubbed, *deletion.deleted))
