@@ -63,7 +63,7 @@ TESTS = textwrap.dedent("""
            "e": "e!é"}
     def test_own_table():
         for s, loud in OWN.items(): assert loud == g(s)
-    class TestCase(unittest.TestCase):
+    class TestUnit(unittest.TestCase):
         def test_value(self): self.assertEqual(f(7), 14)
 """)
 CODE = "def f(n): return n + n\ndef g(s): return s and s + '!é'\ndef items(n): return list(range(n))\n"
@@ -84,7 +84,7 @@ def tried(tmp_path: Path, trivial: str) -> Mutants:
     """The usable ones of all candidates, with a trivial body that passes test_loop."""
     (tmp_path / "test_pkg.py").write_text(TESTS)
     (tmp_path / "pkg.py").write_text("")
-    tests = [*(f"test_pkg.py::test_{name}" for name in NAMES), "test_pkg.py::TestCase::test_value"]
+    tests = [*(f"test_pkg.py::test_{name}" for name in NAMES), "test_pkg.py::TestUnit::test_value"]
     expected = [*tests, "test_pkg.py::test_cases[1-2]", "test_pkg.py::test_cases[3-6]", *SAME_TABLE, *OF_TABLE]
     bodies = [({"pkg.py": trivial}, ["test_pkg.py::test_loop", "test_pkg.py::test_cases[3-6]"])]
 
@@ -108,7 +108,7 @@ def test_mutants_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> N
     names = ("value", "text", "wrapped", "expected", "cases", "table", "own_table")
     assert kinds == {
         **{f"test_{name}": "value" for name in names},
-        "TestCase::test_value": "value",
+        "TestUnit::test_value": "value",
         "test_raises": "raises",
     }, "a test that passes with nothing to check has none, and a table that others use is not edited"
     others = [mutant.others for mutant in mutants.mutants if mutant.test.endswith("cases")]
@@ -156,6 +156,9 @@ def test_a_test_that_others_call_has_no_mutant() -> None:
         def test_called(f=f): assert f(1) == 2
         def test_caller(): test_called(abs)
         def test_other(): assert f(2) == 4
+        class TestShared:
+            def test_shared(self): assert f(4) == 8
+        class TestOne(TestShared): pass
         class TestBase:
             def test_method(self): assert f(3) == 6
             def test_by_name(self): self.test_method()

@@ -340,7 +340,7 @@ async def answered(
     padded = {
         case.function
         for number, case in enumerate(asked.cases)
-        if not case.result and "null" in first.returned.get(number, "")
+        if not case.result and "null" in first.returned.get(number, "") and not _has_none(case)
     }
     strict, others = list[Case](), list[Case]()
     for number, case in enumerate(asked.cases):
