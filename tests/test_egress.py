@@ -14,6 +14,8 @@ from offbook.sandbox import SandboxSpec
 from offbook.sandbox.egress import EVENTS, HEADER_BYTES, SOCKET, EgressProxy, OutwardSandbox, _is_public, forwarded
 from offbook.types import Event, OffbookError
 
+pytestmark = pytest.mark.anyio
+
 # Runs in the sandbox: an allowed server through a tunnel, a refused one, and the way around the proxy.
 CLIENT = """
 import http.client, os, socket, sys
@@ -86,62 +88,55 @@ async def in_sandbox(command: str, path: Path, inherited: tuple[int, ...] = ()) 
     return process.returncode, output.decode()
 
 
-def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-
-    async def run() -> tuple[int, str, list[Event], int]:
-        async with (
-            Server() as server,
-            Server() as other,
-            EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",)) as proxy,
-        ):
-            command = shlex.join(["python3", "-c", CLIENT, str(server.port), str(other.port), str(write_end)])
-            code, output = await in_sandbox(command, tmp_path / "proxy", (write_end,))
-            assert other.requests == []
-            return code, output, proxy.events, other.port
-
-    code, output, events, other_port = asyncio.run(run())
+    async with (
+        Server() as server,
+        Server() as other,
+        EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",)) as proxy,
+    ):
+        command = shlex.join(["python3", "-c", CLIENT, str(server.port), str(other.port), str(write_end)])
+        code, output = await in_sandbox(command, tmp_path / "proxy", (write_end,))
+        assert other.requests == []
     assert output.splitlines() == [
         "answer to POST /tunnel HTTP/1.1",
-        f"Tunnel connection failed: 403 127.0.0.1:{other_port} is not on the allow-list",
+        f"Tunnel connection failed: 403 127.0.0.1:{other.port} is not on the allow-list",
         "direct: Connection refused",
         "direct: Network is unreachable",
     ]
     assert code == 7
-    assert events == [Event(-1, "egress_refused", f"127.0.0.1:{other_port}")]
+    assert proxy.events == [Event(-1, "egress_refused", f"127.0.0.1:{other.port}")]
     assert os.read(read_end, 100) == b"report"  # other file descriptors go through the forwarder
     os.close(read_end)
     os.close(write_end)
     assert not (tmp_path / "proxy").exists()
 
 
-def test_a_sandbox_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "door").mkdir()
-    fetch = "import http.client as c; t = c.HTTPConnection('127.0.0.1', 3128); t.set_tunnel('127.0.0.1', {}); "
-    fetch += "t.request('GET', '/'); print(t.getresponse().read().decode())"
-
-    async def run() -> tuple[str, str, str]:
-        async with Server() as server:
-            command = shlex.join(["python3", "-c", fetch.format(server.port)])
-            async with OutwardSandbox(tmp_path / "tree", SandboxSpec(), tmp_path / "door", {"WORD": "a b"}) as sandbox:
-                async with EgressProxy(tmp_path / "door" / SOCKET, (f"127.0.0.1:{server.port}",)):
-                    through = await sandbox.exec(command, 30)
-                    said = await sandbox.exec("echo $WORD; echo word > made; exit 3", 30)
-                    await sandbox.exec(
-                        "mkdir -p out/deep && ln -s /etc out/link && head -c 20 /dev/zero > out/deep/file", 30
-                    )
-                    await sandbox.copy_out("out", tmp_path / "copied")
-                return through.output, (await sandbox.exec(command, 30)).output, f"{said.exit_code} {said.output}"
-
-    through, after, said = asyncio.run(run())
-    assert through == "answer to GET / HTTP/1.1\n"
-    assert "answer" not in after
-    assert said == "3 a b\n"
-    assert [str(path.relative_to(tmp_path / "copied")) for path in (tmp_path / "copied").rglob("*")] == [
-        "deep",
-        "deep/file",
-    ]
+async def test_a_sandbox_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> None:
+    tree, door = tmp_path / "tree", tmp_path / "door"
+    tree.mkdir()
+    door.mkdir()
+    async with Server() as server, OutwardSandbox(tree, SandboxSpec(), door, {"WORD": "a b"}) as sandbox:
+        fetch = "import http.client as c; t = c.HTTPConnection('127.0.0.1', 3128); "
+        fetch += (
+            f"t.set_tunnel('127.0.0.1', {server.port}); t.request('GET', '/'); print(t.getresponse().read().decode())"
+        )
+        command = shlex.join(["python3", "-c", fetch])
+        async with EgressProxy(door / SOCKET, (f"127.0.0.1:{server.port}",)):
+            assert (await sandbox.exec(command, 30)).output == "answer to GET / HTTP/1.1\n"
+            said = await sandbox.exec("echo $WORD; echo word > made; exit 3", 30)
+            assert (said.exit_code, said.output) == (3, "a b\n")
+            make = "mkdir -p out/deep && ln -s /etc out/link && head -c 20 /dev/zero > out/deep/file"
+            await sandbox.exec(make, 30)
+            await sandbox.copy_out("out", tmp_path / "copied")
+        assert "answer" not in (await sandbox.exec(command, 30)).output
+    copied = sorted(str(path.relative_to(tmp_path / "copied")) for path in (tmp_path / "copied").rglob("*"))
+    assert copied == ["deep", "deep/file"]
     assert (tmp_path / "copied/deep/file").read_bytes() == bytes(20)
 
 
@@ -167,14 +162,11 @@ def test_a_sandbox_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) 
         ("\x00\xff\r\n\r\n", 400),
     ],
 )
-def test_bad_requests_are_refused_and_recorded(request_text: str, status: int, tmp_path: Path) -> None:
-    async def run() -> tuple[bytes, list[Event]]:
-        async with EgressProxy(tmp_path / "proxy", ("pypi.example", "*.files.example", "*.0.0.1")) as proxy:
-            return await asked(tmp_path / "proxy", request_text.encode("latin-1")), proxy.events
-
-    answer, events = asyncio.run(run())
+async def test_bad_requests_are_refused_and_recorded(request_text: str, status: int, tmp_path: Path) -> None:
+    async with EgressProxy(tmp_path / "proxy", ("pypi.example", "*.files.example", "*.0.0.1")) as proxy:
+        answer = await asked(tmp_path / "proxy", request_text.encode("latin-1"))
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
-    assert [event.kind for event in events] == ["egress_refused"]
+    assert [event.kind for event in proxy.events] == ["egress_refused"]
 
 
 Resolver = Callable[..., Awaitable[list[tuple[object, ...]]]]
@@ -200,7 +192,7 @@ def resolver(*addresses: str) -> Resolver:
         (["10.9.9.9", "10.9.9.8"], 403, []),
     ],
 )
-def test_names_that_lead_to_private_addresses_are_refused(
+async def test_names_that_lead_to_private_addresses_are_refused(
     addresses: list[str], status: int, connected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resolver and the dialler are the network's; both are replaced, so that nothing here leaves the machine."""
@@ -210,34 +202,27 @@ def test_names_that_lead_to_private_addresses_are_refused(
         dialled.append(host)
         raise ConnectionRefusedError
 
-    async def run() -> tuple[bytes, list[str]]:
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "getaddrinfo", resolver(*addresses))
-        monkeypatch.setattr(loop, "create_connection", dial)
-        async with EgressProxy(tmp_path / "proxy", ("*.pypi.example", "10.9.9.9")) as proxy:
-            answer = await asked(tmp_path / "proxy", b"CONNECT files.PyPI.example.:443 HTTP/1.1\r\n\r\n")
-            return answer, [event.detail for event in proxy.events]
-
-    answer, refused = asyncio.run(run())
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "getaddrinfo", resolver(*addresses))
+    monkeypatch.setattr(loop, "create_connection", dial)
+    async with EgressProxy(tmp_path / "proxy", ("*.pypi.example", "10.9.9.9")) as proxy:
+        answer = await asked(tmp_path / "proxy", b"CONNECT files.PyPI.example.:443 HTTP/1.1\r\n\r\n")
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert dialled == connected
+    refused = [event.detail for event in proxy.events]
     assert refused == (["files.pypi.example:443"] if status == 403 else [])
 
 
-def test_addresses_are_compared_as_addresses(tmp_path: Path) -> None:
-    async def run() -> bytes:
-        async with EgressProxy(tmp_path / "proxy", ("[0:0:0:0:0:0:0:1]:1",)):
-            return await asked(tmp_path / "proxy", b"CONNECT [::0:1]:1 HTTP/1.1\r\n\r\n")
-
-    assert b"502 [::1]:1 does not answer" in asyncio.run(run())
+async def test_addresses_are_compared_as_addresses(tmp_path: Path) -> None:
+    async with EgressProxy(tmp_path / "proxy", ("[0:0:0:0:0:0:0:1]:1",)):
+        answer = await asked(tmp_path / "proxy", b"CONNECT [::0:1]:1 HTTP/1.1\r\n\r\n")
+    assert b"502 [::1]:1 does not answer" in answer
 
 
-def test_localhost_is_private_even_by_name(tmp_path: Path) -> None:
-    async def run() -> bytes:
-        async with Server() as server, EgressProxy(tmp_path / "proxy", (f"localhost:{server.port}",)):
-            return await asked(tmp_path / "proxy", f"CONNECT localhost:{server.port} HTTP/1.1\r\n\r\n".encode())
-
-    assert b"has a private address" in asyncio.run(run())
+async def test_localhost_is_private_even_by_name(tmp_path: Path) -> None:
+    async with Server() as server, EgressProxy(tmp_path / "proxy", (f"localhost:{server.port}",)):
+        answer = await asked(tmp_path / "proxy", f"CONNECT localhost:{server.port} HTTP/1.1\r\n\r\n".encode())
+    assert b"has a private address" in answer
 
 
 def test_public_addresses() -> None:
@@ -253,67 +238,52 @@ def test_entries_that_are_no_hosts(entry: str, tmp_path: Path) -> None:
         EgressProxy(tmp_path / "proxy", (entry,))
 
 
-def test_connections_are_bounded_and_idle_ones_end(tmp_path: Path) -> None:
-    async def run() -> tuple[bytes, bytes, bytes, float, list[str]]:
-        loop = asyncio.get_running_loop()
-        async with (
-            Server() as server,
-            EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",), max_connections=2, idle_s=0.3) as proxy,
-        ):
-            start = loop.time()
-            silent, silent_writer = await asyncio.open_unix_connection(tmp_path / "proxy")
-            tunnel, tunnel_writer = await asyncio.open_unix_connection(tmp_path / "proxy")
-            tunnel_writer.write(f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\n\r\n".encode())
-            await tunnel.readuntil(b"\r\n\r\n")
-            third = await asked(tmp_path / "proxy", b"")
-            ends = await asyncio.wait_for(silent.read(), 5), await asyncio.wait_for(tunnel.read(), 5)
-            seconds = loop.time() - start
-            silent_writer.close()
-            tunnel_writer.close()
-            return third, *ends, seconds, [event.detail for event in proxy.events]
-
-    third, silent_end, tunnel_end, seconds, refused = asyncio.run(run())
-    assert third.startswith(b"HTTP/1.1 503 ")
-    assert silent_end == tunnel_end == b""
-    assert 0.25 < seconds < 3
-    assert refused == ["too many connections"]
+async def tunnel(path: Path, server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\n\r\n".encode())
+    await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
 
 
-def test_a_slow_connection_is_not_an_idle_one(tmp_path: Path) -> None:
-    async def run() -> bytes:
-        async with Server() as server, EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",), idle_s=0.5):
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "proxy")
-            writer.write(f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\n\r\n".encode())
-            await reader.readuntil(b"\r\n\r\n")
-            for piece in (b"GET ", b"/slow ", b"HTTP", b"/1.1\r\n", b"\r\n"):
-                await asyncio.sleep(0.2)
-                writer.write(piece)
-            answer = await asyncio.wait_for(reader.read(), 5)
-            writer.close()
-            return answer
-
-    assert asyncio.run(run()).endswith(b"answer to GET /slow HTTP/1.1")
-
-
-def test_events_are_bounded(tmp_path: Path) -> None:
-    async def run() -> int:
-        async with EgressProxy(tmp_path / "proxy", ()) as proxy:
-            for _ in range(EVENTS + 5):
-                await asked(tmp_path / "proxy", b"CONNECT a:1 HTTP/1.1\r\n\r\n")
-            return len(proxy.events)
-
-    assert asyncio.run(run()) == EVENTS
+async def test_connections_are_bounded_and_idle_ones_end(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    path = tmp_path / "proxy"
+    async with (
+        Server() as server,
+        EgressProxy(path, (f"127.0.0.1:{server.port}",), max_connections=2, idle_s=0.3) as proxy,
+    ):
+        start = loop.time()
+        silent, silent_writer = await asyncio.open_unix_connection(path)
+        opened, opened_writer = await tunnel(path, server)
+        assert (await asked(path, b"")).startswith(b"HTTP/1.1 503 ")
+        assert await asyncio.wait_for(silent.read(), 5) == await asyncio.wait_for(opened.read(), 5) == b""
+        assert 0.25 < loop.time() - start < 3
+        silent_writer.close()
+        opened_writer.close()
+    assert [event.detail for event in proxy.events] == ["too many connections"]
 
 
-def test_open_connections_end_with_the_proxy(tmp_path: Path) -> None:
-    async def run() -> bytes:
-        async with asyncio.timeout(5), Server() as server:
-            async with EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",)):
-                reader, writer = await asyncio.open_unix_connection(tmp_path / "proxy")
-                writer.write(f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\n\r\n".encode())
-                await reader.readuntil(b"\r\n\r\n")
-            rest = await asyncio.wait_for(reader.read(), 5)
-            writer.close()
-            return rest
+async def test_a_slow_connection_is_not_an_idle_one(tmp_path: Path) -> None:
+    path = tmp_path / "proxy"
+    async with Server() as server, EgressProxy(path, (f"127.0.0.1:{server.port}",), idle_s=0.5):
+        reader, writer = await tunnel(path, server)
+        for piece in (b"GET ", b"/slow ", b"HTTP", b"/1.1\r\n", b"\r\n"):
+            await asyncio.sleep(0.2)
+            writer.write(piece)
+        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"answer to GET /slow HTTP/1.1")
+        writer.close()
 
-    assert asyncio.run(run()) == b""
+
+async def test_events_are_bounded(tmp_path: Path) -> None:
+    async with EgressProxy(tmp_path / "proxy", ()) as proxy:
+        for _ in range(EVENTS + 5):
+            await asked(tmp_path / "proxy", b"CONNECT a:1 HTTP/1.1\r\n\r\n")
+    assert len(proxy.events) == EVENTS
+
+
+async def test_open_connections_end_with_the_proxy(tmp_path: Path) -> None:
+    async with asyncio.timeout(5), Server() as server:
+        async with EgressProxy(tmp_path / "proxy", (f"127.0.0.1:{server.port}",)):
+            reader, writer = await tunnel(tmp_path / "proxy", server)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_sandbox import in_loop, sleepers, unique_sleep
+from test_sandbox import anyio_backend, sleepers, unique_sleep
 
 from offbook.sandbox import BwrapSandbox, PathRefused, SandboxSpec, isolation
 
-pytestmark = pytest.mark.skipif(not isolation().works, reason=isolation().missing)
+__all__ = ["anyio_backend"]  # a fixture
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not isolation().works, reason=isolation().missing)]
 
 SECRET = "host-secret-7c1e"
 ROOT = Path(__file__).parents[1]
@@ -80,7 +81,6 @@ async def python(sandbox: BwrapSandbox, code: str, timeout_s: float = 20) -> str
     return (await sandbox.exec("python attempt.py", timeout_s)).output
 
 
-@in_loop
 async def test_the_hosts_files_and_environment_are_not_there(sandbox: BwrapSandbox, base: Path) -> None:
     os.environ["HOST_TOKEN"] = SECRET
     try:
@@ -99,7 +99,6 @@ async def test_the_hosts_files_and_environment_are_not_there(sandbox: BwrapSandb
         assert name not in seen.output.split()
 
 
-@in_loop
 async def test_nothing_of_the_hosts_network_is_reached(sandbox: BwrapSandbox) -> None:
     name = f"offbook-{os.getpid()}"
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
@@ -134,7 +133,6 @@ with socket.create_server(("127.0.0.1", 0)) as own, socket.create_connection(own
     assert "its own loopback works" in said
 
 
-@in_loop
 async def test_nothing_outside_is_written(sandbox: BwrapSandbox) -> None:
     places = "/x /usr/x /usr/bin/x /etc/x /etc/passwd /dev/x /proc/x /history/x /home/x /var/x /run/x /bin/x /root/x"
     kernel = "/proc/sys/kernel/core_pattern /proc/sys/kernel/hostname /proc/sysrq-trigger /proc/1/oom_score_adj"
@@ -150,7 +148,6 @@ async def test_nothing_outside_is_written(sandbox: BwrapSandbox) -> None:
     assert not Path("/x").exists()
 
 
-@in_loop
 async def test_sandboxes_do_not_see_each_other(sandbox: BwrapSandbox, base: Path) -> None:
     mark = unique_sleep()
     async with BwrapSandbox(base) as other:
@@ -170,7 +167,6 @@ async def test_sandboxes_do_not_see_each_other(sandbox: BwrapSandbox, base: Path
     assert not sleepers(mark)
 
 
-@in_loop
 async def test_a_fork_bomb_is_bounded_and_the_harness_goes_on(sandbox: BwrapSandbox, base: Path) -> None:
     ticks = 0
 
@@ -215,7 +211,6 @@ for take in (watch, queue, signalled):
 MOST = {"watch": 128, "queue": 0, "signalled": 1024}
 
 
-@in_loop
 async def test_what_the_kernel_counts_for_a_user_is_not_taken_from_the_host(sandbox: BwrapSandbox, base: Path) -> None:
     """Inotify instances, message queues and queued signals: used up inside, by several processes, and there outside."""
     await sandbox.write("attempt.py", USE_UP + "import time\ntime.sleep(60)\n")
@@ -248,7 +243,6 @@ async def test_what_the_kernel_counts_for_a_user_is_not_taken_from_the_host(sand
     assert all(total[name] <= most for name, most in MOST.items()), total
 
 
-@in_loop
 async def test_a_full_disk_ends_the_command_only(sandbox: BwrapSandbox) -> None:
     many = "i=0; while :; do i=$((i+1)); head -c 4000000 /dev/zero > f$i; done"
     result = await sandbox.exec(many, 20)
@@ -270,7 +264,6 @@ async def test_a_full_disk_ends_the_command_only(sandbox: BwrapSandbox) -> None:
     assert (await sandbox.exec("rm -rf e t*", 20)).exit_code == 0
 
 
-@in_loop
 async def test_memory_is_bounded(sandbox: BwrapSandbox) -> None:
     said = await python(sandbox, "x = bytearray(10 << 30)\nfor i in range(0, len(x), 4096): x[i] = 1\nprint('GOT IT')")
     assert "GOT IT" not in said
@@ -281,14 +274,12 @@ async def test_memory_is_bounded(sandbox: BwrapSandbox) -> None:
         assert int((sandbox.group.folder / "memory.peak").read_text()) / 2**20 == pytest.approx(256, abs=8)
 
 
-@in_loop
 async def test_an_endless_output_costs_nothing(sandbox: BwrapSandbox) -> None:
     result = await sandbox.exec("yes | head -c 100000000", 30)
     assert result.truncated
     assert len(result.output) < 100_000
 
 
-@in_loop
 async def test_no_daemon_outlives_its_command(sandbox: BwrapSandbox) -> None:
     mark = unique_sleep()
     daemons = f"setsid sleep {mark} & nohup sleep {mark} & (setsid sh -c '(sleep {mark} &) &' &); "
@@ -314,7 +305,6 @@ LINKS = [
 
 
 @pytest.mark.parametrize("command", LINKS)
-@in_loop
 async def test_links_do_not_lead_the_harness_outside(sandbox: BwrapSandbox, base: Path, command: str) -> None:
     await sandbox.exec("rm -rf pkg; " + command.format(outside=base.parent), 20)
     for use in (
@@ -332,7 +322,6 @@ async def test_links_do_not_lead_the_harness_outside(sandbox: BwrapSandbox, base
     assert sorted(os.listdir(base.parent)) == ["secret.txt", "tree"]
 
 
-@in_loop
 async def test_a_link_inside_may_be_absolute(sandbox: BwrapSandbox) -> None:
     await sandbox.exec("ln -s /app/pkg/one.py link; ln -s /app folder", 20)
     assert await sandbox.read("folder/folder/link") == "ONE = 1\n"
@@ -340,7 +329,6 @@ async def test_a_link_inside_may_be_absolute(sandbox: BwrapSandbox) -> None:
     assert await sandbox.changes() == {"pkg/one.py": "ONE = 2\n"}
 
 
-@in_loop
 async def test_a_race_with_links_never_shows_the_hosts_files(sandbox: BwrapSandbox, base: Path) -> None:
     """A running command swaps a file and a folder for links all the time, while the harness looks."""
     outside = base.parent
@@ -381,7 +369,6 @@ while True:
     assert SECRET not in str(await sandbox.changes())
 
 
-@in_loop
 async def test_pipes_devices_and_hard_links(sandbox: BwrapSandbox, base: Path) -> None:
     said = await python(
         sandbox,
@@ -416,7 +403,6 @@ os.mkfifo("fifo"); socket.socket(socket.AF_UNIX).bind("socket")
     assert await sandbox.changes() == {"attempt.py": await sandbox.read("attempt.py")}
 
 
-@in_loop
 async def test_namespaces_mounts_and_other_processes_are_refused(sandbox: BwrapSandbox) -> None:
     said = await python(
         sandbox,
@@ -452,14 +438,12 @@ print(open("/proc/self/status").read())
     assert tools.output.endswith("all refused\n")
 
 
-@in_loop
 async def test_setuid_gives_nothing(sandbox: BwrapSandbox) -> None:
     said = await sandbox.exec("cp /usr/bin/id id; chmod u+s id; ./id -u; chown 0 id; cat /proc/self/uid_map", 20)
     assert said.output.split()[0] == "1000"
     assert said.output.split()[-3:] == ["1000", said.output.split()[-2], "1"]
 
 
-@in_loop
 async def test_escape_codes_are_harmless(sandbox: BwrapSandbox) -> None:
     result = await sandbox.exec(r"printf '\033]0;title\007\033[2Jclear\033]52;c;ZWNobw==\007\n'", 20)
     assert "\x1b" not in result.output
@@ -467,7 +451,6 @@ async def test_escape_codes_are_harmless(sandbox: BwrapSandbox) -> None:
     assert "clear" in result.output
 
 
-@in_loop
 async def test_attributes_that_overlays_use_cannot_be_forged(sandbox: BwrapSandbox) -> None:
     said = await python(
         sandbox,
@@ -490,7 +473,6 @@ for name in ("user.overlay.opaque", "user.overlay.whiteout", "user.overlay.redir
         assert await fork.read("pkg/one.py") == "ONE = 1\n"
 
 
-@in_loop
 async def test_deep_and_odd_names(sandbox: BwrapSandbox) -> None:
     said = await python(
         sandbox,
@@ -510,7 +492,6 @@ for name in (b"new\\nline", b"\\xff\\xfe", b"-rf", b" ", b"*", b"\\x1b[2J"):
         assert len(await fork.files()) == 8
 
 
-@in_loop
 async def test_the_deadline_holds_against_stopped_and_tracing_processes(sandbox: BwrapSandbox) -> None:
     began = time.monotonic()
     result = await sandbox.exec("trap '' 1 2 3 15; kill -STOP $$; while :; do :; done", 0.5)
@@ -518,7 +499,6 @@ async def test_the_deadline_holds_against_stopped_and_tracing_processes(sandbox:
     assert time.monotonic() - began < 5
 
 
-@in_loop
 async def test_a_command_cannot_pretend_to_have_ended(sandbox: BwrapSandbox) -> None:
     """It can write to all that process 1 has open, and gets nothing from that."""
     pretend = "for f in /proc/1/fd/*; do echo '0 0' >$f; done 2>/dev/null; sleep 60"

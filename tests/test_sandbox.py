@@ -4,7 +4,6 @@ separate ways, and nothing is left behind. What a sandbox keeps an agent from is
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import random
 import shlex
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,18 +41,13 @@ from offbook.types import OffbookError
 SECRET = "not for the agent"
 KINDS = [ProcessSandbox, BwrapSandbox]
 
+pytestmark = pytest.mark.anyio  # runs async tests
 needs_isolation = pytest.mark.skipif(not isolation().works, reason=isolation().missing)
 
 
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*arguments: object, **options: object) -> None:
-        async def whole() -> None:
-            await test(*arguments, **options)
-
-        asyncio.run(whole())
-
-    return run
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +116,11 @@ def unique_sleep() -> str:
     return f"{random.randint(10**6, 10**9)}"
 
 
-@in_loop
 async def test_output_is_merged_and_the_exit_code_kept(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo out; echo err >&2; exit 3", 20)
     assert result == ExecResult(3, "out\nerr\n", timed_out=False, truncated=False)
 
 
-@in_loop
 async def test_a_command_starts_in_the_tree_without_input(sandbox: Sandbox) -> None:
     root = sandbox.root if isinstance(sandbox, ProcessSandbox) else "/app"
     assert (await sandbox.exec("pwd; cat; ./run.sh", 20)).output == f"{root}\nran\n"
@@ -148,12 +140,10 @@ async def test_a_command_starts_in_the_tree_without_input(sandbox: Sandbox) -> N
         pytest.param("vim run.sh", marks=pytest.mark.skipif(not shutil.which("vim"), reason="there is no vim")),
     ],
 )
-@in_loop
 async def test_a_command_that_would_wait_for_a_person_ends_at_once(sandbox: Sandbox, command: str) -> None:
     assert not (await sandbox.exec(f"bash -c {shlex.quote(command)}", 10)).timed_out
 
 
-@in_loop
 async def test_nothing_of_the_hosts_environment_is_seen(sandbox: Sandbox) -> None:
     os.environ["OFFBOOK_TOKEN"] = SECRET
     try:
@@ -167,12 +157,10 @@ async def test_nothing_of_the_hosts_environment_is_seen(sandbox: Sandbox) -> Non
     assert await sandbox.changes() == {}
 
 
-@in_loop
 async def test_python_is_the_one_that_runs_offbook(sandbox: Sandbox) -> None:
     assert (await sandbox.exec("python -c 'import pytest, pkg.one; print(pkg.one.ONE)'", 20)).output == "1\n"
 
 
-@in_loop
 async def test_long_output_keeps_its_beginning_and_end(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo begin; head -c 100000000 /dev/zero | tr '\\0' x; echo end", 30)
     assert result.truncated
@@ -183,14 +171,12 @@ async def test_long_output_keeps_its_beginning_and_end(sandbox: Sandbox) -> None
     assert len(result.output) < OUTPUT_BYTES + 100
 
 
-@in_loop
 async def test_a_report_is_not_output(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo seen; echo told >&3; echo also >&3", 20, report=True)
     assert (result.output, result.report) == ("seen\n", "told\nalso\n")
     assert (await sandbox.exec("(echo told >&3) 2>/dev/null || echo closed", 20)).output == "closed\n"
 
 
-@in_loop
 async def test_the_deadline_kills_grandchildren_and_keeps_the_output(sandbox: Sandbox) -> None:
     mark, began = unique_sleep(), time.monotonic()
     result = await sandbox.exec(f"echo so far; sh -c 'sleep {mark} & wait' & wait", 1.0)
@@ -199,7 +185,6 @@ async def test_the_deadline_kills_grandchildren_and_keeps_the_output(sandbox: Sa
     assert all(map(ends, sleepers(mark)))
 
 
-@in_loop
 async def test_what_a_command_leaves_in_the_background_is_killed(sandbox: Sandbox) -> None:
     mark = unique_sleep()
     result = await sandbox.exec(f"sleep {mark} & echo done", 20)
@@ -207,7 +192,6 @@ async def test_what_a_command_leaves_in_the_background_is_killed(sandbox: Sandbo
     assert all(map(ends, sleepers(mark)))
 
 
-@in_loop
 async def test_a_process_sandbox_limits_memory_and_file_size(base: Path) -> None:
     async with ProcessSandbox(base) as sandbox:
         assert "MemoryError" in (await sandbox.exec("python -c 'bytearray(5 << 30)'", 20)).output
@@ -215,12 +199,10 @@ async def test_a_process_sandbox_limits_memory_and_file_size(base: Path) -> None
         assert (sandbox.root / "big").stat().st_size < 200_000_000
 
 
-@in_loop
 async def test_a_signal_of_its_own_ends_a_command_as_a_shell_tells(sandbox: Sandbox) -> None:
     assert (await sandbox.exec("kill -SEGV $$", 20)).exit_code == 128 + signal.SIGSEGV
 
 
-@in_loop
 async def test_commands_started_together_do_not_disturb_each_other(sandbox: Sandbox) -> None:
     results = await asyncio.gather(
         sandbox.exec("sleep 0.3; echo a", 20),
@@ -237,7 +219,6 @@ async def test_commands_started_together_do_not_disturb_each_other(sandbox: Sand
     assert [result.timed_out for result in results] == [False, False, True, False]
 
 
-@in_loop
 async def test_a_write_waits_for_a_running_command(isolated: BwrapSandbox) -> None:
     command = asyncio.create_task(isolated.exec("sleep 0.3; cat new 2>/dev/null || echo absent", 20))
     await asyncio.sleep(0.1)
@@ -246,7 +227,6 @@ async def test_a_write_waits_for_a_running_command(isolated: BwrapSandbox) -> No
     assert (await isolated.exec("cat new", 20)).output == "text"
 
 
-@in_loop
 async def test_cancelling_kills_the_command(sandbox: Sandbox) -> None:
     mark = unique_sleep()
     command = asyncio.create_task(sandbox.exec(f"touch started; sleep {mark}", 60))
@@ -260,7 +240,6 @@ async def test_cancelling_kills_the_command(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@in_loop
 async def test_closing_ends_a_running_command(base: Path, kind: type[ProcessSandbox] | type[BwrapSandbox]) -> None:
     sandbox = kind(base)
     command = asyncio.create_task(sandbox.exec("touch started; sleep 60", 60))
@@ -272,7 +251,6 @@ async def test_closing_ends_a_running_command(base: Path, kind: type[ProcessSand
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@in_loop
 async def test_close_removes_everything_and_may_be_called_again(
     base: Path, kind: type[ProcessSandbox] | type[BwrapSandbox]
 ) -> None:
@@ -298,7 +276,6 @@ def test_a_sandbox_of_a_missing_tree_leaves_nothing(
     assert [entry for entry in tmp_path.iterdir() if kind is ProcessSandbox or list(entry.glob("*/layer-*"))] == []
 
 
-@in_loop
 async def test_files_are_read_written_and_listed(sandbox: Sandbox) -> None:
     text = "line\r\nÜber\n\ttab"
     await sandbox.write("new/deep/file.txt", text)
@@ -320,7 +297,6 @@ async def test_files_are_read_written_and_listed(sandbox: Sandbox) -> None:
         await sandbox.remove("pkg/none.py")
 
 
-@in_loop
 async def test_what_was_deleted_can_be_made_again(sandbox: Sandbox) -> None:
     """The old content must not shine through from below."""
     await sandbox.exec("rm -r pkg run.sh", 20)
@@ -340,7 +316,6 @@ async def test_what_was_deleted_can_be_made_again(sandbox: Sandbox) -> None:
     }
 
 
-@in_loop
 async def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, sandbox: Sandbox) -> None:
     assert await sandbox.changes() == {}
     await sandbox.write("pkg/one.py", "ONE = 11\n")
@@ -359,7 +334,6 @@ async def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, sandbox
     assert (base / "pkg" / "one.py").read_text() == "ONE = 1\n"
 
 
-@in_loop
 async def test_all_changed_text_of_a_rollout_has_one_budget(sandbox: Sandbox) -> None:
     """Sparse files and many large ones are named and not read into memory."""
     await sandbox.exec(
@@ -386,7 +360,6 @@ async def test_all_changed_text_of_a_rollout_has_one_budget(sandbox: Sandbox) ->
         HISTORY + "/../outside",
     ],
 )
-@in_loop
 async def test_paths_that_leave_the_tree_are_refused(sandbox: Sandbox, path: str) -> None:
     for refused in (sandbox.read, sandbox.list, lambda path: sandbox.write(path, "x")):
         with pytest.raises(PathRefused):
@@ -429,7 +402,6 @@ def test_no_path_reaches_outside(base: Path, kind: type[ProcessSandbox] | type[B
     assert sorted(entry.name for entry in base.parent.iterdir()) == ["outside", "tree"]
 
 
-@in_loop
 async def test_a_pipe_is_no_file(sandbox: Sandbox) -> None:
     await sandbox.exec("mkfifo fifo", 20)
     with pytest.raises(PathRefused):
@@ -439,7 +411,6 @@ async def test_a_pipe_is_no_file(sandbox: Sandbox) -> None:
     assert "fifo" not in await sandbox.files()
 
 
-@in_loop
 async def test_a_missing_file_is_the_file_systems_error(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundError):
         await sandbox.read("pkg/none.py")
@@ -449,7 +420,6 @@ async def test_a_missing_file_is_the_file_systems_error(sandbox: Sandbox) -> Non
         await sandbox.read("pkg")
 
 
-@in_loop
 async def test_history_is_read_and_not_written(sandbox: Sandbox) -> None:
     await sandbox.publish("segment-1.txt", "what was said\n")
     await sandbox.publish("segment-1.txt", "what was really said\n")
@@ -469,7 +439,6 @@ async def test_history_is_read_and_not_written(sandbox: Sandbox) -> None:
     assert await sandbox.changes() == {}
 
 
-@in_loop
 async def test_forks_go_separate_ways(base: Path, sandbox: Sandbox) -> None:
     await sandbox.exec("echo 2 > pkg/one.py; rm pkg/two.py; echo t > $TMPDIR/t; echo h > ~/h", 20)
     await sandbox.publish("a", "a")
@@ -540,7 +509,6 @@ def test_both_kinds_of_sandboxes_see_the_same(steps: list[tuple[str, ...]]) -> N
     asyncio.run(both())
 
 
-@in_loop
 async def test_changes_and_forks_in_turns_end_in_one_sentence_and_lose_nothing(isolated: BwrapSandbox) -> None:
     async def change_and_fork() -> None:
         for number in range(200):
@@ -594,7 +562,6 @@ def test_a_process_that_ends_leaves_nothing(base: Path, tmp_path: Path, how: str
 
 
 @needs_isolation
-@in_loop
 async def test_folders_that_can_only_be_read(base: Path, tmp_path: Path) -> None:
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "tool").write_text("tool")
@@ -610,7 +577,6 @@ async def test_folders_that_can_only_be_read(base: Path, tmp_path: Path) -> None
 
 
 @needs_isolation
-@in_loop
 async def test_folders_below_var_tmp_can_be_read(base: Path) -> None:
     """Which is /tmp in sandboxes that are shown none of it."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
@@ -624,7 +590,6 @@ async def test_folders_below_var_tmp_can_be_read(base: Path) -> None:
 @needs_isolation
 @pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
 @pytest.mark.parametrize("called", ["{}", "{}/../a clone"])
-@in_loop
 async def test_a_sandbox_is_the_same_wherever_the_environment_lies(
     base: Path, place: str, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -653,7 +618,6 @@ async def test_a_sandbox_is_the_same_wherever_the_environment_lies(
 
 
 @needs_isolation
-@in_loop
 async def test_processor_time_is_limited(base: Path) -> None:
     if "cpu" not in isolation().controllers:
         pytest.skip("no control group for processor time")
@@ -666,7 +630,6 @@ async def test_processor_time_is_limited(base: Path) -> None:
 
 
 @needs_isolation
-@in_loop
 async def test_odd_names_of_the_tree(tmp_path: Path) -> None:
     """Colons, commas and backslashes mean something in the options of an overlay."""
     tree = tmp_path / "a:b,c d\\e"
@@ -678,7 +641,6 @@ async def test_odd_names_of_the_tree(tmp_path: Path) -> None:
 
 
 @needs_isolation
-@in_loop
 async def test_a_tree_of_another_owner_is_copied(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a file away")
@@ -691,13 +653,11 @@ async def test_a_tree_of_another_owner_is_copied(tmp_path: Path) -> None:
     assert (tmp_path / "folder" / "file").read_text() == "before\n"
 
 
-@in_loop
 async def test_a_command_too_long_to_start_is_refused(isolated: BwrapSandbox) -> None:
     assert (await isolated.exec("true " + "x" * 200_000, 20)).exit_code == 126
     assert (await isolated.exec("echo a\0b", 20)).exit_code == 126
 
 
-@in_loop
 async def test_a_closed_sandbox_is_not_used(base: Path) -> None:
     sandbox = BwrapSandbox(base)
     await sandbox.close()
@@ -707,7 +667,6 @@ async def test_a_closed_sandbox_is_not_used(base: Path) -> None:
         await sandbox.exec("true", 20)
 
 
-@in_loop
 async def test_a_machine_without_isolation_gets_one_clear_sentence(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,5 +4,3 @@ from offbook.engine.base import Engine, Session
 from offbook.engine.local import LocalEngine
 from offbook.engine.remote import RemoteEngine, RemoteSession
 from offbook.engine.vllm import VllmEngine
-
-__all__ = ["Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session", "VllmEngine"]

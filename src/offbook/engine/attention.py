@@ -253,15 +253,18 @@ def grouped(parts: list[Part], shared: int, key_entries: int, on_gpu: bool) -> l
     pieces = [piece for part in parts for piece in _pieces(part, MASK_ENTRIES // (shared * part.upto))]
     for part in sorted(pieces, key=lambda part: (bucket(part.size), part.upto)):
         rows = len(groups[-1]) + 1 if groups else 1
-        wider, longer = max(count, part.size), max(upto, part.upto)
+        wider = max(count, part.size)
+        longer = max(upto, part.upto)
         separate = (rows - 1) * count * upto + part.size * part.upto + call
         fits = rows * wider * longer * shared <= MASK_ENTRIES and rows * longer * key_entries <= KEY_ENTRIES
         if groups and fits and rows * wider * longer <= separate:
             groups[-1].append(part)
-            count, upto = wider, longer
+            count = wider
+            upto = longer
         else:
             groups.append([part])
-            count, upto = part.size, part.upto
+            count = part.size
+            upto = part.upto
     return groups
 
 
@@ -281,18 +284,23 @@ class _Group:
     """
 
     def __init__(self, length: int, parts: list[Part], shared: int, query: Tensor):
-        parts, device = sorted(parts), query.device
-        count, upto = max(part.size for part in parts), max(part.upto for part in parts)
+        parts = sorted(parts)
+        device = query.device
+        count = max(part.size for part in parts)
+        upto = max(part.upto for part in parts)
         self.length = min(-(-upto // 8) * 8, length)  # masks of other lengths are copied by kernels
-        self.shared, self.dtype = shared, query.dtype
+        self.shared = shared
+        self.dtype = query.dtype
         self.mask: Tensor | None = None
-        first, numbers = parts[0].slot, [part.slot for part in parts]
+        first = parts[0].slot
+        numbers = [part.slot for part in parts]
         in_a_row = numbers == list(range(first, first + len(parts)))
         self.slot_R = slice(first, first + len(parts)) if in_a_row else torch.tensor(numbers, device=device)
         begin_R, last_R, start_R = torch.tensor([[p.begin, p.end - 1, p.start] for p in parts]).T
         token_RT = torch.minimum(begin_R[:, None] + torch.arange(count), last_R[:, None])
         real_RT = torch.arange(count) <= (last_R - begin_R)[:, None]
-        self.token_RT, self.token_N = token_RT.to(device), token_RT[real_RT].to(device)
+        self.token_RT = token_RT.to(device)
+        self.token_N = token_RT[real_RT].to(device)
         self.real_N = None if bool(real_RT.all()) else real_RT.flatten().nonzero()[:, 0].to(device)
         self.position_RT = (token_RT + (start_R - begin_R)[:, None]).to(device)
 

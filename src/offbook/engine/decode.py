@@ -74,7 +74,8 @@ class KvSlots:
         if rows * self.length <= self.budget:  # it may be more, from longer rows
             length = max(length, self.length)
         count = min(self.budget // length, max(rows, bucket(wished), self.count))
-        kept, upto = min(count, self.count), min(length, self.length)
+        kept = min(count, self.count)
+        upto = min(length, self.length)
         for layer, pair in list(self.layers.items()):
             keys, values = (old.new_zeros(count, old.shape[1], length, old.shape[3]) for old in pair)
             for new, old in zip((keys, values), pair, strict=True):
@@ -82,7 +83,8 @@ class KvSlots:
             self.layers[layer] = keys, values
         self.owners = [*self.owners[:kept], *[None] * (count - kept)]
         self.ids = [*(ids if len(ids) < length else [] for ids in self.ids[:kept]), *([] for _ in range(count - kept))]
-        self.count, self.length = count, length
+        self.count = count
+        self.length = length
 
     def keep_routes(self, layer: int, experts_NK: Tensor, where_N: Tensor) -> None:
         """`layer` counts the layers with a router."""
@@ -116,7 +118,8 @@ class KvSlots:
     def swap(self, ones: list[int], others: list[int]) -> None:
         """Swap owners, ids, keys and values of slots pairwise."""
         upto = max((len(self.ids[slot]) for slot in [*ones, *others]), default=0)
-        both, turned = self._index([*ones, *others]), self._index([*others, *ones])
+        both = self._index([*ones, *others])
+        turned = self._index([*others, *ones])
         for tensor in self._tensors() if upto else ():
             tensor[both, :, :upto] = tensor[turned, :, :upto]
         for one, other in zip(ones, others, strict=True):
@@ -171,25 +174,30 @@ def plan_fills(wanted: Mapping[int, list[int]], kept: Mapping[int, list[int]]) -
     last: Fill | None = None
     for ids, slot in sorted((ids, slot) for slot, ids in wanted.items()):
         shared = min(common_prefix(ids, kept.get(slot, [])), len(ids) - 1)
-        source, wave = None, 0
+        source = None
+        wave = 0
         for other, at in others:
             count = min(common_prefix(ids, other), len(ids) - 1)
             if count >= shared + MIN_SHARED:
-                shared, source = count, at
+                shared = count
+                source = at
         if last is not None:
             count = common_prefix(ids, last.ids)
             if count >= shared + MIN_SHARED or count == len(ids):
                 root = last
                 while count <= root.shared and root.source in fills:  # the root itself copies these tokens
                     root = fills[root.source]
-                shared, source, wave = count, root.slot, root.wave + 1
+                shared = count
+                source = root.slot
+                wave = root.wave + 1
         last = fills[slot] = Fill(slot, ids, shared, source, wave)
     return sorted(fills.values(), key=lambda fill: (fill.wave, fill.slot))
 
 
 def common_prefix(one: list[int], other: list[int]) -> int:
     """Slices are compared in C: bisection is faster than token by token."""
-    low, high = 0, min(len(one), len(other))
+    low = 0
+    high = min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
     while high - low > 1:  # one[:low] is common, one[:high] is not
@@ -233,7 +241,10 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], temperature: float, budget: int, static: bool):
-        self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
+        self.model = model
+        self.stop_ids = stop_ids
+        self.temperature = temperature
+        self.static = static
         self.longest = 0  # tokens that a row may need, if known
         self.use_graphs = static and model.device.type == "cuda"
         install(model, self.use_graphs and hasattr(model.base_model, "layers"))
@@ -252,7 +263,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Drop all rows, all keys and values, and their memory."""
-        self.rows: list[Row | None] = []  # by slot; None: the row has ended, and steps go on there in vain
+        self.rows: list[Row | None] = []  # by slot; None: the row has ended, and what steps compute there is discarded
         self.slots = KvSlots(self.slots.budget)
         self._allocate()
 
@@ -262,7 +273,8 @@ class Decoder:
 
     def fitting(self, rows: list[Row]) -> int:
         """How many of these, from the first on, fit next to the running ones."""
-        need, busy = max([0, *(row.need for row in self.running)]), len(self.running)
+        need = max([0, *(row.need for row in self.running)])
+        busy = len(self.running)
         for count, row in enumerate(rows):
             need = max(need, row.need)
             if (busy + count + 1) * self.slots.rounded(need) > self.slots.budget:
@@ -274,7 +286,8 @@ class Decoder:
         """Prefill the prompts and sample the first tokens. `wished`: slots to keep, if the budget allows."""
         if not rows:
             return
-        count, length = len(self.running) + len(rows), max(row.need for row in [*self.running, *rows])
+        count = len(self.running) + len(rows)
+        length = max(row.need for row in [*self.running, *rows])
         if count > self.slots.count or length > self.slots.length:
             if self.static and max(count, wished) * self.slots.rounded(self.longest) <= self.slots.budget:
                 length = max(length, self.longest)  # at once: resizing moves the memory, which loses all graphs
@@ -305,7 +318,8 @@ class Decoder:
         self._compact()
         if not self.rows:
             return
-        running, held = self.running, len(self.rows)
+        running = self.running
+        held = len(self.rows)
         left = max(row.max_tokens - len(row.ids) for row in running)
         steps = min(STEPS, left) if self.static else 1
         rows = min(_static_rows(held), self.slots.count) if self.static else held
@@ -332,7 +346,10 @@ class Decoder:
 
         The position of a slot without a row is its last one.
         """
-        count, length, device, busy = self.slots.count, self.slots.length, self.model.device, len(self.rows)
+        count = self.slots.count
+        length = self.slots.length
+        device = self.model.device
+        busy = len(self.rows)
         token_S, position_S, count_S = torch.zeros(3, count, dtype=torch.long, device=device)
         uniform_SL = torch.zeros(count, length, device=device)
         position_S.add_(length - 1)
@@ -390,7 +407,8 @@ class Decoder:
                 new = fill.ids[start : start + PREFILL_TOKENS]
                 if len(ids) + len(new) > PREFILL_TOKENS:
                     self._prefill(ids, parts, logits)
-                    ids, parts = [], []
+                    ids = []
+                    parts = []
                 parts.append(Part(fill.slot, start, len(ids), len(ids) + len(new)))
                 ids += new
         if ids:
@@ -443,7 +461,8 @@ class Decoder:
         given = self._short_input[:rows, : 2 * width + 2]
         id_RW, position_RW, slot_R1, last_R1 = given.split([width, width, 1, 1], dim=1)
         position_RW = position_RW.contiguous()
-        slot_R, last_R = slot_R1[:, 0].contiguous(), last_R1[:, 0].contiguous()
+        slot_R = slot_R1[:, 0].contiguous()
+        last_R = last_R1[:, 0].contiguous()
         tokens = NextTokens(self.slots, position_RW, self.slots.length, self.model.dtype, slot_R)
         logits_1RV = self._forward(id_RW.reshape(1, -1), position_RW.view(1, -1), tokens, logits_to_keep=last_R)
         self._short_logits[rows, width] = logits_1RV[0]
@@ -469,7 +488,9 @@ class Decoder:
 
     def _step(self, rows: int, length: int) -> None:
         """No control flow depends on a tensor's value, and all results are written in place: it can be captured."""
-        token_R, position_R, count_R = self._token_S[:rows], self._position_S[:rows], self._count_S[:rows]
+        token_R = self._token_S[:rows]
+        position_R = self._position_S[:rows]
+        count_R = self._count_S[:rows]
         tokens = NextTokens(self.slots, position_R[:, None], length, self.model.dtype)
         logits_RV = self._forward(token_R[:, None], position_R[:, None], tokens)[:, -1]
         uniform_R = self._uniform_SL[:rows].gather(1, count_R[:, None])[:, 0]
@@ -532,7 +553,8 @@ class Decoder:
 
     def _compact(self, wholly: bool = False) -> None:
         """Move running rows to the first slots. Not after each row that ends: moving its keys has a price too."""
-        held, size = len(self.rows), len(self.running)
+        held = len(self.rows)
+        size = len(self.running)
         few = _static_rows(held) < 2 * _static_rows(size) if self.static else (held - size) * 8 < held
         if size == held or (size and few and not wholly):
             return

@@ -61,7 +61,8 @@ def _tried(device: torch.device, dtype: torch.dtype, size: int) -> Kernel | None
 
 def difference(kernel: Kernel, device: torch.device, dtype: torch.dtype, size: int, width: int) -> float:
     """The largest error, relative to the norm of a query's output. The long row's parts are several tiles each."""
-    rng, length = torch.Generator().manual_seed(0), 6000
+    rng = torch.Generator().manual_seed(0)
+    length = 6000
     drawn = [torch.randn(*shape, size, generator=rng) for shape in ((2, width, 6), (4, 2, length), (4, 2, length))]
     query, keys, values = (tensor.to(device, dtype) for tensor in drawn)
     query = query.transpose(1, 2)

@@ -5,8 +5,8 @@ nothing but the rollouts themselves, and each draws from random numbers of its o
 however long the sandboxes took. The price is that all wait for the slowest tool call of a turn. New weights go in
 between two batches, so that a message is of one version, and a rollout of as many as came while it was open.
 
-In the continuous mode nobody waits for another: a request joins those that are being written between two steps, and
-leaves when its message ends. New weights go in between two steps as well. Rows that are being written then read all of
+In the continuous mode rollouts do not wait for each other: a request joins the batch between two steps and leaves when
+its message ends. New weights go in between two steps as well. Rows that are being written then read all of
 their tokens again with the new weights: each token has the version of the weights that drew it, and the probability
 that a forward of those weights gives it after all tokens before it, whichever version drew those.
 
@@ -67,7 +67,8 @@ class LocalSession(Session):
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         """A message of at most `max_tokens`, fewer where the model's positions end before."""
-        engine, length = self.engine, len(prompt.ids)
+        engine = self.engine
+        length = len(prompt.ids)
         room = engine.positions - length
         if room <= 0:
             held = f"the model has {engine.positions} positions"
@@ -121,7 +122,7 @@ class LocalEngine(Engine):
     static: bool | None = None
     context: int = 0
     deadline_s: float = 7200.0
-    hung: ModelHung | None = None  # what is told of that, to all
+    hung: ModelHung | None = None  # raised by every request until the model answers again
     waiting: list[_Request] = field(default_factory=list)
     closed: list[LocalSession] = field(default_factory=list)
     open_sessions: int = 0
@@ -233,7 +234,8 @@ class LocalEngine(Engine):
 
     async def alive(self) -> None:
         """Returns at the next sign of life, or at once where the model is not asked; raises where there is none."""
-        decoding, signs = self._decoding, self._signs
+        decoding = self._decoding
+        signs = self._signs
         while decoding is not None and self._decoding is decoding and self._signs == signs:
             await asyncio.sleep(LOOK_S)
         if self.hung:
@@ -317,7 +319,7 @@ class LocalEngine(Engine):
 
 
 def _free_tokens(model: PreTrainedModel) -> int:
-    """What `engine.kv_tokens` is where nobody says."""
+    """The default of `engine.kv_tokens`."""
     if model.device.type != "cuda":
         return CPU_TOKENS
     config = model.config.get_text_config()

@@ -51,7 +51,9 @@ class RemoteEngine(Engine):
         max_in_flight: int = 16,
     ):
         self.client = client
-        self.encode, self.end_id, self.render_call = encode, end_id, render_call
+        self.encode = encode
+        self.end_id = end_id
+        self.render_call = render_call
         self.temperature = temperature
         self._slots = asyncio.Semaphore(max_in_flight)
         self._http = connections()
@@ -95,7 +97,7 @@ def _text(message: ReplyMessage, render_call: RenderCall) -> str:
 
 
 def chat_messages(messages: Sequence[Message], render_call: RenderCall) -> list[dict[str, Any]]:
-    """The conversation as the API has it: calls beside the content, each answer with the id of its call.
+    """The conversation as the API has it: calls in a field of their own, each answer with the id of its call.
 
     Servers refuse calls that they cannot parse and calls without answers. So a message with such a call is sent as
     plain text, and the answers to it as the user's text.

@@ -14,7 +14,7 @@ BELOW_ONE = 1 - 2**-24  # the largest float32 under 1: a double may round up to 
 
 
 def uniforms(seed: int, key: str, turn: int, count: int) -> Tensor:
-    """The random numbers of a message, one per token, whoever else writes at the time."""
+    """The random numbers of a message, one per token: they do not depend on the other rows of a batch."""
     digest = hashlib.blake2b(f"{seed}/{key}/{turn}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest))
     return torch.rand(count, generator=generator, dtype=torch.float64).float().clamp_(max=BELOW_ONE)

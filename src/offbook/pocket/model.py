@@ -169,15 +169,17 @@ def imitate(
         batches += rng.sample(inside, len(inside))
     settings = TrainConfig(steps=len(batches), learning_rate=learning_rate, schedule="cosine", warmup_steps=20)
     how: dict[str, Any] = {"lr": learning_rate, "method": CLASSIC, "scale": 7.0, "weight_decay": 0.01}
-    optimizers = [Muon(half, units_of(half), **how) for half in _halves(model)]
+    halves: tuple[list[Named], list[Named]] = [], []  # both with about as much to orthogonalize
+    for number, named in enumerate(sorted(model.named_parameters(), key=lambda named: named[1].shape)):
+        halves[number % 2].append(named)
+    optimizers = [Muon(half, units_of(half), **how) for half in halves]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     parameters = list(model.parameters())
     with ThreadPoolExecutor(2, "imitation", torch.set_num_threads, (1,)) as threads:
         for step, batch in enumerate(batches, start=1):
             count = sum(sum(map(bool, sample.ce_weight[1:])) for sample in batch)
             # The sum of two gradients is the same whichever comes first; with three it would not be.
-            halves = [threads.submit(_backward, model, half, count) for half in (batch[::2], batch[1::2]) if half]
-            _finish(halves)
+            _finish([threads.submit(_backward, model, half, count) for half in (batch[::2], batch[1::2]) if half])
             _finish([threads.submit(nn.utils.clip_grad_norm_, parameters, GRADIENT_CLIP)])
             for group in groups:
                 group["lr"] = learning_rate * learning_rate_share(settings, step, final_share=0.0)
@@ -202,11 +204,3 @@ def _backward(model: PreTrainedModel, samples: Sequence[Sample], count: int) -> 
     logits_NV = model.lm_head(hidden_BTD[:, :-1][kept_BT])
     loss_N = cross_entropy(logits_NV, ids_BT[:, 1:][kept_BT], reduction="none")
     ((loss_N * weight_BT[:, 1:][kept_BT]).sum() / count).backward()
-
-
-def _halves(model: nn.Module) -> tuple[list[Named], list[Named]]:
-    """Split the parameters so that both halves have about as much to orthogonalize."""
-    halves: tuple[list[Named], list[Named]] = [], []
-    for number, named in enumerate(sorted(model.named_parameters(), key=lambda named: named[1].shape)):
-        halves[number % 2].append(named)
-    return halves

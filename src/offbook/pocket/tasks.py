@@ -25,7 +25,6 @@ from offbook.tasks.factory.types import last_words
 from offbook.tasks.factory.verification.blanks import blank_of, only, reported
 from offbook.tasks.factory.verification.perturb import computed
 from offbook.tasks.folder import Contents, places, write_files, write_task
-from offbook.tasks.mutants import Mutants
 from offbook.tasks.perturbed import Apart, Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_sandbox
 from offbook.types import MachineFault, OffbookError, Suite, Task
@@ -214,39 +213,36 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
     for draft, run in zip(drafts, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
-            contents = _contents(draft, hidden_tests, only(blanks, fail_to_pass, data))
-            verified.append((_task(draft, folder / draft.id, run), contents))
+            cases = []  # calls of the deleted functions with changed inputs
+            for spot in draft.spots:
+                function = spot.function
+                module = spot.path.removesuffix(".py").replace("/", ".")
+                calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
+                cases += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
+            contents = Contents(
+                draft.files,
+                {path: repository.files[path] for path in draft.paths},
+                hidden_tests,
+                mutants=only(blanks, fail_to_pass, data),
+                apart=Apart(tuple(cases)),
+            )
+            task = Task(
+                **places(folder / draft.id),
+                instruction=draft.instruction,
+                test_files=tests,
+                id=draft.id,
+                origin=repository.name,
+                difficulty=draft.difficulty,
+                tools=draft.tools,
+                test_command=draft.test_command,
+                fail_to_pass=tuple(sorted(run.failed)),
+                pass_to_pass=tuple(sorted(run.passed)),
+                sources=(repository.package,),
+            )
+            verified.append((task, contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_why(run)}")
     return verified, refused
-
-
-def _contents(draft: Draft, hidden_tests: dict[str, str], mutants: Mutants) -> Contents:
-    """With calls of the deleted functions with changed inputs."""
-    cases = []
-    for spot in draft.spots:
-        function = spot.function
-        module = spot.path.removesuffix(".py").replace("/", ".")
-        calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
-        cases += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
-    gold = {path: draft.gold.files[path] for path in draft.paths}
-    return Contents(draft.files, gold, hidden_tests, mutants=mutants, apart=Apart(tuple(cases)))
-
-
-def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
-    return Task(
-        **places(folder),
-        instruction=draft.instruction,
-        test_files=draft.gold.test_files,
-        id=draft.id,
-        origin=draft.gold.name,
-        difficulty=draft.difficulty,
-        tools=draft.tools,
-        test_command=draft.test_command,
-        fail_to_pass=tuple(sorted(run.failed)),
-        pass_to_pass=tuple(sorted(run.passed)),
-        sources=(draft.gold.package,),
-    )
 
 
 def _why(run: SuiteRun) -> str:

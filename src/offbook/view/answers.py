@@ -80,7 +80,8 @@ def rollout_list(run: RunIndex) -> dict[str, Any]:
         for number, place in enumerate(lines.places):
             name = place.said["id"]
             said = {**place.said, "source": source, "number": number, "rules": rules.get(name, [])}
-            said["peak"], said["reward"] = _short(peaks.get(name, 0.0)), _short(said["reward"])
+            said["peak"] = _short(peaks.get(name, 0.0))
+            said["reward"] = _short(said["reward"])
             rows.append([said[column] for column in COLUMNS])
     return {"version": run.version, "columns": COLUMNS, "rows": rows}
 

@@ -45,7 +45,8 @@ PARSERS: dict[str, Any] = {
 SINGLE = {"metrics": "metrics.jsonl", "task": "tasks.jsonl", "look": "look.jsonl", "decision": "decisions.jsonl"}
 CACHED_ROLLOUTS = 4
 REFRESH_S = 0.5  # requests that come closer together see the same state
-_ROLLOUT, _FEEDBACK = TypeAdapter(Rollout), TypeAdapter(Feedback)
+_ROLLOUT = TypeAdapter(Rollout)
+_FEEDBACK = TypeAdapter(Feedback)
 
 Files = dict[str, Lines]  # by source
 
@@ -108,7 +109,8 @@ class RunIndex:
                 del known[source]
                 new = True
             if new:
-                changed, self.changed_at = True, max(self.changed_at, lines.mark[2] / 1e9)
+                changed = True
+                self.changed_at = max(self.changed_at, lines.mark[2] / 1e9)
         return changed
 
     def _is_ours(self, path: Path) -> bool:
@@ -183,7 +185,8 @@ class RunIndex:
     def hints(self, source: str, rollout: str) -> tuple[list[Said], int]:
         """Every target of a rollout as it was recorded, in order, and how many of its lines could not be read."""
         lines = self.feedback.get(source)
-        found, broken = [], 0
+        found = []
+        broken = 0
         for place in lines.places if lines else []:
             if place.said["rollout"] != rollout:
                 continue

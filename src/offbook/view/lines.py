@@ -18,7 +18,8 @@ from typing import Any, TypeGuard
 
 Said = dict[str, Any]  # what a list shows of a line
 LARGEST = 1e300  # a JSON file can hold whole numbers that are no floats
-HEAD, TAIL = b',"segments":[', b'],"stop":"'
+HEAD = b',"segments":['
+TAIL = b'],"stop":"'
 COUNTS = ("turns", "calls", "invalid_calls", "sampled_tokens", "prompt_tokens", "summaries")  # of a rollout's usage
 SUMMARY = ("id", "task", "group", "stop", "reward", "solved", "flags", *COUNTS)  # what a list says of a rollout
 WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # a line that is no record
@@ -111,13 +112,15 @@ parse_decision = partial(_parse, texts=("kind", "why"), numbers=("at", "deployed
 
 def parse_rollout(line: bytes) -> Said | None:
     """What a list says of a rollout, without its segments."""
-    head, tail = line.find(HEAD), line.rfind(TAIL)
+    head = line.find(HEAD)
+    tail = line.rfind(TAIL)
     short = None
     if 0 < head < tail and line.count(HEAD) == 1:  # two of them: a torn line that another one was written behind
         short = parse_object(line[: head + len(HEAD)] + line[tail:])
     try:
         rollout = short or json.loads(line)
-        usage, parts = rollout.get("usage", {}), rollout.get("reward", {}).get("parts", {})
+        usage = rollout.get("usage", {})
+        parts = rollout.get("reward", {}).get("parts", {})
         weights = rollout.get("reward", {}).get("weights", {})
         return {
             **{name: str(rollout[name]) for name in ("id", "task", "group")},

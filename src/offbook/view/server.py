@@ -115,7 +115,8 @@ def answer(runs: list[RunIndex], address: str, outcome: Outcome = no_outcome) ->
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    server_version, sys_version = "offbook", ""
+    server_version = "offbook"
+    sys_version = ""
     timeout = 30
 
     def do_GET(self) -> None:
@@ -156,7 +157,9 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, runs: list[RunIndex], port: int, outcome: Outcome = no_outcome):
         super().__init__(("127.0.0.1", port), Handler)
-        self.runs, self.outcome, self.assets = runs, outcome, assets()
+        self.runs = runs
+        self.outcome = outcome
+        self.assets = assets()
         self.hosts = [[f"{name}:{self.server_port}"] for name in ("127.0.0.1", "localhost")]
 
     @property

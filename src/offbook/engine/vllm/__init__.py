@@ -4,5 +4,3 @@ from offbook.engine.vllm.engine import VllmEngine
 from offbook.engine.vllm.find import find_vllm, refuse_missing_engine
 from offbook.engine.vllm.server import Server
 from offbook.engine.vllm.several import SeveralEngines, servers_of
-
-__all__ = ["Server", "SeveralEngines", "VllmEngine", "find_vllm", "refuse_missing_engine", "servers_of"]

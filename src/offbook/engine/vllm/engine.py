@@ -1,7 +1,8 @@
 """Rollouts by vLLM: token ids in; ids, their processed log-probabilities and policy versions out.
 
 The server reports no versions, so a request is sampled by one version only: new weights end running requests early, and
-each continues with the new version behind what it has, its prefix computed anew. Prefix caches are salted by version.
+each continues with the new version behind what it has, after its prefix is computed again. Prefix caches are salted by
+version.
 
 A server that died or hangs is restarted with the current weights, and its requests are sent again. Left out: a seed per
 rollout. vLLM would launch a kernel per row and step for it, and still sample other tokens in another batch.
@@ -68,7 +69,8 @@ class VllmSession(Session):
             raise self.engine.losses[-1]
 
     def close(self) -> None:
-        leave, self.leave = self.leave, None
+        leave = self.leave
+        self.leave = None
         if leave is not None:
             leave()
 

@@ -20,7 +20,7 @@ from offbook.types import Routes
 
 
 class Trail:
-    """Of one rollout. After an answer that cannot be right nothing is told any more: routes have no gaps."""
+    """The experts of one rollout. After an invalid answer it records no more, because routes have no gaps."""
 
     def __init__(self, mixture: Mixture | None):
         self._mixture = mixture
@@ -28,9 +28,10 @@ class Trail:
         self._parts: list[npt.NDArray[np.int16]] = []
 
     def first_unknown(self, prompt_ids: list[int]) -> int | None:
-        """The token to ask from; None where nobody asks. What does not go on behind the last message begins anew."""
+        """The first token to ask for; None for a dense model. A prompt with another beginning starts over."""
         if prompt_ids[: len(self._ids)] != self._ids:
-            self._ids, self._parts = [], []
+            self._ids = []
+            self._parts = []
         return None if self._mixture is None else max(0, len(self._ids) - 1)
 
     def add(self, prompt_ids: list[int], sampled: list[int], answer: bytes) -> None:
@@ -38,7 +39,8 @@ class Trail:
         first = self.first_unknown(prompt_ids)
         if self._mixture is None or first is None or not sampled:
             return
-        mixture, self._mixture = self._mixture, None
+        mixture = self._mixture
+        self._mixture = None
         tokens = len(prompt_ids) + len(sampled) - 1 - first
         if not answer:
             raise ValueError("none came; it gives them on a GPU, with --enable-return-routed-experts")
@@ -47,7 +49,8 @@ class Trail:
         if experts_TLK.shape != shape or experts_TLK.dtype.kind not in "iu":
             raise ValueError(f"{experts_TLK.dtype} {experts_TLK.shape} came and not whole numbers {shape}")
         self._parts.append(experts_TLK[:, mixture.layers].astype(np.int16))
-        self._ids, self._mixture = [*prompt_ids, *sampled], mixture
+        self._ids = [*prompt_ids, *sampled]
+        self._mixture = mixture
 
     @property
     def routes(self) -> Routes | None:

@@ -17,7 +17,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def gpus_of_copies(settings: VllmConfig) -> list[str]:
     """For each copy, as CUDA takes them; empty where it sees what the run sees: one alone, or without a GPU."""
-    visible, each = _visible(), settings.gpus
+    visible = _visible()
+    each = settings.gpus
     if settings.copies == 1 or not visible:
         return [""] * settings.copies
     needed = settings.copies * each
@@ -36,5 +37,6 @@ def leave_the_trainer_alone(settings: VllmConfig) -> bool:
 
 def _visible() -> list[str]:
     """To this process, by the names that they have for CUDA."""
-    count, named = torch.cuda.device_count(), os.environ.get(VISIBLE)
+    count = torch.cuda.device_count()
+    named = os.environ.get(VISIBLE)
     return [str(number) for number in range(count)] if named is None else named.split(",")[:count]

@@ -1,6 +1,6 @@
 """A vLLM server that offbook starts, watches, starts again and stops; or one that the user runs.
 
-It listens on this machine alone and goes down with offbook, however that goes down. What it says is in a log file.
+It listens on this machine alone and ends with offbook, even if that is killed. Its output goes to a log file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GONE_S = 5.0  # for what was killed to be gone
 CALL_S = 60.0
 DRAFTS = "--speculative-config"  # of vLLM's options
 BATCHED_TOKENS = 16_384  # in one forward, on a GPU: what vLLM takes for itself where it is not a server
-SHARE = 0.4  # of a GPU, where nobody says how much
+SHARE = 0.4  # of a GPU by default
 # Why it did not come up, in its own words, and what to do about it.
 REASONS = {
     r"less than desired GPU memory utilization": "too little of the GPU's memory is free: lower engine.vllm.gpu_share",
@@ -75,14 +75,17 @@ class Server:
     ):
         self.name = name
         self.gpus = gpus
-        self.model, self.settings, self.context = model, settings, context
-        self.log, self.progress = log, progress
+        self.model = model
+        self.settings = settings
+        self.context = context
+        self.log = log
+        self.progress = progress
         self.mixture = mixture  # of experts, if the model is one
         self.lora_rank = 0  # of the adapters that it will be given; 0 is none
         self.url = settings.url.rstrip("/").removesuffix("/v1")
         self.headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if self.url and os.environ.get(KEY) else {}
         self.on_cpu = False
-        self.is_unwanted = False  # whoever starts it gives that up
+        self.is_unwanted = False  # a start in another thread is given up
         self._process: subprocess.Popen[bytes] | None = None
         self._http = httpx2.Client(timeout=CALL_S, trust_env=not self.is_ours)
         self._log_start = 0
@@ -100,7 +103,10 @@ class Server:
         deadline = time.monotonic() + self.settings.start_s
         if self.is_ours and not self.is_unwanted:
             self._launch()
-        while not self._answers():
+        while True:
+            with contextlib.suppress(httpx2.RequestError):
+                if self._http.get(f"{self.url}/health", headers=self.headers, timeout=2.0).is_success:
+                    break
             if self.is_unwanted:
                 self.stop()  # it may have been started in the same moment
                 raise ServerLost(f"{self.name} was ended while it came up")
@@ -119,7 +125,8 @@ class Server:
 
     def stop(self) -> None:
         """The whole process group, in any case."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         atexit.unregister(self.stop)
@@ -139,19 +146,20 @@ class Server:
 
     def call(self, path: str, body: dict[str, Any] | None = None, deadline_s: float = CALL_S) -> httpx2.Response:
         """A call that has to succeed."""
+        name = path.partition("?")[0]
         try:
             response = self._http.post(self.url + path, json=body or {}, headers=self.headers, timeout=deadline_s)
         except httpx2.TimeoutException:
-            raise ServerLost(f"{self.name} hangs: no answer to {path.partition('?')[0]} for {deadline_s:g} s") from None
+            raise ServerLost(f"{self.name} hangs: no answer to {name} for {deadline_s:g} s") from None
         except httpx2.RequestError as error:
-            raise ServerLost(f"{self.name} does not answer {path.partition('?')[0]} ({type(error).__name__})") from None
+            raise ServerLost(f"{self.name} does not answer {name} ({type(error).__name__})") from None
         if response.is_success:
             return response
         if response.status_code == 404:
             needs = "it has to run with VLLM_SERVER_DEV_MODE=1 and the options of docs/engines.md"
-            raise ModelLost(f"the vLLM server at {self.url} has no {path.partition('?')[0]}: {needs}")
+            raise ModelLost(f"the vLLM server at {self.url} has no {name}: {needs}")
         said = " ".join(response.text.split())[:300]
-        raise ModelLost(f"{self.name} refused {path.partition('?')[0]} with {response.status_code}: {said}")
+        raise ModelLost(f"{self.name} refused {name} with {response.status_code}: {said}")
 
     def rpc(self, method: str, argument: str, deadline_s: float) -> list[dict[str, Any]]:
         """A method of every worker. The server's own deadline is later: it would call a worker that hangs an error."""
@@ -191,8 +199,10 @@ class Server:
 
     def _launch(self) -> None:
         self.stop()
-        found, port = find_vllm(self.settings.python), _free_port()
-        self.on_cpu, self.url = found.on_cpu, f"http://127.0.0.1:{port}"
+        found = find_vllm(self.settings.python)
+        port = _free_port()
+        self.on_cpu = found.on_cpu
+        self.url = f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         own = os.environ.get("PYTHONPATH", "") if found.python == sys.executable else ""  # vLLM may be on it
         more = {
@@ -219,11 +229,6 @@ class Server:
             )
         atexit.register(self.stop)
 
-    def _answers(self) -> bool:
-        with contextlib.suppress(httpx2.RequestError):
-            return self._http.get(f"{self.url}/health", headers=self.headers, timeout=2.0).is_success
-        return False
-
     def _said(self) -> str:
         """Since the last start."""
         if not self.log.is_file():
@@ -248,5 +253,5 @@ def _free_port() -> int:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
             if port not in _GIVEN_PORTS:
-                _GIVEN_PORTS.add(port)  # while nobody else can find it
+                _GIVEN_PORTS.add(port)  # while it is bound here
                 return port

@@ -39,7 +39,9 @@ class Sender:
     """Of all updates to one server. `dtype` is what the server keeps matrices in; `deadline_s` is for one bucket."""
 
     def __init__(self, server: Server, dtype: torch.dtype, deadline_s: float = 300.0):
-        self.server, self.dtype, self.deadline_s = server, dtype, deadline_s
+        self.server = server
+        self.dtype = dtype
+        self.deadline_s = deadline_s
         self._flat: Tensor | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="offbook-vllm-"))  # of adapters
 
@@ -61,7 +63,7 @@ class Sender:
             self._flat = self._in_file(size) if shared is None else shared
         flat = self._flat
         for number, (bucket, end) in enumerate(buckets):
-            told = []
+            sent = []
             for name, like, start in bucket:
                 dtype = _sent_dtype(like, self.dtype)
                 room = flat[start : start + like.numel() * dtype.itemsize]
@@ -69,9 +71,9 @@ class Sender:
                     tensor = weights.tensors[name]
                 room.view(dtype).view(like.shape).copy_(tensor)
                 del tensor  # before the next is gathered
-                told.append([name, str(dtype).removeprefix("torch."), list(like.shape), start])
+                sent.append([name, str(dtype).removeprefix("torch."), list(like.shape), start])
             total = int(flat[:end].view(torch.int32).sum(dtype=torch.int64))  # waits for the copies, too
-            about = {"tensors": told, "bytes": end, "first": not number, "last": number == len(buckets) - 1}
+            about = {"tensors": sent, "bytes": end, "first": not number, "last": number == len(buckets) - 1}
             for answer in self.server.rpc("offbook_load", json.dumps(about), self.deadline_s):
                 if int(answer["sum"]) != total:
                     raise ModelLost("the weights that arrived at vLLM are not those that were sent")
@@ -130,7 +132,8 @@ def _buckets(sized: Iterator[tuple[str, Tensor, int]], limit: int) -> Iterator[t
     for name, tensor, size in sized:
         if bucket and end + size > limit:
             yield bucket, end
-            bucket, end = [], 0
+            bucket = []
+            end = 0
         bucket.append((name, tensor, end))
         end += -(-size // ALIGN) * ALIGN
     if bucket:

@@ -27,7 +27,8 @@ class Wire:
     def __init__(self, url: str, headers: dict[str, str]):
         parts = urlsplit(url)
         assert parts.hostname is not None
-        self._host, self._tls = parts.hostname, parts.scheme == "https"
+        self._host = parts.hostname
+        self._tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._tls else 80)
         self._head = f"Host: {parts.netloc}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._idle: list[Connection] = []
@@ -82,8 +83,10 @@ def read_tokens(answer: bytes, at_most: int) -> tuple[list[int], list[float], by
     try:
         line, _, numbers = answer.partition(b"\n")
         about = json.loads(line)
-        size, end = 4 * about["tokens"], len(numbers) - about.get("experts", 0)
-        ids, logprobs = array("i", numbers[:size]).tolist(), array("f", numbers[size:end]).tolist()
+        size = 4 * about["tokens"]
+        end = len(numbers) - about.get("experts", 0)
+        ids = array("i", numbers[:size]).tolist()
+        logprobs = array("f", numbers[size:end]).tolist()
         is_over = about["finish"] != "abort"
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLost(f"vLLM sent something else than tokens ({type(error).__name__}: {error})") from None

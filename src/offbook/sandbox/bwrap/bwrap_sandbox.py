@@ -119,17 +119,22 @@ class BwrapSandbox(FolderSandbox):
         if self._closed:
             return ExecResult(KILLED, "", False, False)
         self.layers[0].keep_open()
-        limits = rlimits(self.spec, bool(self._full_bytes))
-        launch = Launch(limits, group.entrance if group else "", self.spec.watch and can_watch())
-        self._running = launch
         user = take_user() if isolation().own_user else None
         filter_end = os.open(seccomp_file(store(), inotify=user is not None), os.O_RDONLY | os.O_CLOEXEC)
         arguments = sandbox_arguments(self._base, self.layers, self.place, self._history, self._view, filter_end, user)
-        inherited = [filter_end] if user is None else [filter_end, user]
+        launch = Launch(
+            arguments,
+            [filter_end] if user is None else [filter_end, user],
+            environment(PYTHON, HOME, TEMPORARY),
+            command,
+            rlimits(self.spec, bool(self._full_bytes)),
+            group.entrance if group else "",
+            self.spec.watch and can_watch(),
+        )
+        self._running = launch
         watching = asyncio.create_task(self._watch_limits(launch))
         try:
-            variables = environment(PYTHON, HOME, TEMPORARY)
-            result = await launch.run(arguments, inherited, variables, command, timeout_s, report)
+            result = await launch.run(timeout_s, report)
             if watching.done():
                 watching.result()
         finally:

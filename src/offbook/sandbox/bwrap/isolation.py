@@ -340,7 +340,7 @@ def rlimits(spec: SandboxSpec, is_full: bool) -> str:
     """Shell commands that set limits. In a full sandbox, files can be removed and nothing can be written to one.
 
     Not `preexec_fn`, which may deadlock in a process with threads. They come first inside, where the count of processes
-    begins anew, and nothing there has the right to raise them.
+    starts from zero, and nothing there has the right to raise them.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     open_files = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbook.sandbox.access import Opened
@@ -28,37 +29,34 @@ KILLED = -int(signal.SIGKILL)
 RUNNING: set[Launch] = set()
 
 
+@dataclass(eq=False)
 class Launch:
-    """`limits` are shell commands that process 1 runs first. A process that writes 0 to `entrance` joins the sandbox's
-    control group. With `watch`, process 1 waits until the sandbox's mounts are watched."""
+    """`arguments` are bwrap's, without the command; `inherited` are descriptors that they name. `limits` are shell
+    commands that process 1 runs first. A process that writes 0 to `entrance` joins the sandbox's control group. With
+    `watch`, process 1 waits until the sandbox's mounts are watched."""
 
-    def __init__(self, limits: str, entrance: str, watch: bool):
-        self.limits = limits
-        self.entrance = entrance
-        self.watch = watch
-        self.exhausted = ""  # the limit that this launch was killed for
-        self.killed = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._access: AccessWatch | None = None
-        self._descriptors: list[int] = []  # ours, closed at the end
+    arguments: Sequence[str]
+    inherited: Sequence[int]
+    environment: dict[str, str]
+    command: str
+    limits: str
+    entrance: str
+    watch: bool
+    exhausted: str = ""  # the limit that this launch was killed for
+    killed: bool = False
+    _process: subprocess.Popen[bytes] | None = None
+    _access: AccessWatch | None = None
+    _descriptors: list[int] = field(default_factory=list)  # ours, closed at the end
 
-    async def run(
-        self,
-        arguments: Sequence[str],
-        inherited: Sequence[int],
-        environment: dict[str, str],
-        command: str,
-        timeout_s: float,
-        wants_report: bool,
-    ) -> ExecResult:
-        """`arguments` are bwrap's, without the command. Returns when all processes inside are gone."""
+    async def run(self, timeout_s: float, wants_report: bool) -> ExecResult:
+        """Returns when all processes inside are gone."""
         loop = asyncio.get_running_loop()
         output = Output()
         report = Output(REPORT_BYTES)
         ended = asyncio.Event()
         RUNNING.add(self)
         try:
-            status = self._start(arguments, inherited, environment, command, output, report if wants_report else None)
+            status = self._start(output, report if wants_report else None)
             assert self._process is not None
             watched = os.pidfd_open(self._process.pid)
             self._descriptors.append(watched)
@@ -103,15 +101,7 @@ class Launch:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
 
-    def _start(
-        self,
-        arguments: Sequence[str],
-        inherited: Sequence[int],
-        environment: dict[str, str],
-        command: str,
-        output: Output,
-        report: Output | None,
-    ) -> int:
+    def _start(self, output: Output, report: Output | None) -> int:
         """Start bwrap. Returns the pipe with its status, which has an exit code only if the command started."""
         theirs: list[int] = []  # closed here once the process has them
         try:
@@ -136,15 +126,15 @@ class Launch:
             # itself costs next to nothing; moving another process stops every fork on the machine for milliseconds.
             enter = "echo 0 >&0 || exit; " if self.entrance else ""
             theirs.append(os.open(self.entrance or os.devnull, os.O_RDWR | os.O_CLOEXEC))
-            inner = ["--", "/bin/sh", "-c", f"{enter}exec </dev/null; {script}", "sh", command]
+            inner = ["--", "/bin/sh", "-c", f"{enter}exec </dev/null; {script}", "sh", self.command]
             self._process = subprocess.Popen(
-                [*arguments, "--json-status-fd", str(status_write), *inner],
+                [*self.arguments, "--json-status-fd", str(status_write), *inner],
                 stdin=theirs[-1],
                 stdout=theirs[1],
                 stderr=theirs[1],
-                env=environment,
+                env=self.environment,
                 cwd="/",
-                pass_fds=(*inherited, *theirs[:-1]),
+                pass_fds=(*self.inherited, *theirs[:-1]),
                 start_new_session=True,
             )
             return status

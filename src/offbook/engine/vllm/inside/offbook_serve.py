@@ -1,4 +1,4 @@
-"""Runs vLLM's server, in vLLM's environment, and ends with whoever started it, however that ended.
+"""Runs vLLM's server, in vLLM's environment, and ends when the process that started it ends, even if that is killed.
 
 The starter holds the other end of standard input. Nothing is ever written to it: it ends with the starter. A guard
 waits for that, in a process and a session of its own: so a server goes that hangs or is stopped, and its workers too.

@@ -1,10 +1,10 @@
 """A way into vLLM's server for token ids, past everything that it does for text: no JSON of ids, no models of requests.
 
 Runs in vLLM's environment, as a middleware of its web application. A request is a line of JSON and then the prompt's
-ids; an answer is a line of JSON, then the sampled ids and the log-probability of each, processed as the server is told
-to. Ids are 32-bit whole numbers, log-probabilities 32-bit floats, as this machine orders their bytes. Behind them are
-the experts that tokens went to, from the first that was asked for to the last but one, as an array in numpy's format,
-where anybody asked and the server runs with --enable-return-routed-experts.
+ids; an answer is a line of JSON, then the sampled ids and the processed log-probability of each. Ids are 32-bit whole
+numbers, log-probabilities 32-bit floats, as this machine orders their bytes. Behind them are the experts that tokens
+went to, from the first that was asked for to the last but one, as an array in numpy's format, if the request asks for
+them and the server runs with --enable-return-routed-experts.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ class Tokens:
         if scope["type"] != "http" or scope["path"] != PATH:
             await self.app(scope, receive, send)
             return
-        body, more = b"", True
+        body = b""
+        more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -45,13 +46,16 @@ class Tokens:
         if not work.done():
             work.cancel()  # vLLM drops the request
             return
-        status, answer = 200, b""
+        status = 200
+        answer = b""
         try:
             answer = work.result()
         except ValueError as error:  # what vLLM raises for a request that it does not take
-            status, answer = 400, str(error).encode()
+            status = 400
+            answer = str(error).encode()
         except Exception as error:  # an engine that is dead: offbook starts another server
-            status, answer = 500, f"{type(error).__name__}: {error}".encode()
+            status = 500
+            answer = f"{type(error).__name__}: {error}".encode()
         length = str(len(answer)).encode()
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", length)]})
         await send({"type": "http.response.body", "body": answer})
@@ -59,37 +63,38 @@ class Tokens:
 
 async def _sample(state: Any, body: bytes) -> bytes:
     line, _, prompt = body.partition(b"\n")
-    told = json.loads(line)
+    asked = json.loads(line)
     ids = array("i", prompt).tolist()
     adapter = None
-    if told["adapter"]:
-        adapter = state.openai_serving_models.lora_requests.get(told["adapter"])
+    if asked["adapter"]:
+        adapter = state.openai_serving_models.lora_requests.get(asked["adapter"])
         if adapter is None:
-            raise ValueError(f"there is no adapter {told['adapter']}")
+            raise ValueError(f"there is no adapter {asked['adapter']}")
     params = SamplingParams(
-        max_tokens=told["max_tokens"],
-        temperature=told["temperature"],
-        stop_token_ids=told["stop_ids"],
+        max_tokens=asked["max_tokens"],
+        temperature=asked["temperature"],
+        stop_token_ids=asked["stop_ids"],
         ignore_eos=True,  # the stop ids are all that ends a message
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        **({"routed_experts_prompt_start": told["experts_from"]} if "experts_from" in told else {}),
+        **({"routed_experts_prompt_start": asked["experts_from"]} if "experts_from" in asked else {}),
     )
-    prompt_input = tokens_input(ids, cache_salt=told["salt"])
+    prompt_input = tokens_input(ids, cache_salt=asked["salt"])
     outputs = state.engine_client.generate(prompt_input, params, f"offbook-{next(_numbers)}", lora_request=adapter)
     final = [output async for output in outputs][-1]
     if final.prompt_token_ids != ids:
         raise RuntimeError("vLLM continued another prompt")
     (output,) = final.outputs
-    sampled, flat = list(output.token_ids), output.logprobs
+    sampled = list(output.token_ids)
+    flat = output.logprobs
     starts = flat.start_indices if flat is not None else []
     if [flat.token_ids[start] for start in starts] != sampled:
         raise RuntimeError("vLLM sent log-probabilities of other tokens than it sampled")
     logprobs = array("f", [flat.logprobs[start] for start in starts])
     experts = io.BytesIO()
-    if "experts_from" in told and getattr(output, "routed_experts", None) is not None:
+    if "experts_from" in asked and getattr(output, "routed_experts", None) is not None:
         np.save(experts, output.routed_experts, allow_pickle=False)
     about = json.dumps({"finish": output.finish_reason, "tokens": len(sampled), "experts": experts.tell()})
     return about.encode() + b"\n" + array("i", sampled).tobytes() + logprobs.tobytes() + experts.getvalue()

@@ -31,15 +31,15 @@ class OffbookWorker:
 
     def offbook_open(self, where: str) -> dict[str, str]:
         """`where` is JSON: a file that is mapped, or a CUDA allocation of another process on a GPU seen here."""
-        told = json.loads(where)
-        if "path" in told:
-            self.offbook_flat = torch.from_file(told["path"], shared=True, size=told["bytes"], dtype=torch.uint8)
+        asked = json.loads(where)
+        if "path" in asked:
+            self.offbook_flat = torch.from_file(asked["path"], shared=True, size=asked["bytes"], dtype=torch.uint8)
             return {}
         devices = range(torch.cuda.device_count())
-        found = [each for each in devices if str(torch.cuda.get_device_properties(each).uuid) == told["gpu"]]
+        found = [each for each in devices if str(torch.cuda.get_device_properties(each).uuid) == asked["gpu"]]
         if not found:
             return {"problem": "the trainer's GPU is not visible to vLLM"}
-        parts = [base64.b64decode(part) if isinstance(part, str) else part for part in told["handle"]]
+        parts = [base64.b64decode(part) if isinstance(part, str) else part for part in asked["handle"]]
         try:
             storage = torch.UntypedStorage._new_shared_cuda(found[0], *parts)
         except RuntimeError as error:
@@ -50,13 +50,13 @@ class OffbookWorker:
     @torch.no_grad()
     def offbook_load(self, bucket: str) -> dict[str, Any]:
         """`bucket` is JSON: `tensors`, each a name, dtype, shape and the byte where it begins; `first` of an update."""
-        told = json.loads(bucket)
-        if told["first"]:
+        asked = json.loads(bucket)
+        if asked["first"]:
             self.offbook_loaded = set()
-        flat = self.offbook_flat[: told["bytes"]]
+        flat = self.offbook_flat[: asked["bytes"]]
         total = int(flat.view(torch.int32).sum(dtype=torch.int64))
         tensors = []
-        for name, dtype, shape, start in told["tensors"]:
+        for name, dtype, shape, start in asked["tensors"]:
             kind = getattr(torch, dtype)
             size = torch.Size(shape).numel() * kind.itemsize
             tensors.append((name, flat[start : start + size].view(kind).view(shape)))
@@ -64,7 +64,7 @@ class OffbookWorker:
         self.offbook_loaded |= model.load_weights(iter(tensors)) or set()
         if flat.is_cuda:
             torch.cuda.synchronize()  # the sender fills the buffer again as soon as this returns
-        if not told["last"]:
+        if not asked["last"]:
             return {"sum": str(total)}
         missing = sorted({name for name, _ in model.named_parameters()} - self.offbook_loaded)
         return {"sum": str(total), "missing": missing}
