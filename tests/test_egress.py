@@ -53,7 +53,11 @@ class Server:
         self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = await reader.readuntil(b"\r\n\r\n")
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # a tunnel that was closed without a request
+            writer.close()
+            return
         while b"Content-Length: 5" in request and not request.endswith(b"12345"):
             request += await reader.read(5)
         self.requests.append(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,41 @@ from offbook.sandbox.sandbox import HISTORY, PathRefused
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
+MAX_DEPTH = 100  # folders nested deeper than this are not read
+ENTRY_BYTES = 1024  # the least that a name counts as, so that a million empty files use up the disk limit
+
+
+def walk(root: str) -> Iterator[tuple[tuple[str, ...], list[os.DirEntry[str]]]]:
+    """Every folder below `root` with its entries, much faster than Merged: the disk limit is checked while files are
+    made. One descriptor is open at a time, at any depth.
+
+    A folder that is gone or closed to us by now is skipped.
+    """
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        parts = pending.pop()
+        try:
+            folder = _open_beneath(root, parts)
+        except OSError:
+            continue
+        try:
+            entries = _scan(folder)
+            yield parts, entries
+        finally:
+            os.close(folder)
+        if len(parts) < MAX_DEPTH:
+            pending += [(*parts, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _open_beneath(root: str, parts: Sequence[str]) -> int:
+    folder = os.open(root, OPEN_FOLDER)
+    for name in parts:
+        try:
+            inner = os.open(name, OPEN_FOLDER, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
 
 
 def recordable(parts: Sequence[str]) -> str:
@@ -40,6 +75,16 @@ def publish(folder: str, name: str, text: str) -> None:
     partial.write_bytes(text.encode(errors="replace"))
     partial.chmod(0o444)
     partial.rename(target)
+
+
+def bytes_in(root: str) -> int:
+    """The disk space of everything below `root`."""
+    total = 0
+    for _, entries in walk(root):
+        for entry in entries:
+            with suppress(OSError):  # removed since
+                total += max(entry.stat(follow_symlinks=False).st_blocks * 512, ENTRY_BYTES)
+    return total
 
 
 def deleted_bytes(pids: Sequence[int], roots: tuple[str, ...]) -> int:

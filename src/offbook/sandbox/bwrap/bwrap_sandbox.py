@@ -39,9 +39,9 @@ from offbook.sandbox.bwrap.isolation import (
 )
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, KILLED, Launch
 from offbook.sandbox.bwrap.layers import Layer, is_owned, next_name, owner_name, refuse_more_layers, store
-from offbook.sandbox.bwrap.merged import FolderSandbox, Merged, bytes_in
+from offbook.sandbox.bwrap.merged import FolderSandbox, Merged
 from offbook.sandbox.bwrap.watch import can_watch
-from offbook.sandbox.folders import deleted_bytes, refuse_history, remove_tree
+from offbook.sandbox.folders import bytes_in, deleted_bytes, refuse_history, remove_tree
 from offbook.sandbox.sandbox import ExecResult, SandboxSpec, environment
 
 LOOK_S = 0.1

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from offbook.sandbox.bwrap.isolation import ControlGroup, control_groups
 from offbook.sandbox.bwrap.launch import RUNNING
-from offbook.sandbox.bwrap.merged import Merged, bytes_in
-from offbook.sandbox.folders import remove_tree
+from offbook.sandbox.folders import bytes_in, remove_tree, walk
 from offbook.types import OffbookError
 
 _NAME = re.compile(r"offbook-(?P<space>[0-9a-f]+)-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)(-.*)?")
@@ -85,7 +84,9 @@ def is_owned(tree: str) -> bool:
 @cache
 def _all_owned(tree: str, inode: int, changed_ns: int, uid: int, gid: int) -> bool:
     """An overlay in a user namespace cannot copy a file whose owner has no number there, and only ours has one."""
-    return all((status.st_uid, status.st_gid) == (uid, gid) for status in (os.stat(tree), *Merged([tree]).statuses()))
+    found = [os.stat(tree)]
+    found += [entry.stat(follow_symlinks=False) for _, entries in walk(tree) for entry in entries]
+    return all((status.st_uid, status.st_gid) == (uid, gid) for status in found)
 
 
 def next_name() -> str:

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-from offbook.sandbox.folders import OPEN_FILE, OPEN_FOLDER, in_history, publish, recordable
+from offbook.sandbox.folders import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, in_history, publish, recordable
 from offbook.sandbox.sandbox import HISTORY, Changes, Names, PathRefused, Sandbox
 
 READ_BYTES = 16 * 1024 * 1024
 MAX_LINKS = 40  # as in the kernel
-MAX_DEPTH = 100  # folders nested deeper than this are not read
-ENTRY_BYTES = 1024  # the least that a name counts as, so that a million empty files use up the disk limit
 OPAQUE = "user.overlay.opaque"
 IGNORED = "__pycache__"
 Kind = Literal["file", "folder", "link", "other", "whiteout"]
@@ -147,11 +145,6 @@ class Merged:
     def files(self, start: Parts = ()) -> Iterator[Parts]:
         for parts, _, entries in self.walk(start):
             yield from ((*parts, name) for name, entry in entries.items() if entry.kind == "file")
-
-    def statuses(self) -> Iterator[os.stat_result]:
-        for _, _, entries in self.walk():
-            for entry in entries.values():
-                yield entry.status
 
     def resolve(self, path: str, follow_last: bool = True) -> tuple[Parts, Kind | None]:
         """The end of a path: names from the tree's root without links, and its kind, None if nothing is there."""
@@ -325,11 +318,6 @@ class Merged:
                     changed.put(recordable(place), content)
         changed.update(dict.fromkeys(map(recordable, gone)))
         return changed.settled()
-
-
-def bytes_in(folder: str) -> int:
-    """The disk space of everything below a folder."""
-    return sum(max(status.st_blocks * 512, ENTRY_BYTES) for status in Merged([folder]).statuses())
 
 
 @contextmanager
