@@ -17,7 +17,7 @@ from offbook.core.weights import Weights
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.train.trainer import Trainer, weights_of
-from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
+from offbook.types import Completion, ModelLost, Prompt, Sample
 
 STOP = 7
 STOPS = frozenset({STOP})
@@ -67,17 +67,6 @@ def test_a_rollout_draws_the_same_alone_and_in_company() -> None:
         assert alone.ids == together[key][0].ids
 
 
-def test_messages_end_at_the_stop_token_or_at_the_limit() -> None:
-    completions = complete_all(LocalEngine(tiny_model(vocabulary=12), STOPS), {str(n): [1, 2] for n in range(32)})
-    lengths = set()
-    for (completion,) in completions.values():
-        assert STOP not in completion.ids[:-1]
-        assert completion.ids[-1] == STOP or len(completion.ids) == 12
-        assert len(completion.ids) == len(completion.logprobs) == len(completion.versions)
-        lengths.add(len(completion.ids))
-    assert len(lengths) > 3
-
-
 def test_sampling_follows_the_model() -> None:
     """2,000 draws of one token against the model's own probabilities."""
     engine = LocalEngine(tiny_model(vocabulary=12), STOPS)
@@ -87,18 +76,6 @@ def test_sampling_follows_the_model() -> None:
         counts[completion.ids[0]] += 1
     expected = tiny_model(vocabulary=12)(torch.tensor([[1, 2, 3]])).logits[0, -1].softmax(-1)
     assert (counts / 2000 - expected).abs().max() < 0.05
-
-
-def test_new_weights_take_effect_and_are_stamped() -> None:
-    engine = LocalEngine(tiny_model(seed=0), STOPS)
-    prompts = {"a": [1, 2, 3, 4]}
-    old = complete_all(engine, prompts)["a"][0]
-    engine.apply(Weights(5, tiny_model(seed=1).state_dict()))
-    new = complete_all(engine, prompts)["a"][0]
-    assert set(old.versions) == {0}
-    assert set(new.versions) == {5}
-    assert new == complete_all(LocalEngine(tiny_model(seed=1), STOPS, version=5), prompts)["a"][0]
-    assert new.logprobs != old.logprobs
 
 
 def engine_that(before_forward: Callable[[], None], **settings: int) -> LocalEngine:
@@ -220,30 +197,6 @@ def test_new_weights_wait_for_the_batch_in_the_making() -> None:
     completion = asyncio.run(main())
     assert completion == asyncio.run(one_message(LocalEngine(tiny_model(), frozenset()).open("a"), 20))
     assert completion.versions == [0] * 20
-
-
-def test_a_prompt_that_the_model_has_no_positions_for_fails_alone() -> None:
-    model = tiny_model()
-    model.config.max_position_embeddings = 10
-    engine = LocalEngine(model, frozenset())
-
-    async def main() -> list[Completion | BaseException]:
-        lengths = {"too long": 10, "cut": 7, "short": 2}
-        jobs = [one_message(engine.open(key), 6, (1,) * length) for key, length in lengths.items()]
-        return await asyncio.gather(*jobs, return_exceptions=True)
-
-    too_long, cut, short = asyncio.run(main())
-    assert isinstance(too_long, PromptTooLong)
-    assert str(too_long) == "the prompt has 10 tokens and the model has 10 positions"
-    assert (len(cut.ids), len(short.ids)) == (3, 6)
-
-
-def test_any_of_several_tokens_ends_a_message() -> None:
-    stops = frozenset({3, 7})
-    completions = complete_all(LocalEngine(tiny_model(vocabulary=12), stops), {str(n): [1, 2] for n in range(32)})
-    last = {completion.ids[-1] for (completion,) in completions.values() if len(completion.ids) < 12}
-    assert last == stops
-    assert not any(stops & set(completion.ids[:-1]) for (completion,) in completions.values())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

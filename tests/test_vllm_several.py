@@ -263,13 +263,6 @@ def test_what_cannot_be(given: dict[str, str], sentence: str) -> None:
         load_config([], {f"engine.vllm.{name}": value for name, value in given.items()})
 
 
-@pytest.mark.parametrize(("key", "value"), [("url", "http://a,http://b"), ("copies", "2")])
-def test_samplers_have_a_server_each(key: str, value: str) -> None:
-    given = {"engine.kind": "vllm", "loop.ray.samplers": "2", f"engine.vllm.{key}": value}
-    with pytest.raises(OffbookError, match="each Ray sampler starts one vLLM itself"):
-        load_config([], given)
-
-
 def test_copies_have_gpus_of_their_own_the_last_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus_of_copies(VllmConfig(copies=2, gpus=2)) == ["", ""], "no GPU: the CPU is for all"
