@@ -201,8 +201,10 @@ def loaded(root: str, path: str, name: str, hidden: dict[str, Any]) -> types.Mod
 def run_plain(module: types.ModuleType, names: list[str]) -> None:
     """A test function with each of its parameters. What needs more of pytest than that fails."""
     *within, name = names
-    owner: Any = module
-    owners = [module, *(owner := getattr(owner, part) for part in within)]
+    owners: list[Any] = [module]
+    for part in within:
+        owners.append(getattr(owners[-1], part))
+    owner = owners[-1]
     function = inspect.unwrap(getattr(owner, name))
     function.__code__ = function.__code__.replace(co_name="run")
     if isinstance(owner, type) and issubclass(owner, unittest.TestCase):

@@ -163,21 +163,15 @@ class TestFile:
             yield from self.rows(one, local, table, depth - 1)
 
     def hide(self, found: Found, tests: Sequence[Test], own: Collection[str]) -> None:
-        """Blank the values that tests compare with by name. Those of a table stay if something else uses the table.
+        """Blank the values that tests compare with by name.
 
         Tests that are not blanked are not run together with those that are, so their bodies are cut."""
         others = [node for name, node in self.functions.items() if node.name.startswith("test") and name not in own]
-        users = self.loads - sum(map(loads, others), Counter[str]())
-        asked: Counter[str] = sum((test.tables for test in tests), Counter())
-        wanted: dict[tuple[int, int], tuple[str, set[str]]] = {}
+        wanted: dict[tuple[int, int], set[str]] = {}
         for test in tests:
-            for value, table in test.wanted:
-                wanted.setdefault(self.span(value), (table, set()))[1].add(test.name)
-        for (start, end), (table, names) in sorted(wanted.items()):
-            if table and users[table] > asked[table]:
-                for name in names:
-                    found.left.setdefault(name, VISIBLE)
-                continue
+            for value in test.wanted:
+                wanted.setdefault(self.span(value), set()).add(test.name)
+        for (start, end), names in sorted(wanted.items()):
             place = found.place("eq")
             edit = Edit(self.path, start, end, f"__blank__({place})")
             found.candidates.append(Candidate(edit, [place], names, is_soft=True))
@@ -219,8 +213,7 @@ class Test:
         self.function = file.functions[name]
         self.operands: list[ast.expr] = []  # what checks compare
         self.raised: list[Edit] = []
-        self.wanted: list[tuple[ast.expr, str]] = []  # values to hide, each with its table
-        self.tables = Counter[str]()  # with these values, and how often the test names each
+        self.wanted: list[ast.expr] = []  # values to hide
         self._has_value = False
         self._compared: list[ast.Name] = []  # names on expected sides, which are not read any more
         self._alone: set[str] = set()  # those of them that are a whole expected side
@@ -233,10 +226,9 @@ class Test:
             self._leave(NONE)
         for name, count in Counter(node.id for node in self._compared).items():
             if self._loads[name] == count:
-                self.wanted += self._sources.get(name, ())
+                self.wanted += [value for value, _ in self._sources.get(name, ())]
             elif name in self._alone:
                 self._leave(VISIBLE)
-        self.tables.update({table: self._loads[table] for _, table in self.wanted if table})
 
     def _leave(self, why: str) -> None:
         self.found.left.setdefault(self.name, why)
