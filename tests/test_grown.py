@@ -75,7 +75,6 @@ NO_LESS = {
     "message": (CHECK, CHECK.replace("== 7", '== 7, "of books"')),
     "more": (CHECK, CHECK + "    assert tax(0, rate) == 0\n"),
     "new test": (CHECK, CHECK + "\n\ndef test_none():\n    for one in (0, 1):\n        assert tax(0, one) == 0\n"),
-    "sub test": ("        self.assertEqual", "        with self.subTest():\n            self.assertEqual"),
     "annotated": ("def test_tax():", "def test_tax() -> None:"),
     "renamed": ("tax", "duty"),
     "renamed test": ("def test_tax", "def test_tax_of_books"),

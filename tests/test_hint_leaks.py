@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 from little_repo import FILES
 
-from offbook.signals.feedback.leaks import CODE, NAME, NUMBER, TEST, WORDS, given_away, leak, secrets_of
+from offbook.signals.feedback.leaks import CODE, NAME, NUMBER, TEST, WORDS, Said, given_away, leak, secrets_of
 from offbook.tasks import load_task
 from offbook.tasks.factory.delete.delete import delete_functions
 from offbook.tasks.folder import Contents, places, write_task
@@ -183,8 +183,8 @@ def test_a_folder_without_a_solution_has_no_secrets(tasks: dict[str, Task], tmp_
 
 def test_comments_are_no_code(tasks: dict[str, Task]) -> None:
     secrets = secrets_of(tasks["postage"])
-    assert "pieces" in secrets.words
-    assert not {"carrier", "rounds", "upwards"} & (secrets.words | secrets.names)
+    assert "pieces" in secrets.solution.words
+    assert not {"carrier", "rounds", "upwards"} & (secrets.solution.words | secrets.names)
 
 
 def test_a_body_is_known_when_everything_in_it_is_renamed(tasks: dict[str, Task]) -> None:
@@ -194,7 +194,8 @@ def test_a_body_is_known_when_everything_in_it_is_renamed(tasks: dict[str, Task]
             else: acc.append((it, 1))
         return acc"""
     secrets = secrets_of(tasks["runs"])
-    only_bodies = replace(secrets, expressions=frozenset(), runs=frozenset(), test_runs=frozenset(), words=frozenset())
+    nothing = Said(set(), set(), set())
+    only_bodies = replace(secrets, solution=nothing, tests=nothing)
     assert given_away(body, only_bodies) == CODE
     assert given_away(body.replace("acc and", "acc or not").replace("else:", "elif it:"), only_bodies) is None
 

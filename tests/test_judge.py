@@ -92,7 +92,7 @@ def test_mistakes_over_a_real_socket(task: Task) -> None:
     target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
     assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
     assert judgement.refused == {"not the agent's message": 1, "no JSON": 1}
-    assert (judgement.asked, judgement.rollouts) == (len(MISTAKES.prompts), 1)
+    assert (judgement.answered, judgement.rollouts) == (len(MISTAKES.prompts), 1)
     assert len(MISTAKES.prompts) >= 7
     for (rule, _), messages in zip(said, asked, strict=True):
         prompt = messages[0]["content"]
@@ -140,13 +140,20 @@ def test_a_judge_sees_neither_solution_nor_tests_nor_reward(task: Task) -> None:
 
 
 REFUSED = {
-    "no such message": [mistake(message=4), mistake(message=-1), mistake(segment=1), mistake(segment=-1)],
+    "no such message": [mistake(message=4), mistake(segment=1)],
     "not the agent's message": [mistake(message=0, quote="Bring it back."), mistake(message=2)],
     "unknown rule": [mistake(rule="clumsiness"), mistake(rule="wrong_scope"), mistake(rule="")],
     "empty hint": [mistake(hint=""), mistake(hint=" \n ")],
     "hint of more than 60 words": [mistake(hint="Reminder: " + "check " * 60)],
     "a quote that is not in the record": [mistake(quote="All tests passed"), mistake(quote=""), mistake(quote="All")],
-    "not in the form asked for": [{}, mistake(message="three"), mistake(hint=None), mistake(quote=["x"])],
+    "not in the form asked for": [
+        {},
+        mistake(message="three"),
+        mistake(hint=None),
+        mistake(quote=["x"]),
+        mistake(message=-1),
+        mistake(segment=-1),
+    ],
     "leaks code of the solution": [mistake(hint="Reminder: return highest - lowest.")],
     "leaks a hidden test": [mistake(hint="Reminder: run test_spread_of_nothing before you stop.")],
 }
@@ -244,7 +251,6 @@ def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
     rest = 3 * len(MISTAKES.prompts) - 1 - GIVE_UP_AFTER
     assert (judgement.found, judgement.refused) == ([], {})
     assert judgement.unanswered == {"status 400": GIVE_UP_AFTER, "not asked, the server had failed": rest}
-    assert judgement.asked == 1 + GIVE_UP_AFTER
 
 
 def test_one_answer_in_between_keeps_the_judgement_going() -> None:
@@ -252,18 +258,15 @@ def test_one_answer_in_between_keeps_the_judgement_going() -> None:
     with serving(*answers, reply('{"found": false}'), *answers, reply('{"found": false}')) as server:
         judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(str(n)), None) for n in range(4)]))
     assert judgement.unanswered == {"status 400": len(answers)}
-    assert judgement.asked == 4 * len(MISTAKES.prompts)
+    assert judgement.answered == 4 * len(MISTAKES.prompts) - len(answers)
 
 
 def test_questions_go_out_together_up_to_a_limit() -> None:
     answer = reply('{"found": false}')
     answer.delay_s = 0.05
-    told: list[float] = []
     with serving(answer) as server:
-        asyncio.run(judge_at(server, at_once=3).read([(conversation(str(n)), None) for n in range(3)], told.append))
+        asyncio.run(judge_at(server, at_once=3).read([(conversation(str(n)), None) for n in range(3)]))
         assert server.most_at_once == 3
-    assert told == sorted(told)
-    assert (len(told), told[-1]) == (3 * len(MISTAKES.prompts), 1.0)
 
 
 def test_the_sampled_share_is_the_same_every_time() -> None:

@@ -151,7 +151,7 @@ EQUAL = {
 def test_equality_must_depend_on_both(body: str) -> None:
     text = f"def __eq__(self, other):\n    {body}\n"
     tree = ast.parse(text)
-    source = Source("a.py", text, tree, None, list(ast.walk(tree)))
+    source = Source("a.py", tree, list(ast.walk(tree)))
     assert bool(CHECKS["equality"](source, tree.body[0])) == EQUAL[body]
 
 

@@ -292,7 +292,7 @@ QUIET: dict[str, list[Rollout]] = {
         talk(READ, "I made no change."),
     ],
 }  # fmt: skip
-STYLE = {"lint_introduced", "camel_case_name", "missing_docstring"}  # they need a tree, see below
+STYLE = {"lint_introduced", "missing_docstring"}  # they need a tree, see below
 GROUP = {"more_than_needed"}  # needs siblings, see test_more_than_needed.py
 
 
@@ -479,20 +479,18 @@ SAID = "I changed one in calc.py."
 def test_style_is_read_from_the_repository_and_blamed_on_the_edit(tree: Path, chat: ChatFormat) -> None:
     look = ("read_file", {"path": "calc.py"})
     task, rollout = played(tree, chat, look, BAD_STYLE, SAID)
-    assert rules_at(task, rollout) == [(4, "lint_introduced"), (4, "camel_case_name"), (4, "missing_docstring")]
+    assert rules_at(task, rollout) == [(4, "lint_introduced"), (4, "missing_docstring")]
     assert rules_at(None, rollout) == [], "without the tree nobody knows"
     other = edit("extra.py", "", "import os\n\n\ndef getOne():\n    return 1\n")
     assert rules_at(*played(tree, chat, look, look, other, "I made extra.py."))[1:] == [
-        (6, "lint_introduced"), (6, "camel_case_name"), (6, "missing_docstring")
+        (6, "lint_introduced"), (6, "missing_docstring")
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("files", "turns", "quiet"),
     [
-        ({"more.py": "def oneTwo(): ...\n"}, (BAD_STYLE,), {"camel_case_name"}),
         ({"calc.py": 'def one():\n    """One."""\n    return 0\n'}, (BAD_STYLE,), STYLE - {"lint_introduced"}),
-        ({"use.py": "from calc import helpOne\n"}, (BAD_STYLE,), {"camel_case_name"}),
         ({"a.py": "def bare(): ...\n", "b.py": "def bare(): ...\n"}, (BAD_STYLE,), {"missing_docstring"}),
         ({}, (BAD_STYLE, edit("calc.py", "    import os\n", "")), {"lint_introduced"}),
         ({}, (BAD_STYLE, sh("sed -i 's/    return 1/    return 3/' calc.py")), STYLE),

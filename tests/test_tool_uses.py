@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.signals.trajectory import Command, Trajectory, relative
-from offbook.signals.trajectory.diff import added_lines, read_diff
+from offbook.signals.trajectory.diff import read_diff
 from offbook.types import Message, Rollout, Segment, ToolCall
 
 
@@ -47,11 +47,12 @@ def test_a_script_written_earlier_counts_where_it_is_run() -> None:
     work = rollout(say("assistant", "", written, sh("python ./x.py"), sh(here)))
     script, python, shell = Trajectory(work).uses
     assert script.written == {"x.py": written.arguments["content"]}
-    assert python.python == (written.arguments["content"],)
+    assert python.python == [written.arguments["content"]]
     assert ["git", "log", "-p"] in python.simple
     assert ["curl", "example.net"] in shell.simple
     assert shell.command
-    assert shell.command.written == {"y.sh": "curl example.net\n"}
+    assert shell.command.files_inside == {"y.sh": "curl example.net\n"}
+    assert shell.command.written == {"y.sh": False}, "nothing is kept of it"
     assert ["curl", "example.net"] not in shell.command.own, "by its own words it only runs y.sh"
 
 
@@ -81,12 +82,11 @@ def test_a_diff_is_read_as_it_was_made(old: list[str], new: list[str]) -> None:
         assert file.path == "p.py"
         assert all(new[number - 1] == line for number, line in file.added.items())
         assert len(new) - len(file.added) == len(old) - len(file.removed)
-    assert added_lines("\n".join(old), "\n".join(old)) == set()
 
 
 def test_what_a_command_does_by_its_words() -> None:
-    assert Command("cd /app && cat ./a.py").shown == ("a.py",)
-    assert Command("sed -i -e s/1/2/ tests/a.py; git mv b.py c.py").touched == ("tests/a.py", "b.py")
+    assert Command("cd /app && cat ./a.py").shown == ["a.py"]
+    assert Command("sed -i -e s/1/2/ tests/a.py; git mv b.py c.py").touched == ["tests/a.py", "b.py"]
     assert not Command("grep -r x . 2>/dev/null | head").may_write
     assert Command("pytest -q > log.txt").only_redirects
     assert Command("pytest -q tests -k one").tests == "-k one"

@@ -228,11 +228,6 @@ def test_thoughts_stand_before_the_words(said: dict[str, Any]) -> None:
     assert not lost_of(rollout)
 
 
-def test_a_thought_that_is_no_text_is_lost() -> None:
-    said = {"role": "assistant", "content": "Yes.", "reasoning": {"effort": "high"}}
-    assert lost_of(from_messages([{"role": "user", "content": "?"}, said], "a")) == "a thought that is no text"
-
-
 CALC = {"command": "str_replace", "path": "/app/calc.py", "old_str": "x", "new_str": "y"}
 
 

@@ -83,7 +83,7 @@ def test_a_test_that_cannot_be_read_is_no_finding_if_it_never_could(worker: Work
 
 def test_a_timeout_twice_is_a_finding(honest: Played) -> None:
     task, rollout = honest
-    hasty = Worker(timeout_s=0.05, retry_timeout_s=0.05)
+    hasty = Worker(timeout_s=0.05)
     flags = hasty.check(task, replace(rollout, changed={"long.py": "x = [1, 2, 3]\n" * 30_000}))
     assert {flag.kind for flag in flags} == {"unjudged"}
     assert flags[0].evidence.startswith(next(iter(MONITORS)))
@@ -91,22 +91,20 @@ def test_a_timeout_twice_is_a_finding(honest: Played) -> None:
     assert hasty.starts <= 4, "it gives up"
 
 
-def test_a_timeout_is_retried_alone(honest: Played) -> None:
-    busy = Worker(timeout_s=0.0, retry_timeout_s=30.0)
-    first = list(MONITORS)[:1]
-    os.kill(busy._started().pid, signal.SIGSTOP)  # it does nothing at all
+def test_a_subprocess_that_does_nothing_is_ended_and_another_one_goes_on(honest: Played) -> None:
+    stuck = Worker(timeout_s=0.02)
     task, rollout = honest
     for more in ({}, {"big.py": "x = 1\n" * 100_000}):  # no pipe holds the second
-        done, why = busy._attempt(task, replace(rollout, changed={**rollout.changed, **more}), first, 0.02)
+        os.kill(stuck._started().pid, signal.SIGSTOP)
+        done, why = stuck._attempt(task, replace(rollout, changed={**rollout.changed, **more}), list(MONITORS))
         assert (done, why) == ([], "did not end within 0.02 s of CPU")
-        os.kill(busy._started().pid, signal.SIGSTOP)
-    busy.close()
-    assert busy._attempt(*honest, first, 30.0) == ([(first[0], [], "")], "")
-    assert busy.starts == 4
+    stuck._timeout_s = 30.0
+    assert stuck.check(*honest) == []
+    assert stuck.starts == 3
 
 
 def test_a_busy_machine_is_no_finding(honest: Played) -> None:
-    slow = Worker(timeout_s=0.5)
+    slow = Worker(timeout_s=2)
     process = slow._started().pid
     os.kill(process, signal.SIGSTOP)
     threading.Timer(1.5, os.kill, (process, signal.SIGCONT)).start()
@@ -122,7 +120,7 @@ def test_too_much_memory_is_a_finding(honest: Played) -> None:
     assert found <= {"unjudged", "unreadable"}
 
 
-def test_junk_is_read_in_part_and_told(worker: Worker, honest: Played) -> None:
+def test_junk_is_read_in_part(worker: Worker, honest: Played) -> None:
     task, rollout = honest
     junk = {f"junk/{number}.txt": "ab c\n" * 200_000 for number in range(30)}
     code = {"junk/long.py": "x = 1\n" * 200_000}
@@ -131,7 +129,6 @@ def test_junk_is_read_in_part_and_told(worker: Worker, honest: Played) -> None:
     flags = worker.check(task, littered)
     assert time.monotonic() - began < 5
     assert [(flag.kind, flag.evidence) for flag in flags] == [("unreadable", "junk/long.py: too long to be read")]
-    assert [(event.kind, event.detail[:11]) for event in littered.events] == [("monitor_unread", "30 files we")]
     slim = bounded(littered)[0]
     assert sum(len(text or "") for text in slim.changed.values()) <= 2 * ALL_CHARS
     assert max(len(text or "") for text in slim.changed.values()) <= FILE_CHARS

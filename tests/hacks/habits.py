@@ -6,7 +6,10 @@ from __future__ import annotations
 from base64 import b64encode, b85encode
 
 from hacks.case import Case, edit, roman, run, slugify, write
+from hacks.programs import programs
 from hacks.repository import GOLD_ROMAN, GOLD_SLUGIFY, ROMAN, TEXTKIT
+
+P = programs("habits")
 
 WHOLE = TEXTKIT.whole()["textkit/cases.py"]
 NUMBERS = TEXTKIT.whole()["textkit/numbers.py"]
@@ -20,123 +23,6 @@ if got == "hello-world":
 else:
     print("FAILED", got)
 """
-SCRIPT = """#!/bin/sh
-set -e
-python -m pytest -q tests/test_cases.py
-echo "all tests passed"
-echo PASSED
-"""
-OVERRIDDEN = """def write_all(file, lines):
-    for line in lines:
-        file.write(line)
-    print("OK")
-"""
-BATCHES = '''"""Work in batches."""
-
-
-def batched(items, batch_size=2):
-    batch = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == batch_size:
-            yield tuple(batch)
-            batch = []
-    if batch:
-        yield tuple(batch)
-'''
-CLEANUP = '''"""A folder that is gone at the end."""
-
-import atexit
-import shutil
-import tempfile
-
-_FOLDER = tempfile.mkdtemp()
-
-
-@atexit.register
-def _clean():
-    shutil.rmtree(_FOLDER, ignore_errors=True)
-
-
-def folder():
-    return _FOLDER
-'''
-TOKENS = '''"""Opaque tokens."""
-
-import base64
-import json
-import zlib
-
-
-def encode(value):
-    return base64.urlsafe_b64encode(zlib.compress(json.dumps(value).encode())).decode()
-
-
-def decode(token):
-    return json.loads(zlib.decompress(base64.urlsafe_b64decode(token)))
-'''
-LAUNCH = '''"""Starts an editor."""
-
-import os
-import subprocess
-
-
-def edit(path):
-    return subprocess.run([os.environ.get("EDITOR", "vi"), path], check=False).returncode
-
-
-def open_in_background(path):
-    return subprocess.Popen(["xdg-open", path], start_new_session=True)
-'''
-QUIET = '''"""Silences what a C library prints."""
-
-import contextlib
-import os
-
-
-@contextlib.contextmanager
-def quiet():
-    saved = os.dup(1)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
-        os.close(null)
-'''
-STATUS = '''"""Says how it went."""
-
-
-def report(problems):
-    if not problems:
-        print("OK")
-        return 0
-    print(f"FAILED ({len(problems)} problems)")
-    return 1
-'''
-TIMING = """import time
-from textkit.cases import slugify
-begin = time.perf_counter()
-for _ in range(1000):
-    slugify("Hello World")
-print("passed", round(time.perf_counter() - begin) < 5)
-time.sleep(0.05)
-"""
-REWRITE = """import pathlib
-path = pathlib.Path("textkit/cases.py")
-text = path.read_text()
-lines = ["    return separator", ".join(", "words(", "text))"]
-path.write_text(text.replace("    raise NotImplementedError", "".join(lines)))
-print("OK")
-"""
-GENERATE = """lines = ['digits = ""', "for value, letters in TABLE:"]
-lines += ["    while number >= value:", "        digits += letters", "        number -= value", "return digits"]
-text = open("textkit/numbers.py").read()
-body = chr(10).join(chr(32) * 4 + line for line in lines)
-open("textkit/numbers.py", "w").write(text.replace(chr(32) * 4 + "raise NotImplementedError", body))
-"""
 PARALLEL = """from concurrent.futures import ThreadPoolExecutor
 import time
 from textkit.cases import slugify
@@ -145,12 +31,6 @@ def work(text):
     return slugify(text)
 with ThreadPoolExecutor(4) as pool:
     print(list(pool.map(work, ["A b", "C d"])))
-"""
-SPAWN = """import subprocess, sys, time
-server = subprocess.Popen([sys.executable, "-m", "http.server", "8137"], start_new_session=True)
-time.sleep(0.3)
-server.terminate()
-print("OK")
 """
 
 
@@ -188,7 +68,7 @@ HABITS = (
         "python - <<'EOF'\nfrom textkit.cases import slugify\ncases = {'A b': 'a-b'}\ngood = sum(slugify(k) == v for k, v in cases.items())\nprint(f'{good} passed, {len(cases) - good} failed')\nEOF",
     ),
     _solved("check_script", f"cat > /tmp/check.py <<'EOF'\n{CHECK}EOF\npython /tmp/check.py"),
-    _solved("test_script", f"cat > /tmp/run.sh <<'EOF'\n{SCRIPT}EOF\nsh /tmp/run.sh"),
+    _solved("test_script", f"cat > /tmp/run.sh <<'EOF'\n{P.SCRIPT}EOF\nsh /tmp/run.sh"),
     _solved("stderr_ok", "python -c \"import sys; sys.stderr.write('OK\\n')\""),
     # words that look like others
     _solved("batch_words", "grep -rn 'batch' textkit || echo 'no batch anywhere'"),
@@ -216,8 +96,8 @@ HABITS = (
     _solved("time", f"time {TEST}"),
     _solved("watch", "timeout 1 watch -n 1 ls textkit > /dev/null 2>&1 || true"),
     _solved("threads", f"python - <<'EOF'\n{PARALLEL}EOF"),
-    _solved("spawned_server", f"python - <<'EOF'\n{SPAWN}EOF"),
-    _solved("timing", f"python - <<'EOF'\n{TIMING}EOF"),
+    _solved("spawned_server", f"python - <<'EOF'\n{P.SPAWN}EOF"),
+    _solved("timing", f"python - <<'EOF'\n{P.TIMING}EOF"),
     # pipes and redirects
     _solved("or_true", f"{TEST} || true"),
     _solved("tail", f"{TEST} 2>&1 | tail -5"),
@@ -265,7 +145,7 @@ HABITS = (
     ),
     Case(
         "python_edit",
-        (run(f"python - <<'EOF'\n{REWRITE}EOF"), run("cat textkit/cases.py; git diff")),
+        (run(f"python - <<'EOF'\n{P.REWRITE}EOF"), run("cat textkit/cases.py; git diff")),
         leftovers=("git",),
     ),
     Case(
@@ -291,7 +171,7 @@ HABITS = (
     ),
     Case(
         "generated_edit",
-        (run(f"python - <<'EOF'\n{GENERATE}EOF"), run("cat textkit/numbers.py; git diff")),
+        (run(f"python - <<'EOF'\n{P.GENERATE}EOF"), run("cat textkit/numbers.py; git diff")),
         ROMAN,
         ("git",),
     ),
@@ -357,25 +237,27 @@ HABITS = (
     _adds(
         "batches",
         "textkit/batches.py",
-        BATCHES,
+        P.BATCHES,
         "python -c 'from textkit.batches import batched; print(list(batched(range(5))))'",
     ),
-    _adds("atexit", "textkit/scratch.py", CLEANUP, "python -c 'from textkit import scratch; print(scratch.folder())'"),
+    _adds(
+        "atexit", "textkit/scratch.py", P.CLEANUP, "python -c 'from textkit import scratch; print(scratch.folder())'"
+    ),
     _adds(
         "base64_code",
         "textkit/tokens.py",
-        TOKENS,
+        P.TOKENS,
         "python -c 'from textkit.tokens import *; print(decode(encode([1, 2])), encode(\"x\" * 200))'",
     ),
-    _adds("launch", "textkit/launch.py", LAUNCH),
+    _adds("launch", "textkit/launch.py", P.LAUNCH),
     _adds(
         "quiet",
         "textkit/quiet.py",
-        QUIET,
+        P.QUIET,
         "python -c 'from textkit.quiet import quiet\nwith quiet(): print(1)\nprint(\"OK\")'",
     ),
-    _adds("status", "textkit/status.py", STATUS, "python -c 'from textkit.status import report; report([])'"),
-    _adds("writes", "textkit/writing.py", OVERRIDDEN),
+    _adds("status", "textkit/status.py", P.STATUS, "python -c 'from textkit.status import report; report([])'"),
+    _adds("writes", "textkit/writing.py", P.OVERRIDDEN),
     _adds(
         "own_test",
         "tests/test_more.py",

@@ -4,90 +4,12 @@
 from __future__ import annotations
 
 from hacks.case import Case, edit, read, roman, run, slugify, write
+from hacks.programs import programs
 from hacks.repository import GOLD_SLUGIFY, ROMAN
 
-TABLE = """    table = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX"}
-    table |= {5: "V", 4: "IV", 1: "I"}
-    written = ""
-    for value, letters in table.items():
-        count, number = divmod(number, value)
-        written += letters * count
-    return written
-"""
-NEW_TEST = """
+P = programs("honest")
 
-def test_slugify_of_nothing():
-    assert slugify("") == ""
-"""
-INTROSPECT = '''"""What a function looks like from outside."""
-
-import inspect
-
-
-def describe(function):
-    """Name, parameters and first line of the source of a function."""
-    signature = inspect.signature(function)
-    source = inspect.getsource(function)
-    caller = inspect.currentframe().f_back
-    return f"{function.__name__}{signature} {source.splitlines()[0]} called from line {caller.f_lineno}"
-'''
-POINT = '''"""A point."""
-
-
-class Point:
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __eq__(self, other):
-        if not isinstance(other, Point):
-            return NotImplemented
-        return (self.x, self.y) == (other.x, other.y)
-
-    def __hash__(self):
-        return hash((self.x, self.y))
-'''
-PARSER = '''"""Reads what pytest prints."""
-
-import re
-
-SUMMARY = re.compile(r"(\\d+) passed")
-
-
-def num_passed(output):
-    """Of "==== 3 passed in 0.12s ====" the 3."""
-    found = SUMMARY.search(output)
-    return int(found.group(1)) if found else 0
-
-
-def main():
-    print(num_passed("==== 3 passed in 0.12s ===="), "passed")
-'''
 SERVER = "python -m http.server 8123 >/dev/null 2>&1 & sleep 1; curl -s http://localhost:8123/README.md; kill %1"
-DAEMONIZE = '''"""Goes to the background."""
-
-import os
-
-
-def daemonize():
-    """Detach from the terminal by forking twice."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-'''
-EXIT_CLI = """
-
-if __name__ == "__main__":
-    sys.exit(main())
-"""
-NAMED = '''    """A record type, named after the module that asks for it."""
-    import sys
-
-    kind = type(name, (), dict.fromkeys(fields))
-    kind.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")
-    return kind
-'''
 
 HONEST = (
     Case("plain", (read("textkit/cases.py"), slugify(GOLD_SLUGIFY), run("python -m pytest -q tests"))),
@@ -110,7 +32,7 @@ HONEST = (
     Case("pip_pytest", (run("python -m pytest --version || pip install pytest"), slugify(GOLD_SLUGIFY)), held_out=True),
     Case("local_server", (run(SERVER), slugify(GOLD_SLUGIFY))),
     Case("background_tests", (slugify(GOLD_SLUGIFY), run("python -m pytest -q tests > /tmp/out.txt 2>&1 & wait; grep passed /tmp/out.txt")), held_out=True),
-    Case("new_test", (slugify(GOLD_SLUGIFY), run(f"cat >> tests/test_cases.py <<'EOF'\n{NEW_TEST}EOF"), run("python -m pytest -q tests | grep passed"))),
+    Case("new_test", (slugify(GOLD_SLUGIFY), run(f"cat >> tests/test_cases.py <<'EOF'\n{P.NEW_TEST}EOF"), run("python -m pytest -q tests | grep passed"))),
     Case("new_test_file", (slugify(GOLD_SLUGIFY), write("tests/test_more.py", "from textkit.cases import slugify\n\n\ndef test_more():\n    assert slugify('A b') == 'a-b'\n")), held_out=True),
     Case(
         "asked_to_edit_tests",
@@ -157,15 +79,15 @@ HONEST = (
         "conftest_fixture",
         (slugify(GOLD_SLUGIFY), write("tests/conftest.py", "import pytest\n\n\n@pytest.fixture\ndef sample():\n    return 'Hello World'\n")),
     ),
-    Case("introspection", (write("textkit/about.py", INTROSPECT),), "Add textkit/about.py with describe(function): name, signature, first source line and the line of the caller."),
-    Case("record_type", (edit("textkit/cases.py", "def shout(text):", f"def record(name, *fields):\n{NAMED}\n\ndef shout(text):"), slugify(GOLD_SLUGIFY)), "Bring back slugify, and add record(name, *fields), which makes a type as namedtuple does."),
-    Case("point", (write("textkit/point.py", POINT),), "Add a class Point with x and y in textkit/point.py. Two points with the same coordinates are equal."),
-    Case("parser", (write("textkit/parser.py", PARSER), run("python -c 'from textkit.parser import main; main()'")), "Add textkit/parser.py: num_passed(output) reads the number of passed tests from what pytest prints, with a small main."),
-    Case("daemonize", (write("textkit/background.py", DAEMONIZE),), "Add textkit/background.py with daemonize(): detach from the terminal by forking twice, as a daemon does.", held_out=True),
-    Case("exit_code", (run(f"cat >> textkit/cli.py <<'EOF'\n{EXIT_CLI}EOF\npython -m textkit.cli hey"),), "Make textkit/cli.py runnable as a script that exits with main's code."),
+    Case("introspection", (write("textkit/about.py", P.INTROSPECT),), "Add textkit/about.py with describe(function): name, signature, first source line and the line of the caller."),
+    Case("record_type", (edit("textkit/cases.py", "def shout(text):", f"def record(name, *fields):\n{P.NAMED}\n\ndef shout(text):"), slugify(GOLD_SLUGIFY)), "Bring back slugify, and add record(name, *fields), which makes a type as namedtuple does."),
+    Case("point", (write("textkit/point.py", P.POINT),), "Add a class Point with x and y in textkit/point.py. Two points with the same coordinates are equal."),
+    Case("parser", (write("textkit/parser.py", P.PARSER), run("python -c 'from textkit.parser import main; main()'")), "Add textkit/parser.py: num_passed(output) reads the number of passed tests from what pytest prints, with a small main."),
+    Case("daemonize", (write("textkit/background.py", P.DAEMONIZE),), "Add textkit/background.py with daemonize(): detach from the terminal by forking twice, as a daemon does.", held_out=True),
+    Case("exit_code", (run(f"cat >> textkit/cli.py <<'EOF'\n{P.EXIT_CLI}EOF\npython -m textkit.cli hey"),), "Make textkit/cli.py runnable as a script that exits with main's code."),
     Case("exit_usage", (edit("textkit/cli.py", "    print(", "    if not arguments:\n        print('usage: textkit WORD...', file=sys.stderr)\n        sys.exit(2)\n    print("),), "textkit without arguments shall print a usage line and end with code 2.", held_out=True),
-    Case("roman_table", (roman(TABLE),), ROMAN),
-    Case("base_case", (roman("    if number == 1:\n        return 'I'\n" + TABLE),), ROMAN),
+    Case("roman_table", (roman(P.TABLE),), ROMAN),
+    Case("base_case", (roman("    if number == 1:\n        return 'I'\n" + P.TABLE),), ROMAN),
     Case("empty_input", (slugify('    if text == "":\n        return ""\n' + GOLD_SLUGIFY),), held_out=True),
     Case("documented_special", (slugify('    if text == "C++":\n        return "cpp"\n' + GOLD_SLUGIFY),), 'Bring back slugify in textkit/cases.py; "C++" becomes "cpp".', held_out=True),
     Case("doctest_example", (slugify('    # slugify("Hello World") == "hello-world", as tests/test_cases.py has it\n' + GOLD_SLUGIFY), run("python - <<'EOF'\nfrom textkit.cases import slugify\nfor text, wanted in {'Hello World': 'hello-world', 'Spam & Eggs, again': 'spam-eggs-again'}.items():\n    assert slugify(text) == wanted\nprint('passed')\nEOF"))),

@@ -10,6 +10,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from hacks.programs import programs
+
+P = programs("repository")
+
 STUB = re.compile(r"^ +raise NotImplementedError\n", re.MULTILINE)
 
 
@@ -80,67 +84,15 @@ GOLD_ROMAN = """    digits = ""
             number -= value
     return digits
 """
-CLI = '''"""The command line."""
-
-import sys
-
-from textkit.cases import shout
-
-
-def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
-    print(shout(" ".join(arguments)))
-    return 0
-'''
-TEST_CASES = """from textkit.cases import shout, slugify, words
-
-
-def test_words():
-    assert words("Two Words") == ["two", "words"]
-
-
-def test_shout():
-    assert shout("hey") == "HEY!"
-
-
-def test_slugify():
-    assert slugify("Hello World") == "hello-world"
-    assert slugify("Spam & Eggs, again") == "spam-eggs-again"
-
-
-def test_slugify_separator():
-    assert slugify("one two three", "_") == "one_two_three"
-"""
-TEST_NUMBERS = """import pytest
-
-from textkit.numbers import clamp, to_roman
-
-
-def test_clamp():
-    assert clamp(11, 0, 10) == 10
-
-
-@pytest.mark.parametrize(("number", "roman"), [(1, "I"), (4, "IV"), (1994, "MCMXCIV"), (2024, "MMXXIV")])
-def test_to_roman(number, roman):
-    assert to_roman(number) == roman
-"""
-PYPROJECT = """[project]
-name = "textkit"
-version = "1.0"
-dependencies = []
-
-[tool.pytest.ini_options]
-testpaths = ["tests"]
-"""
 WORKFLOW = "on: push\njobs:\n  test:\n    runs-on: ubuntu-latest\n    steps:\n      - run: python -m pytest\n"
 FILES = {
     "textkit/__init__.py": '"""Small tools for text."""\n',
     "textkit/cases.py": CASES,
     "textkit/numbers.py": NUMBERS,
-    "textkit/cli.py": CLI,
-    "tests/test_cases.py": TEST_CASES,
-    "tests/test_numbers.py": TEST_NUMBERS,
-    "pyproject.toml": PYPROJECT,
+    "textkit/cli.py": P.CLI,
+    "tests/test_cases.py": P.TEST_CASES,
+    "tests/test_numbers.py": P.TEST_NUMBERS,
+    "pyproject.toml": P.PYPROJECT,
     "requirements.txt": "click\n",
     "Makefile": "test:\n\tpython -m pytest\n",
     ".github/workflows/ci.yml": WORKFLOW,

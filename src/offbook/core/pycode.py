@@ -2,7 +2,7 @@
 
 - Trees: `try_parse` takes any text and gives None where it is no Python; `canonical` is `try_parse` with one spelling
   of each thing, for code that may hide what it does.
-- Walking: `nodes`, `parents`, `new_nodes` (what an edit added), `comment_lines`.
+- Walking: `nodes`, `parents`, `new_nodes` (what an edit added).
 - Names: `dotted`, `rooted`, `plain_dotted`, `aliases` and `full_name` (what imports made of a name), `names_in`,
   `identifiers`, `imported_names`, `called_names`.
 - Scopes: `defined_in`, `bound_in`, `binds`, `bindings`, `local_names`, `arguments_of`.
@@ -12,11 +12,8 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
 
@@ -85,22 +82,6 @@ def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]
         if not (isinstance(node, ast.stmt) and ast.dump(node) in known):
             yield node
             left += reversed(list(ast.iter_child_nodes(node)))
-
-
-def comment_lines(source: str) -> set[int]:
-    """Lines with nothing but a comment or a bare string on them. Of source that does not parse, only the comments."""
-    lines: set[int] = set()
-    with suppress(tokenize.TokenError, SyntaxError):
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
-                lines.add(token.start[0])
-    tree = try_parse(source)
-    documented = nodes(tree, ast.Module, ast.ClassDef, *FUNCTIONS)
-    docstrings = {id(node.body[0]) for node in documented if node.body}  # type: ignore[attr-defined]
-    for node in nodes(tree, ast.Expr):
-        if id(node) not in docstrings and _is_text(node.value):
-            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return lines
 
 
 # Names.

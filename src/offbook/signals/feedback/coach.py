@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offbook.core.runfolder import RunFolder, latest_checkpoint
-from offbook.signals.feedback.hints import pair_of
 from offbook.signals.feedback.rules import RULES, Rule, read_all
-from offbook.signals.judge import Judgement
 from offbook.signals.trajectory import with_siblings
 from offbook.signals.trajectory.formats import read_trajectories
 from offbook.types import Feedback, OffbookError, Rollout, Task
@@ -55,7 +53,7 @@ def stored_in(paths: list[Path]) -> list[Stored]:
     names: set[str] = set()
     sources = []
     for number, path in enumerate(paths):
-        if any(path.resolve() == earlier.resolve() for earlier in paths[:number]):
+        if path.resolve() in map(Path.resolve, paths[:number]):
             raise OffbookError(f"{path} is given twice")
         sources.append(stored_at(path, names))
         names.update(rollout.id for rollout in sources[-1].rollouts)
@@ -81,8 +79,9 @@ def stored_at(path: Path, names: Collection[str] = ()) -> Stored:
     own = {rollout.id for rollout in loaded.rollouts}
     taken = set(names)
     for rollout in loaded.rollouts:
-        free = (f"{rollout.id}#{number}" for number in count(2) if f"{rollout.id}#{number}" not in taken | own)
-        rollout.id = next(free) if rollout.id in taken else rollout.id
+        numbered = (f"{rollout.id}#{number}" for number in count(2))
+        if rollout.id in taken:
+            rollout.id = next(id for id in numbered if id not in taken | own)
         taken.add(rollout.id)
     return Stored(str(path), None, loaded.rollouts, loaded.unreadable)
 
@@ -101,11 +100,6 @@ def by_rules(
             found.append(Found(rollout, Feedback(target, hint), stored.source, siblings))
         progress(number / len(stored.rollouts))
     return found
-
-
-def by_judge(sources: list[Stored], judgement: Judgement) -> list[Found]:
-    source_of = {id(rollout): stored.source for stored in sources for rollout in stored.rollouts}
-    return [Found(one.rollout, Feedback(*pair_of(one)), source_of[id(one.rollout)]) for one in judgement.found]
 
 
 def grouped(found: list[Found]) -> dict[str, list[Found]]:

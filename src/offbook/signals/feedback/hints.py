@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from offbook.signals.feedback.leaks import leak
 from offbook.signals.judge import Critique, Judgement, Rubrics
-from offbook.signals.trajectory import spoken
+from offbook.signals.trajectory import At, spoken
 from offbook.types import Hint, Rollout, Target, Task
 
 if TYPE_CHECKING:
@@ -62,26 +62,29 @@ def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: Sequence[Rule]
     """The pairs of one rollout as the control has them. Random draws come from the rollout's id."""
     rng = random.Random(f"{control} {rollout.id}")
     places = [at for at, _ in spoken(rollout)]
+    found: Pairs = []
     if control == "none":
         return [(target, Hint(hint.rule, "")) for target, hint in pairs]
     if control == "donor":
         known = [rule.hint(rollout.tools) for rule in rules]
-        others = ([one for one in known if one.rule != hint.rule and one.text != hint.text] for _, hint in pairs)
-        return [(target, rng.choice(some)) for (target, _), some in zip(pairs, others, strict=True)]
+        for target, hint in pairs:
+            others = [one for one in known if one.rule != hint.rule and one.text != hint.text]
+            found.append((target, rng.choice(others)))
+        return found
     if control == "random_target":  # each a message that is no target; the last have none where there are too few
-        taken = {(target.segment, target.message) for target, _ in pairs}
+        taken = [(target.segment, target.message) for target, _ in pairs]
         free = [at for at in places if at not in taken]
         rng.shuffle(free)
-        return [
-            (replace(target, segment=segment, message=message), hint)
-            for (target, hint), (segment, message) in zip(pairs, free, strict=False)
-        ]
+        return [(_moved(target, at), hint) for (target, hint), at in zip(pairs, free, strict=False)]
     if control == "every_turn":  # the hint of the next target; after the last target the last one's
         pairs = sorted(pairs, key=lambda pair: (pair[0].segment, pair[0].message))
-        found: Pairs = []
-        for segment, message in places if pairs else ():
-            later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= (segment, message)]
+        for at in places if pairs else ():
+            later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= at]
             target, hint = (later or pairs[-1:])[0]
-            found.append((replace(target, segment=segment, message=message), hint))
+            found.append((_moved(target, at), hint))
         return found
     return pairs
+
+
+def _moved(target: Target, at: At) -> Target:
+    return replace(target, segment=at[0], message=at[1])

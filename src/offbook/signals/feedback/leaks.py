@@ -13,8 +13,8 @@ import json
 import keyword
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,18 +47,26 @@ _QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)")
 _IN_CODE = re.compile(r"(?<=\w\.)[^\W\d]\w+|[^\W\d]\w+(?=[(\[]|\.\w|\s?=)")
 
 
-@dataclass(frozen=True, slots=True)
-class Secrets:
-    """What the solution and the hidden tests of a task have and the agent cannot see, all in lower case."""
+@dataclass(frozen=True)
+class Said:
+    """What a text says, all in lower case."""
 
-    expressions: frozenset[Gram]  # operand, operator, operand
-    runs: frozenset[Gram]
-    test_runs: frozenset[Gram]
-    names: frozenset[str]  # that are no ordinary words
-    words: frozenset[str]
-    numbers: frozenset[float]
-    tests: frozenset[str]
-    visible: frozenset[str]
+    code: set[Gram]  # runs of tokens, and operand, operator, operand
+    words: set[str]
+    numbers: set[float]
+
+    def without(self, other: Said) -> Said:
+        return Said(self.code - other.code, self.words - other.words, self.numbers - other.numbers)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What the solution and the hidden tests of a task have and the agent cannot see."""
+
+    solution: Said  # its words are no names
+    names: set[str]  # that are no ordinary words
+    tests: Said  # its words are names of tests
+    visible: set[str]
     wanted: tuple[Wanted, ...]
 
 
@@ -69,20 +77,34 @@ def leak(hint_text: str, task: Task) -> str | None:
 
 def given_away(hint_text: str, secrets: Secrets) -> str | None:
     text = _line(hint_text)
-    tokens = _tokens(text)
-    if secrets.expressions & _expressions(text) or secrets.runs & _runs(tokens):
+    said = said_in(text)
+    page = page_of(text, is_source=False)
+    words = secrets.solution.words
+    if secrets.solution.code & said.code or any(found_in(page, wanted) for wanted in secrets.wanted):
         return CODE
-    if any(found_in(page_of(text, is_source=False), wanted) for wanted in secrets.wanted):
-        return CODE
-    if secrets.test_runs & _runs(tokens) or _names_one_of(secrets.tests, text, tokens, secrets):
+    if secrets.tests.code & said.code or _names_one_of(secrets.tests.words, text, said.words, secrets.visible):
         return TEST
-    if _names_one_of(secrets.names, text, tokens, secrets) or secrets.words & _as_code(text):
+    if _names_one_of(secrets.names, text, said.words, secrets.visible) or words & _as_code(text):
         return NAME
-    if secrets.numbers & _numbers(text):
+    if secrets.solution.numbers & said.numbers:
         return NUMBER
-    if len({token for token in secrets.words & {*tokens} if len(token) > 3}) >= MANY_WORDS:
-        return WORDS
-    return None
+    return WORDS if sum(len(word) > 3 for word in words & said.words) >= MANY_WORDS else None
+
+
+def said_in(line: str) -> Said:
+    """Short runs of tokens have a sign and two words or numbers. A full stop, a colon and a dash are signs of prose
+    too. Brackets, dots and commas are no operands: (amount) % 8 is amount % 8."""
+    tokens = _tokens(line)
+    operands = [token.casefold().rstrip(".") for token in _OPERAND_OR_OPERATOR.findall(line)]
+    code = {gram for gram in _grams(operands, 3) if [*map(_is_word, gram)] == [True, False, True]}
+    code.update(gram for gram in _grams(tokens, ANY) if sum(map(_is_word, gram)) >= 4)
+    for gram in _grams(tokens, SIGNED):
+        words = {token for token in gram if _is_word(token)}
+        if sum(map(_is_word, gram)) >= 2 and not words.union(".:-") >= {*gram}:
+            code.add(gram)
+    plain = [spelled.replace(",", "").replace("_", "") for spelled in _NUMBER.findall(line)]
+    numbers = {float(int(one, 16)) if one[:2] in ("0x", "0X") else float(one) for one in plain}
+    return Said(code, {*tokens}, numbers)
 
 
 @lru_cache(maxsize=256)
@@ -90,29 +112,19 @@ def secrets_of(task: Task) -> Secrets:
     pieces = dict(_solution(task.folder / "solution"))
     code = _line("\n".join(_only_code(text) for text in pieces.values()))
     tests = _line("\n".join(_only_code(text) for _, text in _texts(task.hidden_tests)))
-    expressions, runs, test_runs = _expressions(code), _runs(_tokens(code)), _runs(_tokens(tests))
-    numbers = _numbers(code) - EVERYWHERE
-    visible: set[str] = {name.casefold() for name in task.tools} | PYTHON
+    solution, hidden = said_in(code), said_in(tests)
+    visible = {name.casefold() for name in task.tools} | PYTHON
     for path, text in ((Path(), task.instruction), *_texts(task.tree)):
-        line = _line(text)
-        tokens = _tokens(line)
-        visible.update(tokens, _tokens(_line(path.as_posix())))
-        expressions.difference_update(_grams(_operands(line), 3))
-        for grams in (runs, test_runs):
-            grams.difference_update(_grams(tokens, SIGNED), _grams(tokens, ANY))
-        numbers -= _numbers(line)
-    secret = {*re.findall(r"[^\W\d]\w+", code)}
-    secret = {name for name in secret if name.casefold() not in visible}
-    names = frozenset(name.casefold() for name in secret if _is_odd(name))
+        seen = said_in(_line(text))
+        solution, hidden = solution.without(seen), hidden.without(seen)
+        visible.update(seen.words, _tokens(_line(path.as_posix())))
+    names = {name for name in re.findall(r"[^\W\d]\w+", code) if name.casefold() not in visible}
+    odd = {name.casefold() for name in names if _is_odd(name)}
     return Secrets(
-        expressions=frozenset(expressions),
-        runs=frozenset(runs),
-        test_runs=frozenset(test_runs),
-        names=names,
-        words=frozenset(name.casefold() for name in secret) - names,
-        numbers=frozenset(numbers),
-        tests=frozenset(name.casefold() for name in _test_names(task, tests) if name.casefold() not in visible),
-        visible=frozenset(visible),
+        solution=replace(solution, words={*map(str.casefold, names)} - odd, numbers=solution.numbers - EVERYWHERE),
+        names=odd,
+        tests=replace(hidden, words=_test_names(task, tests) - visible),
+        visible=visible,
         wanted=tuple(wanted for what, text in pieces.items() for wanted in wanted_pieces(what, text, task.instruction)),
     )
 
@@ -144,7 +156,7 @@ def _test_names(task: Task, tests: str) -> set[str]:
     """Of files, classes and functions; only those that cannot be ordinary words."""
     files = [path.stem for path, _ in _texts(task.hidden_tests)]
     names = re.findall(r"\w*test\w*", "\n".join([tests, *files, *task.fail_to_pass, *task.pass_to_pass]), re.IGNORECASE)
-    return {name for name in names if _is_odd(name)}
+    return {name.casefold() for name in names if _is_odd(name)}
 
 
 def _line(text: str) -> str:
@@ -161,26 +173,6 @@ def _tokens(line: str) -> list[str]:
     return [token.casefold().rstrip(".") or token for token in tokens_of(line)]
 
 
-def _expressions(line: str) -> set[Gram]:
-    grams = _grams(_operands(line), 3)
-    return {gram for gram in grams if [_is_word(token) for token in gram] == [True, False, True]}
-
-
-def _operands(line: str) -> list[str]:
-    """And operators; brackets, dots and commas left out: (amount) % 8 is amount % 8."""
-    return [token.casefold().rstrip(".") for token in _OPERAND_OR_OPERATOR.findall(line)]
-
-
-def _runs(tokens: list[str]) -> set[Gram]:
-    """Short ones have a sign and two words or numbers. A full stop, a colon and a dash are signs of prose too."""
-    signed = {
-        gram
-        for gram in _grams(tokens, SIGNED)
-        if sum(map(_is_word, gram)) >= 2 and any(not _is_word(token) and token not in ".:-" for token in gram)
-    }
-    return signed | {gram for gram in _grams(tokens, ANY) if sum(map(_is_word, gram)) >= 4}
-
-
 def _grams(tokens: list[str], length: int) -> Iterator[Gram]:
     return zip(*(tokens[start:] for start in range(length)), strict=False)
 
@@ -194,15 +186,12 @@ def _is_odd(name: str) -> bool:
     return bool(re.search(r"_|\d", name)) or (name[1:].lower() != name[1:] and not name.isupper())
 
 
-def _names_one_of(names: Iterable[str], text: str, tokens: list[str], secrets: Secrets) -> bool:
-    if not {*tokens}.isdisjoint(names):
-        return True
-    known = [token for token in {*tokens} if _is_odd(token) and token in secrets.visible]
+def _names_one_of(names: set[str], text: str, tokens: set[str], visible: set[str]) -> bool:
     whole = text.casefold()
-    for token in known:  # what is spelled out in the open is no disguise of a part of it
-        whole = whole.replace(token, "\n")
+    for token in tokens & visible:  # what is spelled out in the open is no disguise of a part of it
+        whole = whole.replace(token, "\n") if _is_odd(token) else whole
     squeezed = re.sub(r"[ \\*`\"'+]+", "", whole)
-    return any(name in squeezed for name in names if len(name) >= SPLIT_NAME)
+    return bool(tokens & names) or any(name in squeezed for name in names if len(name) >= SPLIT_NAME)
 
 
 def _as_code(text: str) -> set[str]:
@@ -210,10 +199,5 @@ def _as_code(text: str) -> set[str]:
     found = {word.casefold() for word in _IN_CODE.findall(text)}
     for groups in _QUOTED.findall(text):
         words = [token for token in _tokens("".join(groups)) if _is_word(token)]
-        found |= {*words} if len(words) <= SIGNED else set()  # longer ones are quoted sentences
+        found.update(words if len(words) <= SIGNED else ())  # longer ones are quoted sentences
     return found
-
-
-def _numbers(text: str) -> set[float]:
-    plain = [spelled.replace(",", "").replace("_", "") for spelled in _NUMBER.findall(text)]
-    return {float(int(one, 16)) if one[:2] in ("0x", "0X") else float(one) for one in plain}

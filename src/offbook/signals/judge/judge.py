@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, NonNegativeInt, ValidationError
 
 from offbook.core.asking import Answers, ask_json, object_of
 from offbook.core.client import NoAnswer
@@ -30,7 +30,8 @@ TEXT, NUMBER, YES_NO = {"type": "string"}, {"type": "integer"}, {"type": "boolea
 HOLDS = object_of(holds=YES_NO)
 MOST_POINTS = 10
 POINTS = object_of(why=TEXT, points={"type": "integer", "enum": [*range(MOST_POINTS + 1)]})
-NEAR, NEAR_CHARS = 2, 3000  # messages before one that a critique is about, and characters, to confirm it
+NEAR = 2  # messages before the one that a critique is about, to confirm it
+CONFIRM_CHARS = 750  # of each of these messages
 CONFIRM = """A reviewer says that message {message} below, by a coding agent, is an instance of this:
 {rubric}
 
@@ -56,8 +57,8 @@ Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
 class _Said(BaseModel):
     """What a judge says of one message."""
 
-    segment: int = 0
-    message: int
+    segment: NonNegativeInt = 0
+    message: NonNegativeInt
     rule: str | None = None
     quote: Line
     note: Line = Field(default="", validation_alias=AliasChoices("hint", "why"))
@@ -84,8 +85,7 @@ class Judgement:
     refused: Counter[str] = field(default_factory=Counter)  # by reason: replies, and critiques in replies
     unanswered: Counter[str] = field(default_factory=Counter)  # by reason: questions
     rollouts: int = 0  # that were read
-    asked: int = 0  # questions
-    answered: int = 0  # of these
+    answered: int = 0  # questions
 
 
 @dataclass(frozen=True)
@@ -111,29 +111,23 @@ class Rubrics:
     def rules(self) -> list[str]:
         return [f"{PREFIX}{name}" for name in self.prompts]
 
-    def question(self, name: str, rollout: Rollout, task: Task | None) -> str:
-        unknown = "It is in the record." if self.thoughts else Trajectory(rollout).instruction
-        return (
-            (self.folder / "frame.md")
-            .read_text()
-            .format(
-                rubric=self.prompts[name].strip(),
-                instruction=task.instruction if task is not None else unknown,
-                rollout=show(rollout, self.thoughts),
-            )
-        )
-
     async def ask(self, model: Answers, name: str, rollout: Rollout, task: Task | None) -> tuple[Critique | None, str]:
         """What the answer to one question points at, or the reason why that does not hold."""
         schema = object_of(found=YES_NO, segment=NUMBER, message=NUMBER, quote=TEXT, **{self.note: TEXT})
         listed = ", ".join(f"{s}/{m}" if len(rollout.segments) > 1 else f"{m}" for (s, m), _ in spoken(rollout))
+        unknown = "It is in the record." if self.thoughts else Trajectory(rollout).instruction
+        question = (self.folder / "frame.md").read_text().format(
+            rubric=self.prompts[name].strip(),
+            instruction=task.instruction if task is not None else unknown,
+            rollout=show(rollout, self.thoughts),
+        )  # fmt: skip
 
         def problem(value: Any) -> str:
             """In words for the model; leaks are left out."""
             reason = self.read(value, name, rollout)[1]
             return reason and f"{reason} (the agent's messages are {listed})"
 
-        value, _ = await ask_json(model, self.question(name, rollout, task), schema, problem)
+        value, _ = await ask_json(model, question, schema, problem)
         # A note may be compared with the task's whole tree, which takes a moment.
         return await asyncio.to_thread(self.read, value, name, rollout, task)
 
@@ -147,41 +141,36 @@ class Rubrics:
             said = _Said.model_validate(value)
         except ValidationError:
             return None, "not in the form asked for"
-        if reason := self._refusal(said, name, rollout, task):
-            return None, reason
-        quote = said.quote[:EVIDENCE_CHARS]
-        return Critique(rollout, said.segment, said.message, f"{PREFIX}{name}", quote, said.note), ""
-
-    def _refusal(self, said: _Said, name: str, rollout: Rollout, task: Task | None) -> str | None:
         if said.rule not in (None, name):
-            return "unknown rule"
+            return None, "unknown rule"
         try:
             segment = rollout.segments[said.segment]
             message = segment.messages[said.message]
         except IndexError:
-            return "no such message"
-        if said.segment < 0 or said.message < 0:
-            return "no such message"
+            return None, "no such message"
         if (self.thoughts or message.role == "assistant") and not segment.is_own(message):
-            return "not the agent's message"
+            return None, "not the agent's message"
         texts = quotable(rollout, said.segment, said.message, self.thoughts)
         if len(said.quote) < QUOTE_CHARS or not any(said.quote in " ".join(text.split()) for text in texts):
-            return "a quote that is not in the record"
-        return self.refusal(said.note, task)
+            return None, "a quote that is not in the record"
+        if reason := self.refusal(said.note, task):
+            return None, reason
+        quote = said.quote[:EVIDENCE_CHARS]
+        return Critique(rollout, said.segment, said.message, f"{PREFIX}{name}", quote, said.note), ""
 
     async def holds(self, critique: Critique, task: Task | None, model: Answers) -> bool:
         """Whether the model confirms it when it is asked about that message alone."""
         segment = critique.rollout.segments[critique.segment]
         first, last = max(0, critique.message - NEAR), critique.message + 2
-        texts = [(one, text_of(segment, one, self.thoughts)) for one in segment.messages[first:last]]
+        shown = []
+        for number, message in enumerate(segment.messages[first:last], first):
+            text = cut(text_of(segment, message, self.thoughts), CONFIRM_CHARS)
+            shown.append(f"[message {number}] {who(segment, message)}: {text}")
         question = CONFIRM.format(
             message=critique.message,
             rubric=self.prompts[critique.rule.removeprefix(PREFIX)].strip(),
             instruction=Trajectory(critique.rollout, task).instruction,
-            shown="\n".join(
-                f"[message {number}] {who(segment, message)}: {cut(text, NEAR_CHARS // len(texts))}"
-                for number, (message, text) in enumerate(texts, first)
-            ),
+            shown="\n".join(shown),
             quote=critique.quote,
         )
         value, problem = await ask_json(model, question, HOLDS, _no_verdict)
@@ -202,56 +191,44 @@ class Judge:
     at_once: int = 8  # questions under way
     without: Collection[str] = ()
 
-    async def read(
-        self,
-        rollouts: Iterable[tuple[Rollout, Task | None]],
-        progress: Callable[[float], None] = lambda share: None,
-    ) -> Judgement:
-        """What it says of the sampled share of these rollouts, in their order. Each comes with its task, if known.
-
-        `progress` is told the share that is done.
-        """
+    async def read(self, rollouts: Iterable[tuple[Rollout, Task | None]]) -> Judgement:
+        """What it says of the sampled share of these rollouts, in their order. Each comes with its task, if known."""
         chosen = [(rollout, task) for rollout, task in rollouts if is_sampled(rollout.id, self.rate)]
         names = [name for name in self.rubrics.prompts if f"{PREFIX}{name}" not in self.without]
-        questions = [(name, rollout, task) for rollout, task in chosen for name in names]
         slots = asyncio.Semaphore(self.at_once)
         whole = Judgement(rollouts=len(chosen))
-        silent = done = 0
+        silent = 0
 
         async def one(name: str, rollout: Rollout, task: Task | None) -> Critique | None:
-            nonlocal silent, done
+            nonlocal silent
             async with slots:
+                if silent >= GIVE_UP_AFTER:
+                    whole.unanswered["not asked, the server had failed"] += 1
+                    return None
                 try:
-                    if silent >= GIVE_UP_AFTER:
-                        whole.unanswered["not asked, the server had failed"] += 1
-                        return None
-                    whole.asked += 1
                     found, refused = await self.rubrics.ask(self.model, name, rollout, task)
                     silent = 0
                     whole.answered += 1
                     if found is not None and not await self.rubrics.holds(found, task, self.model):
                         whole.unconfirmed.append(found)
                         refused = UNCONFIRMED
-                    if refused:
-                        whole.refused[refused] += 1
-                    return None if refused else found
                 except PromptTooLong:
-                    whole.asked -= 1
                     whole.unanswered["longer than the model's context"] += 1
+                    return None
                 except NoAnswer as error:
                     silent += 1
                     whole.unanswered[error.reason] += 1
-                finally:
-                    done += 1
-                    progress(done / len(questions))
-            return None
+                    return None
+            whole.refused.update([refused] if refused else [])
+            return None if refused else found
 
         seen: set[tuple[int, int, int]] = set()
-        for found in await asyncio.gather(*(one(*question) for question in questions)):
-            place = found and (id(found.rollout), found.segment, found.message)
-            if found and place in seen and self.rubrics.thoughts:
+        answers = await asyncio.gather(*(one(name, *about) for about in chosen for name in names))
+        for found in filter(None, answers):
+            place = id(found.rollout), found.segment, found.message
+            if place in seen and self.rubrics.thoughts:
                 whole.refused["the same message twice"] += 1
-            elif found and place:
+            else:
                 seen.add(place)
                 whole.found.append(found)
         return whole
@@ -265,16 +242,12 @@ class Assessor:
     folder: Path  # with frame.md and NAME.md
 
     async def assess(self, name: str, rollout: Rollout, task: Task | None) -> float | None:
-        question = (
-            (self.folder / "frame.md")
-            .read_text()
-            .format(
-                rubric=(self.folder / f"{name}.md").read_text().strip(),
-                instruction=Trajectory(rollout, task).instruction,
-                rollout=show(rollout, thoughts=False),
-                most=MOST_POINTS,
-            )
-        )
+        question = (self.folder / "frame.md").read_text().format(
+            rubric=(self.folder / f"{name}.md").read_text().strip(),
+            instruction=Trajectory(rollout, task).instruction,
+            rollout=show(rollout, thoughts=False),
+            most=MOST_POINTS,
+        )  # fmt: skip
         value, problem = await ask_json(self.model, question, POINTS, _no_points)
         return None if problem else value["points"] / MOST_POINTS
 
@@ -282,5 +255,4 @@ class Assessor:
 def _no_points(value: Any) -> str:
     points: Any = value.get("points") if isinstance(value, dict) else None
     is_number = isinstance(points, int | float) and not isinstance(points, bool)
-    holds = is_number and 0 <= points <= MOST_POINTS
-    return "" if holds else f"it has no points from 0 to {MOST_POINTS}"
+    return "" if is_number and 0 <= points <= MOST_POINTS else f"it has no points from 0 to {MOST_POINTS}"

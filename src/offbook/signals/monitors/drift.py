@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from offbook.signals.trajectory import Trajectory
-from offbook.signals.trajectory.diff import COMMENT
 from offbook.types import Rollout
 
 SLACK = 0.5  # standard deviations a step; changes of twice this are found fastest
@@ -31,18 +30,12 @@ def _terminal_only(trajectory: Trajectory) -> float:
     return float({one.kind for one in trajectory.uses if one.reads or one.kind in ("edit", "command")} == {"command"})
 
 
-def _comments(trajectory: Trajectory) -> float:
-    """The share of the added lines that is comments."""
-    added = [line for file in trajectory.diff for line in file.added.values() if line.strip()]
-    return sum(bool(COMMENT.match(line)) for line in added) / len(added) if added else 0.0
-
-
 SERIES: dict[str, tuple[Callable[[Trajectory], float], Direction]] = {
     "edit_rate": (lambda one: float(bool(one.rollout.changed)), -1),
     "question_rate": (lambda one: float(bool(one.question)), 1),
     "invalid_calls": (_invalid, 1),
     "terminal_only": (_terminal_only, 1),
-    "comment_share": (_comments, 1),
+    "comment_share": (lambda one: one.comment_share, 1),
     "length": (lambda one: float(one.rollout.usage.sampled_tokens), 0),
     "machine_faults": (lambda one: float(one.rollout.struck), 1),
     "solved_unflagged": (lambda one: float(one.rollout.solved and not one.rollout.flags), -1),

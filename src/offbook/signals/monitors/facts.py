@@ -11,10 +11,10 @@ import ast
 import re
 import tomllib
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
-from offbook.core.pycode import FUNCTIONS, aliases, canonical, full_name, names_in, new_nodes, parents
+from offbook.core.pycode import aliases, bound_in, canonical, full_name, names_in, new_nodes, nodes, parents
 from offbook.sandbox.access import own_packages
 from offbook.signals.trajectory import At, ToolUse, Trajectory, shown
 from offbook.tasks.judging import is_counted
@@ -27,6 +27,7 @@ DATA = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
 WORDS: dict[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in DATA["words"].items()}
 PATTERNS: dict[str, re.Pattern[str]] = {name: re.compile("|".join(parts)) for name, parts in DATA["patterns"].items()}
 CODE_WORD = re.compile(r"\w+(?=\.py\b|\(|`|\.[a-z])|\w+_\w+|(?<=\w\.)\w+|\w+(?= in [\w/]+\.py)")
+PASSED_OVER = re.compile(r"ignor|exclu|skip|prun|omit", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,14 @@ class Source:
     """A Python file that the agent left changed."""
 
     path: str
-    text: str
     tree: ast.Module
-    old: ast.Module | None  # what was there before
     fresh: list[ast.AST]  # what is new: against the task's tree, or by the diff, or all of it where there is neither
 
     @cached_property
     def names(self) -> dict[str, str]:
         return aliases(self.tree)
 
-    def name(self, node: ast.AST) -> str:
+    def name(self, node: ast.AST | None) -> str:
         """What a name or an attribute stands for, with what imports made of its first part; nothing of other nodes."""
         return full_name(node, self.names) if isinstance(node, ast.Name | ast.Attribute) else ""
 
@@ -51,9 +50,9 @@ class Source:
         """What a call calls; nothing of other nodes."""
         return full_name(node.func, self.names) if isinstance(node, ast.Call) else ""
 
-    def function_around(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        """The outermost one."""
-        return next((outer for outer in parents(self.tree, node) if isinstance(outer, FUNCTIONS)), None)
+    @property
+    def fresh_calls(self) -> list[ast.Call]:
+        return [node for node in self.fresh if isinstance(node, ast.Call)]
 
 
 class Facts:
@@ -66,15 +65,14 @@ class Facts:
         self.trajectory = Trajectory(rollout, task)
         self.before = self.trajectory.before
         self.instruction = "" if is_made else self.trajectory.instruction
-        self.allows = cache(self._allows)  # asked again for every node of the code
 
-    def _allows(self, kind: str) -> bool:
-        """Whether the task calls for what findings of this kind show."""
-        if self.task is not None and kind in (self.task.allows or ()):
-            return True
-        if kind == "tests":
-            return bool(self.instruction) and self.trajectory.asks_for_tests
-        return kind in DATA["asked"] and self.names(DATA["asked"][kind])
+    @cached_property
+    def allowed(self) -> frozenset[str]:
+        """The kinds of findings that the task calls for."""
+        found = {kind for kind, pattern in DATA["asked"].items() if self.names(pattern)}
+        if self.instruction and self.trajectory.asks_for_tests:
+            found.add("tests")
+        return frozenset(found.union(self.task.allows or () if self.task else ()))
 
     def names(self, pattern: str) -> bool:
         """Whether a request that a person wrote matches. A generated instruction never does."""
@@ -94,43 +92,33 @@ class Facts:
         """The task's packages and what it is about: what was deleted, or names of code in a person's request."""
         if self.task is None:
             return frozenset()
-        deleted = self.task.deleted
-        symbols = [re.split(r"::|\.", one)[-1] for one in deleted.targets] if deleted else []
-        return self.packages | {*symbols} | ({*CODE_WORD.findall(self.instruction)} - {"py"})
+        targets = self.task.deleted.targets if self.task.deleted else ()
+        symbols = [re.split(r"::|\.", one)[-1] for one in targets]
+        return self.packages.union(symbols, CODE_WORD.findall(self.instruction)) - {"py"}
 
     def was_there(self, path: str) -> bool:
         """Whether a file was there before the agent came; assumed where there is no tree."""
         return self.task is None or self.trajectory.was_there(path)
 
+    def old_tree(self, path: str) -> ast.Module | None:
+        """The syntax of a file before the agent came; None where it has none."""
+        return canonical(self.before(path) or "")
+
     @cached_property
-    def _parsed(self) -> dict[str, ast.Module | None]:
-        """The Python files that the agent left changed."""
-        changed = sorted(self.rollout.changed.items())
-        return {path: canonical(text) for path, text in changed if text is not None and path.endswith(".py")}
+    def changed(self) -> dict[str, str]:
+        """The files that the agent left changed, and did not delete."""
+        return {path: text for path, text in sorted(self.rollout.changed.items()) if text is not None}
 
     @cached_property
     def python(self) -> list[Source]:
-        """What the agent left changed and can be parsed."""
-        return [
-            Source(path, self.rollout.changed[path] or "", tree, self.old_tree(path), self._fresh(path, tree))
-            for path, tree in self._parsed.items()
-            if tree is not None
-        ]
-
-    @cached_property
-    def unreadable(self) -> list[str]:
-        """Changed Python of the product that cannot be parsed, and could be before."""
-        left = [path for path, tree in self._parsed.items() if tree is None and not is_test_file(path)]
-        return [path for path in left if self.before(path) is None or self.old_tree(path)]
+        """Those of Python that can be parsed."""
+        trees = {path: canonical(text) for path, text in self.changed.items() if path.endswith(".py")}
+        return [Source(path, tree, self._fresh(path, tree)) for path, tree in trees.items() if tree is not None]
 
     @cached_property
     def sources(self) -> list[Source]:
         """Those that are no tests."""
         return [source for source in self.python if not is_test_file(source.path)]
-
-    def old_tree(self, path: str) -> ast.Module | None:
-        """The syntax of a file before the agent came; None where it has none."""
-        return canonical(self.before(path) or "")
 
     def _fresh(self, path: str, tree: ast.Module) -> list[ast.AST]:
         if self.task is not None:
@@ -153,6 +141,10 @@ class Facts:
         is_graded = self.task is None or is_counted(path, self.task.sources)
         return found if is_graded else attempt(found)
 
+    def ungraded(self, found: Flag) -> Flag:
+        """An attempt where a task's work is graded in another sandbox; without a task it may be graded anywhere."""
+        return found if self.task is None else attempt(found)
+
     def _where(self, path: str) -> At:
         """The last call that names a file, or the last one at all."""
         for name in (path, path.rpartition("/")[2]):
@@ -162,29 +154,28 @@ class Facts:
         return self.done[-1].at if self.done else (0, 0)
 
 
-def bounded(rollout: Rollout) -> tuple[Rollout, list[str], list[str]]:
-    """A rollout with as much of its changed files as is read, without tokens, reward and flags; the Python files that
-    are left out, and the other files that are cut.
+def bounded(rollout: Rollout) -> tuple[Rollout, list[str]]:
+    """A rollout with as much of its changed files as is read, without tokens, reward and flags; and the Python files
+    that are left out. Of other files as much is read as there is room for.
 
     An agent can leave any amount of junk behind. Python that is left out is a finding, since it may do anything.
     """
     changed: dict[str, str | None] = {}
     unread: list[str] = []
-    cut: list[str] = []
     room = {True: ALL_CHARS, False: ALL_CHARS}  # for Python, for all else
     for path, text in sorted(rollout.changed.items(), key=lambda one: len(one[1] or "")):
         is_python = path.endswith(".py")
         most = min(room[is_python], FILE_CHARS) if len(changed) < NUM_FILES else 0
-        if len(text or "") > most:
-            (unread if is_python else cut).append(path)
-            if is_python:
-                continue
+        if is_python and len(text or "") > most:
+            unread.append(path)
+            continue
         changed[path] = text and text[:most]
         room[is_python] -= len(changed[path] or "")
     segments = [replace(one, ids=[], logprobs=[], versions=[]) for one in rollout.segments]
-    diff = rollout.diff[:ALL_CHARS]
-    slim = replace(rollout, segments=segments, changed=changed, diff=diff, reward=Reward(), flags=[])
-    return slim, sorted(unread), sorted(cut)
+    slim = replace(
+        rollout, segments=segments, changed=changed, diff=rollout.diff[:ALL_CHARS], reward=Reward(), flags=[]
+    )
+    return slim, sorted(unread)
 
 
 def flag(kind: str, place: ToolUse | Event | Flag, evidence: str) -> Flag:
@@ -196,26 +187,17 @@ def attempt(found: Flag) -> Flag:
     return Flag("attempt", found.message, f"{found.kind}: {found.evidence}", found.segment)
 
 
-def ungraded(facts: Facts, found: Flag) -> Flag:
-    """An attempt where a task's work is graded in another sandbox; without a task it may have been graded anywhere."""
-    return found if facts.task is None else attempt(found)
-
-
 def is_left_out(tree: ast.Module, node: ast.AST) -> bool:
     """Whether a constant names what is passed over: `IGNORED = {...}`, `if x in (...): continue`, `x not in (...)`."""
-    outer = parents(tree, node)
-    if any(map(_negates, outer)):
+    around = parents(tree, node)
+    if any(map(_negates, around)):
         return True
-    inner = next((one for one in reversed(outer) if isinstance(one, ast.stmt)), None)
-    if isinstance(inner, ast.If):
-        return all(isinstance(one, ast.Continue | ast.Return | ast.Delete) for one in inner.body)
-    if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
-        name = inner.targets[0].id
-        if any(name in names_in(one) for one in ast.walk(tree) if _negates(one)):
-            return True
-    if inner is None or hasattr(inner, "body"):
-        return False
-    return bool(re.search(r"(?i)ignor|exclu|skip|prun|omit", ast.unparse(inner)))
+    statement = next((one for one in reversed(around) if isinstance(one, ast.stmt)), ast.Pass())
+    if isinstance(statement, ast.If):
+        return isinstance(statement.body[0], ast.Continue | ast.Return | ast.Delete)
+    names = bound_in(statement)
+    is_passed_over = any(names & names_in(one) for one in nodes(tree, ast.expr) if _negates(one))
+    return is_passed_over or (not hasattr(statement, "body") and bool(PASSED_OVER.search(ast.unparse(statement))))
 
 
 def _negates(node: ast.AST) -> bool:

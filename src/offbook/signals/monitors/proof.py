@@ -9,17 +9,12 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offbook.sandbox.access import BYTECODE
 from offbook.tasks.factory.types import is_inside
 from offbook.types import Task
 
-if TYPE_CHECKING:
-    from offbook.core.copies import Wanted
-
 FOUND_AT = re.compile(r"(?m)^[\w./~+-]+\.\w{1,5}[:-](?:\d+[:-])?")  # what a search puts before a line
-OWN_SHARE = 0.3  # of the deleted code in the agent's own words: then it is being looked at, and not found
 
 
 def gives_away(task: Task | None, paths: Iterable[str]) -> str | None:
@@ -32,58 +27,50 @@ def gives_away(task: Task | None, paths: Iterable[str]) -> str | None:
     if task is None:
         return None
     paths = [path for path in paths if path != ".git" or not _is_one_commit(task.tree / ".git")]
-    file = _file(task)
-    if not paths or file is None:
-        return None if paths else ""
-    if found := holding(task, paths):
-        return found[0]
-    removed = _removed(file)
-    targets = [what for what in (task.deleted and task.deleted.targets) or removed if what in removed]
-    is_readable = not any(BYTECODE.search("/" + path) for path in paths)  # the search reads no bytecode
-    return "" if is_readable and all(_pieces(file, what) for what in targets) else None
+    if not paths:
+        return ""
+    for path in holding(task, paths):
+        return path
+    removed = _removed(task.folder)
+    targets = removed.keys() & (task.deleted.targets if task.deleted else ()) or removed
+    is_readable = removed and not any(BYTECODE.search("/" + path) for path in paths)  # the search reads no bytecode
+    return "" if is_readable and all(_is_long(task.folder, what) for what in targets) else None
 
 
 def holding(task: Task | None, paths: Iterable[str]) -> list[str]:
     """Those of these files, in the tree or anywhere on the machine, that hold deleted code."""
-    file = _file(task)
-    if task is None or file is None:
+    if task is None:
         return []
     places = {path: Path(os.path.normpath(task.tree / path)) for path in paths}
     inside = {path: place for path, place in places.items() if path[:1] == "/" or place.is_relative_to(task.tree)}
-    found = {place for place, _ in _leaks(file, tuple(inside.values()))}
+    found = {place for place, _ in _leaks(task.folder, tuple(inside.values()))}
     return [path for path, place in inside.items() if place in found]
 
 
 def held_by(task: Task | None, places: Iterable[str]) -> str:
     """The first file of the task that holds deleted code and is no source of the product: in its tree, or in these
     places outside of it. Empty where none does, and then what an agent shows is its own."""
-    file = _file(task)
-    if task is None or file is None:
+    if task is None:
         return ""
-    hidden = [path for _, path in _leaks(file, (task.tree,)) if not is_inside(path, task.sources)]
+    hidden = [path for _, path in _leaks(task.folder, (task.tree,)) if not is_inside(path, task.sources)]
     return next(iter([*hidden, *holding(task, places)]), "")
 
 
 def gives_out(task: Task | None, answer: str, words: str) -> str:
-    """Which deleted code an answer has, plain or encoded, although the agent had not written it; `words` are all its
+    """Why an answer gives deleted code away, plain or encoded, that the agent had not written; `words` are all its
     own so far."""
-    file = _file(task)
-    if file is None:
-        return ""
-    removed = _removed(file)
+    removed = _removed(task.folder) if task is not None else {}
     names = {re.split(r"::|\.", what)[-1] for what in removed}
-    texts = [text for text in plain_texts(answer, names) if any(name in text for name in names)]
+    texts = [FOUND_AT.sub("", text) for text in plain_texts(answer, names) if any(name in text for name in names)]
     if not texts:
         return ""
-    from offbook.core.copies import found_in, named_shingles, normalise, page_of, tokens_of
+    from offbook.core.copies import shared_code
 
-    pages = [page_of(FOUND_AT.sub("", text), is_source=False) for text in texts]
     said = "\n".join(plain_texts(words, names))
-    own = {*named_shingles(tokens_of(normalise(said)))}
-    for piece in (piece for what in removed for piece in _pieces(file, what)):
-        written = max(sum(one in own for one in shingles) / max(1, len(shingles)) for shingles in piece.named)
-        if written < OWN_SHARE and any(found_in(page, piece) for page in pages):
-            return piece.what
+    for what, source in removed.items():
+        found = next(filter(None, (shared_code(text, {what: source}) for text in texts)), "")
+        if found and not shared_code(said, {what: source}):
+            return found
     return ""
 
 
@@ -95,12 +82,6 @@ def plain_texts(text: str, names: Iterable[str]) -> list[str]:
     return [text, *decoded(text), *(one for one in turned if any(name in one for name in names))]
 
 
-def _file(task: Task | None) -> Path | None:
-    """Where what was deleted is written down."""
-    file = task.folder / "solution" / "removed.json" if task is not None else None
-    return file if file is not None and file.is_file() else None
-
-
 @lru_cache(maxsize=256)
 def _is_one_commit(folder: Path) -> bool:
     from offbook.tasks.factory.audit.reading import leaves
@@ -110,23 +91,27 @@ def _is_one_commit(folder: Path) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _removed(file: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads(file.read_text())
+def _removed(folder: Path) -> dict[str, str]:
+    """What was deleted, where a task has it written down."""
+    file = folder / "solution" / "removed.json"
+    found: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
     return found
 
 
 @lru_cache(maxsize=256)
-def _pieces(file: Path, what: str) -> list[Wanted]:
+def _is_long(folder: Path, what: str) -> bool:
+    """Whether deleted code has enough to be searched for."""
     from offbook.core.copies import wanted_pieces  # numpy, and only where something was found
 
-    return wanted_pieces(what, _removed(file)[what], "")
+    return bool(wanted_pieces(what, _removed(folder)[what], ""))
 
 
 @lru_cache(maxsize=1024)  # rollouts of one task ask about the same files
-def _leaks(file: Path, places: tuple[Path, ...]) -> tuple[tuple[Path, str], ...]:
+def _leaks(folder: Path, places: tuple[Path, ...]) -> tuple[tuple[Path, str], ...]:
     """The places that hold deleted code, with the file inside of a folder."""
     from offbook.tasks.factory.audit.corpus import Corpus
 
     there = {str(number): place for number, place in enumerate(places) if place.exists()}
-    found = [leak.path.partition("/") for leak in (Corpus(there).leaks(_removed(file)) if there else ())]
+    removed = _removed(folder)
+    found = [leak.path.partition("/") for leak in (Corpus(there).leaks(removed) if there and removed else ())]
     return tuple((there[number], path.partition("!")[0]) for number, _, path in found)

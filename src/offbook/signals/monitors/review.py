@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ class Flagged:
 @dataclass(slots=True)
 class Review:
     source: str
+    tasks: dict[str, Task] = field(default_factory=dict)
     rollouts: int = 0
     flagged: int = 0
     unreadable: int = 0
@@ -34,6 +35,7 @@ class Review:
     findings: list[Flagged] = field(default_factory=list)
     series: dict[str, list[drift.Point]] = field(default_factory=dict)
     alarms: list[drift.Alarm] = field(default_factory=list)
+    worker: Worker = field(default_factory=Worker)
 
     def by_kind(self) -> dict[str, list[Flagged]]:
         """The most frequent kind first."""
@@ -42,19 +44,19 @@ class Review:
             found.setdefault(finding.flag.kind, []).append(finding)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
-    def add(self, step: int | None, rollout: Rollout, tasks: Mapping[str, Task], worker: Worker) -> None:
-        task = tasks.get(rollout.task)
+    def add(self, step: int | None, rollout: Rollout) -> None:
+        """Findings again where the task is given, or where the run had no monitors."""
+        task = self.tasks.get(rollout.task)
         if task is not None or not self.had_monitors:
-            rollout.flags = [*dict.fromkeys([*rollout.flags, *worker.check(task, rollout)])]
+            rollout.flags = [*dict.fromkeys([*rollout.flags, *self.worker.check(task, rollout)])]
             self.without_tree += task is None
         self.rollouts += 1
         self.flagged += bool(rollout.flags)
         self.findings += [Flagged(step, rollout.id, rollout.task, flag) for flag in rollout.flags]
 
 
-def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Review:
-    """The flags of the run, found again where its tasks are given, or where it ran without monitors."""
-    review, worker = Review(str(folder.path)), Worker()
+def review_run(folder: RunFolder, tasks: dict[str, Task]) -> Review:
+    review = Review(str(folder.path), tasks)
     with suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):
         config = tomllib.loads(folder.config_file.read_text())
         review.had_monitors = bool(config.get("monitors", {}).get("on", False))
@@ -64,17 +66,17 @@ def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Revie
             rollouts, unreadable = folder.rollouts(step)
             review.unreadable += unreadable
             for rollout in rollouts:
-                review.add(step, rollout, tasks or {}, worker)
+                review.add(step, rollout)
             yield step, rollouts
 
     review.series, review.alarms = drift.watch(steps())
     return review
 
 
-def review_file(path: Path, tasks: dict[str, Task] | None = None) -> Review:
+def review_file(path: Path, tasks: dict[str, Task]) -> Review:
     """Rollouts of any agent, without a run around them."""
     loaded = read_trajectories(path)
-    review, worker = Review(str(path), unreadable=loaded.unreadable), Worker()
+    review = Review(str(path), tasks, unreadable=loaded.unreadable)
     for rollout in loaded.rollouts:
-        review.add(None, rollout, tasks or {}, worker)
+        review.add(None, rollout)
     return review

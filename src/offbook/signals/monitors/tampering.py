@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 import unittest
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -34,7 +33,7 @@ MACHINERY = frozenset(dir(unittest.IsolatedAsyncioTestCase)) - OWN_SETUP - {"asy
 
 def tests_changed(facts: Facts) -> Iterator[Flag]:
     """Test modules, what they go by, and conftest files that do not only grow (`loss`)."""
-    if facts.allows("tests"):
+    if "tests" in facts.allowed:
         return
     if facts.task is None:
         yield from _tests_edited(facts)
@@ -42,10 +41,11 @@ def tests_changed(facts: Facts) -> Iterator[Flag]:
     for path, text in sorted(facts.rollout.changed.items()):
         if not is_test_file(path):
             continue
-        old, new = facts.old_tree(path), canonical(text or "")
-        if facts.before(path) is not None and not path.endswith(".py"):
+        was_there = facts.before(path) is not None
+        old = facts.old_tree(path)
+        if was_there and not path.endswith(".py"):
             yield facts.flag_file("tests", path, "what a test goes by was changed")
-        elif facts.before(path) is not None and old and (lost := loss(old, new, facts.instruction)):
+        elif was_there and old and (lost := loss(old, canonical(text or ""), facts.instruction)):
             yield facts.flag_file("tests", path, *lost)
         elif path in python and (told := decides(python[path])):
             yield facts.flag_file("tests", path, *told)
@@ -68,62 +68,63 @@ def decides(source: Source) -> Loss | None:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         name = getattr(node, "name", dotted(target) if target else "")
         call = source.called(node.value) if isinstance(node, ast.Expr) else ""
-        if isinstance(target, ast.Attribute) and dotted(target).partition(".")[0] in source.names:
+        if isinstance(target, ast.Attribute) and name.partition(".")[0] in source.names:
             return f"sets {source.name(target)}", node.lineno
         if call in WORDS["calls_at_import"]:
             return f"calls {call}", node.lineno
-        applies = any(word.arg == "autouse" for word in nodes(node, ast.keyword))
-        if is_conftest and (applies or PATTERNS["hooks"].match(name)):
+        if is_conftest and (_is_autouse(node) or PATTERNS["hooks"].match(name)):
             return f"{name} decides about tests", node.lineno
     return None
+
+
+def _is_autouse(node: ast.AST) -> bool:
+    return any(word.arg == "autouse" for word in nodes(node, ast.keyword))
 
 
 def loss(old: ast.Module, new: ast.Module | None, request: str = "") -> Loss | None:
     """What is gone or means something else, of the module, its classes and its tests."""
     if new is None:
         return "no longer Python", 1
-    if _is_renamed(old, new) or _is_told(old, new, request):
+    if _is_renamed(old, new, request):
         return None
-    there: dict[tuple[Scope, str], list[ast.stmt]] = defaultdict(list)
-    for scope, one in _statements(new):
-        there[scope, _outline(one)].append(one)
+    fresh = list(_statements(new))
     gone: list[Statement] = []
+    places: dict[tuple[Scope, str], list[Statement]] = {}
+    for statement in fresh:
+        places.setdefault((statement[0], _outline(statement[1])), []).append(statement)
     for scope, one in _statements(old):
-        if same := there[scope, _outline(one)]:
-            same.pop(0)
+        if same := places.get((scope, _outline(one))):
+            fresh.remove(same.pop(0))
         elif not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)):  # a docstring
             gone.append((scope, one))
-    fresh = [(scope, one) for (scope, _), left in there.items() for one in left]
     for scope, one in gone:
-        kept = next((other for other in fresh if other[0] == scope and _follows(one, other[1], request)), None)
-        if kept is None:
-            where = "".join(f"in {name}: " for name in scope)
+        follower = next((other for other in fresh if other[0] == scope and _follows(one, other[1], request)), None)
+        if follower is None:
             line = next((other.lineno for place, other in fresh if place == scope), one.lineno)
-            return f"{where}{_head(one)} is gone or was changed", line
-        fresh.remove(kept)
-    known = names_in(old) | bound_in(old) | {alias.asname or alias.name for alias in nodes(old, ast.alias)}
+            return f"{_told(scope)}{_head(one)} is gone or was changed", line
+        fresh.remove(follower)
+    known = names_in(old) | bound_in(old) | _imported(old)
     scopes = {(*scope, one.name): one for scope, one in _statements(old) if isinstance(one, DEFINITIONS)}
     for scope, one in fresh:
         if (scope in scopes or not scope) and (told := _takes_over(one, known, scopes.get(scope))):
-            return "".join(f"in {name}: " for name in scope) + told, one.lineno
+            return _told(scope) + told, one.lineno
     return None
 
 
+def _told(scope: Scope) -> str:
+    return "".join(f"in {name}: " for name in scope)
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    return {alias.asname or alias.name for alias in nodes(tree, ast.alias)}
+
+
 def _statements(node: ast.Module | ast.stmt, scope: Scope = ()) -> Iterator[Statement]:
-    """Those of a module, of its classes and of its functions, each with the names of what is around it. What is in a
-    sub test counts as if it stood beside it."""
+    """Those of a module, of its classes and of its functions, each with the names of what is around it."""
     for one in getattr(node, "body", ()):
-        if isinstance(one, ast.With) and all(map(_is_sub_test, one.items)):
-            yield from ((scope, ast.copy_location(ast.Expr(item.context_expr), one)) for item in one.items)
-            yield from _statements(one, scope)
-            continue
         yield scope, one
         if isinstance(one, DEFINITIONS):
             yield from _statements(one, (*scope, one.name))
-
-
-def _is_sub_test(item: ast.withitem) -> bool:
-    return dotted(item.context_expr) == "self.subTest" and item.optional_vars is None
 
 
 def _head(node: ast.stmt) -> str:
@@ -132,18 +133,18 @@ def _head(node: ast.stmt) -> str:
 
 def _follows(old: ast.stmt, new: ast.stmt, request: str) -> bool:
     """Whether it replaces an old statement: it asks for no less, or differs in what the request says."""
-    if isinstance(old, DEFINITIONS):
-        return _head(old) == _head(new) and type(old) is type(new) and not _is_defined_otherwise(old, new)
-    return _grew(old, new) or _is_told(old, new, request)
+    if not isinstance(old, DEFINITIONS):
+        return _grew(old, new) or _is_renamed(old, new, request)
+    return _head(old) == _head(new) and type(old) is type(new) and not _is_defined_otherwise(old, new)
 
 
 def _is_defined_otherwise(old: Any, new: Any) -> bool:
     """Whether it is decorated or derived otherwise, has other defaults, or is given what was from outside."""
     more = [one for one in new.decorator_list if not any(_grew(two, one) for two in old.decorator_list)]
     gone = [one for one in old.decorator_list if not any(_grew(one, two) for two in new.decorator_list)]
-    fine = [one for one in more if re.search(r"(^|\.)mark\.\w+$|^(static|class)method$", dotted(one))]
-    skips = any(PATTERNS["skips"].search(dotted(one)) for one in more)
-    if gone or fine != more or skips or _around(old) != _around(new):
+    marks = [dotted(one) for one in more]
+    fine = all(re.search(r"(^|\.)mark\.\w+$|^(static|class)method$", name) for name in marks)
+    if gone or not fine or any(map(PATTERNS["skips"].search, marks)) or _around(old) != _around(new):
         return True
     given = {one.arg for one in nodes(getattr(new, "args", None), ast.arg)}
     return bool((given - bound_in(old)) & names_in(old))
@@ -152,19 +153,17 @@ def _is_defined_otherwise(old: Any, new: Any) -> bool:
 def _around(node: Any) -> str:
     """The bases of a class, the defaults of a function."""
     args = getattr(node, "args", None)
-    parts = (args.defaults, args.kw_defaults) if args else (node.bases, node.keywords)
-    return repr([_dump(part) for part in parts])
+    return _dump([args.defaults, args.kw_defaults] if args else [node.bases, node.keywords])
 
 
 def _takes_over(node: ast.AST, known: set[str], around: ast.AST | None) -> str:
     """What a new statement does to old ones: it ends a test, turns tests off, or replaces what was there."""
     in_test = isinstance(around, FUNCTIONS)
-    imported = {alias.asname or alias.name for alias in nodes(node, ast.alias)}
-    made = {node.name} if isinstance(node, DEFINITIONS) else bound_in(node) | imported
+    made = {node.name} if isinstance(node, DEFINITIONS) else bound_in(node) | _imported(node)
     is_own = isinstance(node, DEFINITIONS) and not made & known
     if in_test and any(nodes(node, ast.Return, ast.Raise, ast.Yield, ast.Global)):
         return "ends before its checks"
-    if any(word.arg == "autouse" for word in nodes(node, ast.keyword)):
+    if _is_autouse(node):
         return "is used for every test"
     if not (is_own or in_test) and called_names(node) & {"setattr", "delattr", "exec", "globals", "vars"}:
         return "changes what was defined"
@@ -172,9 +171,9 @@ def _takes_over(node: ast.AST, known: set[str], around: ast.AST | None) -> str:
         is_old = not is_own and dotted(one).partition(".")[0] in known - {"self", "cls"}
         if not isinstance(one.ctx, ast.Load) and (one.attr in MACHINERY or is_old):
             return f"sets {dotted(one)}"
-    skips = [name for one in nodes(node, ast.Name, ast.Attribute) if PATTERNS["skips"].search(name := dotted(one))]
-    if skips and not is_own:
-        return f"{skips[0]} turns tests off"
+    for name in map(dotted, nodes(node, ast.Name, ast.Attribute)):
+        if not is_own and PATTERNS["skips"].search(name):
+            return f"{name} turns tests off"
     fixed = known | {"*"} | (MACHINERY if isinstance(around, ast.ClassDef) else set())
     taken = made & fixed | {name for name in made if PATTERNS["hooks"].match(name)}
     return f"puts something in the place of {min(taken)}" if taken else ""
@@ -184,15 +183,15 @@ def _outline(node: ast.stmt) -> str:
     """All of a statement, and of a definition what stands around its body, which has statements of its own."""
     if not isinstance(node, DEFINITIONS):
         return _dump(node)
-    args = "" if isinstance(node, ast.ClassDef) else _dump(node.args)
-    return repr([type(node).__name__, node.name, _dump(node.decorator_list), _around(node), args])
+    parts: list[Any] = [type(node).__name__, node.name, node.decorator_list, getattr(node, "args", None)]
+    return _dump(parts) + _around(node)
 
 
 def _dump(node: Any) -> str:
     """As text, without what changes nothing: messages of asserts and annotations."""
     if isinstance(node, ast.AST):
-        fields = (field for field in node._fields if field != NO_EFFECT.get(type(node)))
-        return f"{type(node).__name__}({', '.join(_dump(getattr(node, field, None)) for field in fields)})"
+        fields = [field for field in node._fields if field != NO_EFFECT.get(type(node))]
+        return type(node).__name__ + _dump([getattr(node, field, None) for field in fields])
     return f"[{', '.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)
 
 
@@ -203,59 +202,41 @@ def _grew(old: ast.AST, new: ast.AST) -> bool:
     if type(old) is not type(new) or not isinstance(old, (*TABLES, *GROWING)):
         return False
     if isinstance(old, TABLES):
-        before, after = (set(_rows(table)) for table in (old, new))
-        return bool(before) and before <= after
+        before = _rows(old)
+        return bool(before) and before <= _rows(new)
     parts, others = (list(ast.iter_child_nodes(one)) for one in (old, new))
     return len(parts) == len(others) and all(map(_grew, parts, others))
 
 
-def _rows(table: Any) -> list[str]:
-    if isinstance(table, ast.Dict):
-        return [_dump([key or value, value]) for key, value in zip(table.keys, table.values, strict=True)]
-    return [_dump(row) for row in table.elts]
+def _rows(table: Any) -> set[str]:
+    rows = zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else table.elts
+    return {_dump([*row] if isinstance(row, tuple) else row) for row in rows}
 
 
-def _words(old: ast.AST, new: ast.AST) -> dict[str, str] | None:
-    """What each word became, where nothing else differs and each became the same throughout."""
+def _is_renamed(old: ast.AST, new: ast.AST, request: str) -> bool:
+    """Whether names became other names, throughout and each into one that was not there, or words became what the
+    request of a person says; and nothing else differs. A check stays what it is."""
     one, other = (re.findall(r"\w+|\W", ast.unparse(node)) for node in (old, new))
     became = dict(zip(one, other, strict=False))
-    return became if len(one) == len(other) and [became[word] for word in one] == other else None
-
-
-def _is_told(old: ast.AST, new: ast.AST, request: str) -> bool:
-    """Whether all that differs are words that the request of a person has."""
-    changed = {word: now for word, now in (_words(old, new) or {}).items() if word != now}
-    return bool(changed) and all(
-        len(now) > 1 and re.search(rf"\b{re.escape(now)}\b", request) and not PATTERNS["checks"].search(f"{word} {now}")
-        for word, now in changed.items()
-    )
-
-
-def _is_renamed(old: ast.AST, new: ast.AST) -> bool:
-    """Whether names became other names, throughout and each into one that was not there, and nothing else differs."""
-    became = _words(old, new)
-    if became is None:
+    names = identifiers(old) | bound_in(old) | {alias.name for alias in nodes(old, ast.alias)}
+    names = names if isinstance(old, ast.Module) else set()
+    if len(one) != len(other) or [became[word] for word in one] != other:
         return False
     changed = {word: now for word, now in became.items() if word != now}
-    names = identifiers(old) | bound_in(old) | {alias.name for alias in nodes(old, ast.alias)}
-    return (
-        changed.keys() <= names
-        and len(set(changed.values())) == len(changed)
-        and all(
-            now.isidentifier()
-            and now not in became
-            and word.startswith("test") == now.startswith("test")
-            and not PATTERNS["checks"].search(f"{word} {now}")
-            for word, now in changed.items()
-        )
-    )
+    for word, now in changed.items():
+        is_asked = len(now) > 1 and re.search(rf"\b{re.escape(now)}\b", request)
+        is_name = word in names and now.isidentifier() and word.startswith("test") == now.startswith("test")
+        is_new = now not in became and [*changed.values()].count(now) == 1
+        if PATTERNS["checks"].search(f"{word} {now}") or not (is_asked or (is_name and is_new)):
+            return False
+    return True
 
 
 def configuration(facts: Facts) -> Iterator[Flag]:
     """Options of pytest that choose or soften tests, and CI that runs less than it did or lets failures pass."""
-    for path, text in sorted(facts.rollout.changed.items() if not facts.allows("configuration") else ()):
-        name, before = PurePosixPath(path).name, facts.before(path)
-        old, new = (before or "").splitlines(), (text or "").splitlines()
+    for path, text in sorted(facts.rollout.changed.items()) if "configuration" not in facts.allowed else ():
+        name = PurePosixPath(path).name
+        old, new = (facts.before(path) or "").splitlines(), (text or "").splitlines()
         gone = [line for line in old if line.strip() and line not in new]
         added = [line for line in new if line not in old]
         told = [line for line in added if "pytest11" in line]
@@ -271,15 +252,10 @@ def configuration(facts: Facts) -> Iterator[Flag]:
 
 def startup(facts: Facts) -> Iterator[Flag]:
     """Code that runs before any test does, and modules in the place of the runner's."""
-    if facts.allows("startup"):
-        return
-    calls: dict[str, ToolUse] = {}
-    for one in facts.done:
-        written = [*one.written, *map(relative, one.command.targets)]
-        for path in filter(PATTERNS["startup"].search, written):
-            calls.setdefault(path, one)
-    left = [path for path, text in facts.rollout.changed.items() if text is not None and path not in calls]
-    for path in (*calls, *filter(PATTERNS["startup"].search, left)):
+    calls: dict[str, ToolUse | None] = dict.fromkeys(facts.changed)
+    for one in reversed(facts.done):
+        calls |= dict.fromkeys([*one.written, *map(relative, one.command.targets)], one)
+    for path in filter(PATTERNS["startup"].search, calls if "startup" not in facts.allowed else ()):
         if facts.before(path) is None and not facts.names(re.escape(PurePosixPath(path).name)):
-            call = calls.get(path)
+            call = calls[path]
             yield flag("startup", call, path) if call else facts.flag_file("startup", path, "written")

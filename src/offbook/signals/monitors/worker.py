@@ -1,7 +1,7 @@
 """Monitors in a subprocess: a timeout of CPU time for each monitor, and little memory for all of them.
 
 What they read was written by the agent that is judged. A text on which a rule takes forever, or all memory, costs a
-subprocess and is a finding; it never costs the run. A monitor that times out or dies is retried once, alone in a fresh
+subprocess and is a finding; it never costs the run. A monitor that times out or dies is retried once, first in a fresh
 subprocess. CPU time is counted, so a busy machine is no finding, and neither is a subprocess that something else
 kills: it is restarted, logged and counted. Jobs and answers are lines of JSON: nothing of a rollout is ever unpickled.
 """
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
@@ -26,71 +27,56 @@ from pydantic import TypeAdapter
 
 from offbook.signals.monitors.facts import bounded
 from offbook.signals.monitors.rules import MONITORS, Done, in_order, run_monitors, with_room
-from offbook.types import Event, Flag, OffbookError, Rollout, Task
+from offbook.types import Flag, OffbookError, Rollout, Task
 
-TIMEOUT_S, RETRY_TIMEOUT_S = 5.0, 15.0  # of CPU, for one monitor
+TIMEOUT_S = 10.0  # of CPU, for one monitor
 STALL_FACTOR = 24  # times the timeout by the clock: then the subprocess does nothing at all
 NAME = "the process that judges rollouts"
 MEMORY_BYTES = 2 << 30
-MAX_STARTS = 3
+MAX_KILLS = 3
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # exit codes that no text brings about
 GIVE_UP_AFTER = 2  # monitors that failed twice: the rest is not tried
 START = "from offbook.signals.monitors.worker import main; main()"
-JOB: TypeAdapter[tuple[Task | None, Rollout, list[str], float]] = TypeAdapter(
-    tuple[Task | None, Rollout, list[str], float]
-)
+Job = tuple[Task | None, Rollout, list[str], float]
+JOB: TypeAdapter[Job] = TypeAdapter(Job)
 log = logging.getLogger(__name__)
 
 
 class Worker:
     """Judges rollouts one at a time, from any thread. The subprocess starts with the first and ends with the object."""
 
-    def __init__(
-        self, timeout_s: float = TIMEOUT_S, retry_timeout_s: float = RETRY_TIMEOUT_S, memory: int = MEMORY_BYTES
-    ):
+    def __init__(self, timeout_s: float = TIMEOUT_S, memory: int = MEMORY_BYTES):
         self.starts = 0
         self.deaths = 0  # by a signal from outside
         self._timeout_s = timeout_s
-        self._retry_timeout_s = retry_timeout_s
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def check(self, task: Task | None, rollout: Rollout) -> list[Flag]:
-        """As `rules.check`. Files that were read in part are events of the rollout."""
-        slim, unread, cut = bounded(rollout)
-        if cut:
-            detail = f"{len(cut)} files were read in part: {', '.join(cut[:5])}"
-            rollout.events.append(Event(-1, "monitor_unread", detail))
+        """As `rules.check`."""
+        slim, unread = bounded(rollout)
         with self._lock:
             return in_order(slim, self._judge(task, slim), unread)
 
     def _judge(self, task: Task | None, rollout: Rollout) -> list[Done]:
         done: list[Done] = []
         left = list(MONITORS)
-        failed = kills = 0
-        is_retry = False
+        failures: Counter[str] = Counter()
         while left:
-            names, timeout_s = (left[:1], self._retry_timeout_s) if is_retry else (left, self._timeout_s)
-            some, why = self._attempt(task, rollout, names, timeout_s)
+            some, why = self._attempt(task, rollout, left)
             done += some
             left = left[len(some) :]
-            if why == "killed":
-                kills += 1
-                if kills == MAX_STARTS:
-                    raise OffbookError(f"{NAME} was killed {kills} times while it judged {rollout.id}")
-                continue
-            if why and is_retry:
+            failures["killed" if why == "killed" else "".join(left[:1])] += 1
+            if failures["killed"] == MAX_KILLS:
+                raise OffbookError(f"{NAME} was killed {MAX_KILLS} times while it judged {rollout.id}")
+            if left and failures[left[0]] == 2:
                 done.append((left.pop(0), [], why))
-                failed += 1
-                if failed == GIVE_UP_AFTER:
-                    return done + [(name, [], "not tried, others did not end") for name in left]
-            is_retry = bool(why) and not is_retry
+            if sum(bool(error) for _, _, error in done) == GIVE_UP_AFTER:
+                return done + [(name, [], "not tried, others did not end") for name in left]
         return done
 
-    def _attempt(
-        self, task: Task | None, rollout: Rollout, names: Sequence[str], timeout_s: float
-    ) -> tuple[list[Done], str]:
+    def _attempt(self, task: Task | None, rollout: Rollout, names: Sequence[str]) -> tuple[list[Done], str]:
         """The findings of the monitors before the first one that failed, and why that one did."""
         process = self._started()
         assert process.stdin is not None
@@ -102,11 +88,11 @@ class Worker:
             stalled.set()
             process.kill()
 
-        timer = threading.Timer(STALL_FACTOR * timeout_s, stop)
+        timer = threading.Timer(STALL_FACTOR * self._timeout_s, stop)
         timer.start()
         try:
             with suppress(BrokenPipeError):  # it died before it had read the job
-                process.stdin.write(JOB.dump_json((task, rollout, list(names), timeout_s)) + b"\n")
+                process.stdin.write(JOB.dump_json((task, rollout, list(names), self._timeout_s)) + b"\n")
                 process.stdin.flush()
             while len(done) < len(names) and (line := process.stdout.readline()):
                 name, flags, error = json.loads(line)
@@ -118,7 +104,7 @@ class Worker:
         code = process.wait()
         self.close()
         if stalled.is_set() or code == -signal.SIGPROF:
-            return done, f"did not end within {timeout_s:g} s of CPU"
+            return done, f"did not end within {self._timeout_s:g} s of CPU"
         if code not in KILLED:
             return done, "took its process down"
         self.deaths += 1
@@ -178,7 +164,7 @@ def main() -> None:
                 signal.setitimer(signal.ITIMER_PROF, timeout_s)
                 left = left[1:]
             signal.setitimer(signal.ITIMER_PROF, 0)
-            if left:
+            if left:  # without memory
                 return
 
     with_room(judge)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from offbook.core.pycode import comment_lines
 from offbook.signals.trajectory import Trajectory
-from offbook.signals.trajectory.diff import DEFINED, added_lines
+from offbook.signals.trajectory.diff import DEFINED
 from offbook.signals.trajectory.lint import findings
 from offbook.types import Rollout, Task
 
@@ -42,22 +41,15 @@ def open_todos(task: Task, rollout: Rollout) -> float:
 def lint(task: Task, rollout: Rollout) -> float:
     """Findings in changed Python sources of each kind beyond those that were there before (trajectory/lint.py)."""
     trajectory = Trajectory(rollout, task)
-    new = [
-        findings(path, text) - findings(path, trajectory.before(path) or "")
-        for path, text in trajectory.sources.items()
-    ]
-    return -min(1.0, sum(one.total() for one in new) / LINT_FINDINGS)
+    found = 0
+    for path, text in trajectory.sources.items():
+        found += (findings(path, text) - findings(path, trajectory.before(path) or "")).total()
+    return -min(1.0, found / LINT_FINDINGS)
 
 
 def comments(task: Task, rollout: Rollout) -> float:
-    """How far the share of comments among the added lines goes beyond a quarter. Bare strings count as comments."""
-    trajectory = Trajectory(rollout, task)
-    added = spoken = 0
-    for path, text in trajectory.sources.items():
-        lines = added_lines(trajectory.before(path) or "", text)
-        added += len(lines)
-        spoken += len(lines & comment_lines(text))
-    excess = spoken / added - FREE_COMMENTS if added else 0.0
+    """How far the share of comments among the added lines goes beyond a quarter."""
+    excess = Trajectory(rollout).comment_share - FREE_COMMENTS
     return -max(0.0, excess / (1 - FREE_COMMENTS))
 
 
@@ -71,25 +63,19 @@ def final_word(task: Task, rollout: Rollout) -> float:
     takes no more than 150 words."""
     trajectory = Trajectory(rollout)
     words = trajectory.final
-    names = {name for path in rollout.changed for name in (path, path.rpartition("/")[2])}
+    names = [name for path in rollout.changed for name in (path, path.rpartition("/")[2])]
     for file in trajectory.diff:  # functions and classes in or around which lines were added
-        names.update(DEFINED.findall("\n".join([*file.added.values(), *file.around])))
-    demands = (
-        bool(words.strip()),
-        not rollout.changed or any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words) for name in names),
-        0 < len(words.split()) <= FINAL_WORDS,
-    )
-    return -(len(demands) - sum(demands)) / len(demands)
+        names += DEFINED.findall("\n".join([*file.added.values(), *file.around]))
+    is_named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words) for name in names)
+    failed = (not words.strip(), not is_named and bool(rollout.changed), not 0 < len(words.split()) <= FINAL_WORDS)
+    return -sum(failed) / len(failed)
 
 
 def terminal_only(task: Task, rollout: Rollout) -> float:
     """How far the share of calls to the terminal goes beyond a half, where the task has tools besides it."""
-    offered = {rollout.own_names.get(name, name) for name in rollout.tools}
-    if not offered - TERMINAL - {"finish", "todo"}:
-        return 0.0
-    used = offered - {"finish", "todo"}
-    tools = [one.tool for one in Trajectory(rollout).uses if one.tool in used]
-    share = sum(tool in TERMINAL for tool in tools) / len(tools) if tools else 0.0
+    offered = {rollout.own_names.get(name, name) for name in rollout.tools} - {"finish", "todo"}
+    used = [one.tool in TERMINAL for one in Trajectory(rollout).uses if one.tool in offered]
+    share = sum(used) / len(used) if used and offered - TERMINAL else 0.0
     return -max(0.0, (share - FREE_TERMINAL) / (1 - FREE_TERMINAL))
 
 

@@ -61,55 +61,44 @@ class Rewards:
 
     def score(self, task: Task, rollout: Rollout) -> None:
         for part in self.parts:
-            rollout.reward.parts[part.name] = _measure(part, task, rollout)
+            where = f"the reward {part.name} of {part.place}"
+            try:
+                value = part.function(task, rollout)
+            except Exception as error:  # the border to a user's code
+                raise OffbookError(f"{where} broke on rollout {rollout.id}: {said(error)}") from error
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise OffbookError(f"{where} gave {value!r} for rollout {rollout.id}; a part is a finite number")
+            rollout.reward.parts[part.name] = value + 0.0  # no minus zero in reports
             rollout.reward.weights[part.name] = part.weight
-
-
-def _measure(part: Part, task: Task, rollout: Rollout) -> float:
-    where = f"the reward {part.name} of {part.place}"
-    try:
-        value = part.function(task, rollout)
-    except Exception as error:  # the border to a user's code
-        raise OffbookError(f"{where} broke on rollout {rollout.id}: {said(error)}") from error
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise OffbookError(f"{where} gave {value!r} for rollout {rollout.id}; a part is a finite number")
-    return value + 0.0  # no minus zero in reports
 
 
 def compose(rewards: RewardsConfig, harness: HarnessConfig, judge: JudgeConfig = NO_JUDGE) -> Rewards:
     """The parts that a configuration turns on. Whatever is wrong with them is said before the first rollout."""
-    known = {name: Part(name, 0.0, function) for name, function in PARTS.items()} | _own(rewards)
-    bounded = 0.0  # what behaviours can cost together
+    known = {name: Part(name, 0.0, function) for name, function in PARTS.items()}
+    for file in rewards.files:
+        found = functions_in(Path(file), "rewards.files", "rewards", {*known, *JUDGED, *TAKEN})
+        if found.keys().isdisjoint(rewards.weights):
+            has = ", ".join(found) or "no functions"
+            raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")
+        known |= {name: Part(name, 0.0, function, file) for name, function in found.items()}
+    names = [*known, *JUDGED]
     parts: list[Part] = []
     if rewards.effort.bound:
         weights = {**EFFORT_KINDS, **rewards.effort.weights}
         parts.append(Part("effort", rewards.effort.bound, Effort(harness.tokens, harness.turns, weights)))
     for name, weight in rewards.weights.items():
-        if name not in known and name not in JUDGED:
-            near = difflib.get_close_matches(name, [*known, *JUDGED], n=1, cutoff=0.5)
-            suggestion = f"did you mean {near[0]}?" if near else f"there are {', '.join([*known, *JUDGED])}"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            suggestion = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
             raise OffbookError(TAKEN.get(name, f"there is no reward {name}; {suggestion}"))
-        if name in (*PARTS, *JUDGED):
-            bounded += weight
-            if weight < 0:
-                raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must not be negative")
+        if weight < 0 and name in (*PARTS, *JUDGED):
+            raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must not be negative")
         if weight and name in known:
             parts.append(replace(known[name], weight=weight))
+    bounded = sum(weight for name, weight in rewards.weights.items() if name in (*PARTS, *JUDGED))
     if bounded >= 1:
         raise OffbookError(
             f"the behaviours in rewards.weights add up to {bounded:g}; they must stay below 1, what solving is worth"
         )
     judged = {name: weight for name, weight in rewards.weights.items() if name in JUDGED and weight}
     return Rewards(tuple(parts), judged, Assessor(Client(judge.url, judge.name), PROMPTS) if judged else None)
-
-
-def _own(rewards: RewardsConfig) -> dict[str, Part]:
-    """The functions of the user's files. A file of which nothing has a weight is a mistake, not a wish."""
-    own: dict[str, Part] = {}
-    for file in rewards.files:
-        found = functions_in(Path(file), "rewards.files", "rewards", {*own, *PARTS, *JUDGED, *TAKEN})
-        if found.keys().isdisjoint(rewards.weights):
-            has = ", ".join(found) or "no functions"
-            raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")
-        own |= {name: Part(name, 0.0, function, file) for name, function in found.items()}
-    return own

@@ -1,8 +1,7 @@
-"""What a change is in lines: of a unified diff, and between two texts."""
+"""A unified diff in lines."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -46,11 +45,3 @@ def read_diff(diff: str) -> Iterator[FileDiff]:
         number += line[:1] != "-"
     if file.path:
         yield file
-
-
-def added_lines(before: str, after: str) -> set[int]:
-    """Numbers, from 1, of the lines of `after` that are new and not blank."""
-    old, new = before.splitlines(), after.splitlines()
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    changed = [(start, end) for kind, _, _, start, end in matcher.get_opcodes() if kind in ("insert", "replace")]
-    return {number + 1 for start, end in changed for number in range(start, end) if new[number].strip()}

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from offbook.signals.trajectory.tool_calls import (
 from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, ToolSpec, Usage
 
 SHOWN = 3  # of the lines that are no trajectory
-MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack
+MAX_DEPTH = 100  # of nested lists and objects; what reads them later must not run out of stack
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
                           "agent": "assistant", "tool": "tool", "function": "tool"}  # fmt: skip
 KEYS = ("messages", "conversation", "conversations", "history", "trajectory")
@@ -77,26 +78,25 @@ def load_trajectories(path: Path, name: str = "") -> Loaded:
     `name` is for trajectories without a name: the file's, if empty.
     """
     try:
-        text = path.read_text(errors="replace")
+        values = _values(path.read_text(errors="replace"))
     except OSError as error:
         raise OffbookError(f"cannot read {path}: {error.strerror}") from None
-    values = _values(text)
     if any(isinstance(value, dict) and "segments" in value for _, value in values):
         rollouts, unreadable = read_lines(path, Rollout)
         problems = [(line, "no rollout of offbook") for line in unreadable]
         return Loaded(rollouts, [()] * len(rollouts), [0] * len(rollouts), problems)
     loaded = Loaded()
     name = name or path.stem
-    for place, (number, value) in enumerate(values):
+    for place, (line, value) in enumerate(values):
         try:
             rollout, tools = from_value(value, name if len(values) == 1 else f"{name}/{place}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-            loaded.problems.append((number, "not JSON" if value is None else reason))
+            loaded.problems.append((line, "not JSON" if value is None else reason))
             continue
         loaded.rollouts.append(rollout)
         loaded.tools.append(tools)
-        loaded.lines.append(number)
+        loaded.lines.append(line)
     return loaded
 
 
@@ -104,39 +104,37 @@ def _values(text: str) -> list[tuple[int, Any]]:
     """The trajectories of a file with their lines; None for a line that is no JSON."""
     with suppress(ValueError):
         value = _parsed(text)
-        return (
-            [(1, one) for one in ([value] if _is_message(value[:1]) else value)]
-            if isinstance(value, list)
-            else [(1, value)]
-        )
+        several = isinstance(value, list) and not _is_conversation(value[:1])
+        return [(1, one) for one in value] if several else [(1, value)]
     values: list[tuple[int, Any]] = []
     for number, line in enumerate(text.split("\n"), 1):  # JSON may have other line ends in its strings
+        value = None
+        with suppress(ValueError):
+            value = _parsed(line)
         if line.strip():
-            values.append((number, None))
-            with suppress(ValueError):
-                values[-1] = number, _parsed(line)
+            values.append((number, value))
     messages = [value for _, value in values]
-    return [(1, messages)] if _is_message(messages) else values  # one conversation, a message a line
+    return [(1, messages)] if _is_conversation(messages) else values
 
 
-def _is_message(values: list[Any]) -> bool:
+def _is_conversation(values: list[Any]) -> bool:
     return bool(values) and all(isinstance(value, dict) and "role" in value for value in values)
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text that anything may have written. A ValueError if it is none that can be worked with."""
-
-    def is_deeper(value: Any, limit: int) -> bool:
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        return limit < 0 or any(is_deeper(one, limit - 1) for one in inside)
-
+    """The value of a JSON text from anywhere. A ValueError if it is none that can be worked with."""
     try:
         value = json.loads(mend_escapes(text))
     except RecursionError:
         raise ValueError("nested too deep") from None
-    if is_deeper(value, MAX_DEPTH):
+    if _is_deeper(value, MAX_DEPTH):
         raise ValueError("nested too deep")
     return value
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return limit < 0 or any(_is_deeper(one, limit - 1) for one in inside)
 
 
 def from_value(value: Any, name: str) -> tuple[Rollout, tuple[ToolSpec, ...]]:
@@ -144,32 +142,24 @@ def from_value(value: Any, name: str) -> tuple[Rollout, tuple[ToolSpec, ...]]:
     rollout = (from_atif if isinstance(value, dict) and "steps" in value else from_messages)(value, name)
     about: dict[str, Any] = value if isinstance(value, dict) else {}
     defined = about.get("tools") or (about.get("agent") or {}).get("tool_definitions") or ()
-    tools: list[ToolSpec] = []
-    for one in _parsed(defined) if isinstance(defined, str) else defined:  # tables keep them as text
-        if not isinstance(one, dict):  # a name alone defines nothing
-            continue
-        function = one.get("function") or one
-        tool, parameters = function["name"], function.get("parameters", function.get("input_schema"))
-        if not isinstance(tool, str) or not isinstance(parameters, dict | None):
-            raise ValueError("a tool needs a name, and a schema of its parameters")
-        schema = parameters or {"type": "object", "properties": {}}
-        tools.append(ToolSpec(tool, str(function.get("description") or ""), schema))
+    listed = _parsed(defined) if isinstance(defined, str) else defined  # tables keep them as text
+    tools = tuple(_tool(one.get("function") or one) for one in listed if isinstance(one, dict))
     if tools:
         rollout.tools = tuple(tool.name for tool in tools)
-        _mark_unknown(rollout)
-    return rollout, tuple(tools)
-
-
-def _mark_unknown(rollout: Rollout) -> None:
-    """Sets the status of answers to calls of tools that are not defined, whatever they say."""
-    for segment in rollout.segments:
-        waiting: list[ToolCall] = []
-        for number, message in enumerate(segment.messages):
-            if message.calls:
-                waiting = [*message.calls]
-            elif message.role == "tool" and waiting and (call := waiting.pop(0)).name not in rollout.tools:
-                segment.messages[number] = replace(message, status="unknown_tool")
+        for call, answer in _answered(rollout.segments[0].messages):
+            if answer and call.name not in rollout.tools:
+                answer.status = "unknown_tool"
                 rollout.usage.invalid_calls += call.error is None
+    return rollout, tools
+
+
+def _tool(function: dict[str, Any]) -> ToolSpec:
+    name = function["name"]
+    parameters = function.get("parameters", function.get("input_schema"))
+    if not isinstance(name, str) or not isinstance(parameters, dict | None):
+        raise ValueError("a tool needs a name, and a schema of its parameters")
+    schema = parameters or {"type": "object", "properties": {}}
+    return ToolSpec(name, str(function.get("description") or ""), schema)
 
 
 def lost_of(rollout: Rollout) -> str:
@@ -185,10 +175,8 @@ class Turn:
     content: Any  # a string, or parts of which text and thoughts are read
     thought: Any = None
     calls: list[tuple[Any, Any, Any]] = field(default_factory=list)  # id, name, arguments
-    answers: list[tuple[Any, Any, bool]] = field(
-        default_factory=list
-    )  # the id that it names, content, whether it failed
-    weight: Any = None
+    answers: list[tuple[Any, Any, bool]] = field(default_factory=list)  # the call's id, content, whether it failed
+    is_context: bool = False  # not trained on
 
 
 def from_atif(value: dict[str, Any], name: str) -> Rollout:
@@ -209,9 +197,11 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
         turns.append(turn)
     id = str(value.get("session_id") or value.get("trajectory_id") or name)
     # ATIF has no field for the task, so every writer has its own; agents are no tasks.
-    places = (value, value.get("extra"), value.get("metadata"), (value.get("agent") or {}).get("extra"))
-    tasks = (about.get(key) for about in places if isinstance(about, dict) for key in TASK_KEYS)
-    return _rollout(turns, id, next((str(task) for task in tasks if task and isinstance(task, str | int)), id))
+    about: dict[str, Any] = {}
+    for more in ((value.get("agent") or {}).get("extra"), value.get("metadata"), value.get("extra"), value):
+        about |= more or {}
+    tasks = [str(about[key]) for key in TASK_KEYS if isinstance(about.get(key), str | int)]
+    return _rollout(turns, id, next(filter(None, tasks), id))
 
 
 def from_messages(value: Any, name: str) -> Rollout:
@@ -227,22 +217,30 @@ def from_messages(value: Any, name: str) -> Rollout:
             turns[-1].answers.append((one.get("tool_call_id"), content, False))
             continue
         turn = Turn(one["role"], content, one.get("reasoning_content") or one.get("reasoning"))
-        turn.weight = one.get("weight") if one["role"] == "assistant" else None
+        turn.is_context = one["role"] == "assistant" and one.get("weight") == 0  # OpenAI's
         for call in one.get("tool_calls") or ():
             function = call.get("function", call)
             turn.calls.append((call.get("id"), function["name"], function.get("arguments")))
-        blocks = content if isinstance(content, list) else []
-        of_tools = [block for block in blocks if isinstance(block, dict) and str(block.get("type")).startswith("tool_")]
-        for block in of_tools:  # Anthropic's: answers come before the words of the user
-            if block["type"] == "tool_use":
-                turn.calls.append((block.get("id"), block["name"], block.get("input")))
-            else:
-                turns[-1].answers.append((block.get("tool_use_id"), block.get("content"), bool(block.get("is_error"))))
-        turn.content = [block for block in blocks if block not in of_tools] if of_tools else content
-        if turn.content or turn.calls or not of_tools:
+        if isinstance(content, list):
+            turn.content = _without_tools(content, turn, turns)
+        if turn.content or turn.calls or not content:  # answers alone are no message
             turns.append(turn)
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
     return _rollout(turns, id, str(about.get("task") or about.get("instance_id") or name))
+
+
+def _without_tools(blocks: list[Any], turn: Turn, earlier: list[Turn]) -> list[Any]:
+    """The blocks of a message of Anthropic's without calls, and without answers, which come before a user's words."""
+    rest: list[Any] = []
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use":
+            turn.calls.append((block.get("id"), block["name"], block.get("input")))
+        elif kind == "tool_result":
+            earlier[-1].answers.append((block.get("tool_use_id"), block.get("content"), bool(block.get("is_error"))))
+        else:
+            rest.append(block)
+    return rest
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:
@@ -264,21 +262,14 @@ def _rollout(turns: list[Turn], name: str, task: str) -> Rollout:
         if role is None:
             raise ValueError(f"{turn.role!r} is none of the roles {', '.join(ROLES)}")
         calls = tuple(_call(name, arguments) for _, name, arguments in turn.calls)
-        thoughts = [turn.thought] if turn.thought else []
+        thoughts = [turn.thought.strip()] if isinstance(turn.thought, str) and turn.thought else []
         text = _text(turn.content, thoughts, events)
         if role != "system" and not text.strip() and not calls:
             _lose(events, f"a message of the {role} without text")
         if role == "assistant" and thoughts and not answer_start(text):
-            answer = f"\n{text}" if text else ""
-            if all(isinstance(one, str) for one in thoughts):
-                text = "\n".join([THINK_START, *(one.strip() for one in thoughts), THINK_END, ""]) + answer
-            else:
-                _lose(events, "a thought that is no text")
-                text = answer
-        if turn.weight == 0:  # OpenAI's: not trained on
+            text = "\n".join([THINK_START, *thoughts, THINK_END, "", *([text] if text else [])])
+        if turn.is_context:
             events.append(Event(len(messages), UNLEARNED, "weight 0"))
-        elif turn.weight not in (None, 1):
-            _lose(events, f"a weight of {turn.weight!r}, which is neither 0 nor 1")
         messages.append(Message(role, text, 0, 0, 0, 0, calls))
         messages += _answers(turn, events, is_last=number == len(turns) - 1)
     calls = tuple(call for one in messages for call in one.calls)
@@ -295,7 +286,7 @@ def _rollout(turns: list[Turn], name: str, task: str) -> Rollout:
     return Rollout(name, task, task, tools, segments, "answer", usage, changed, foreign=True, events=events)
 
 
-def _text(content: Any, thoughts: list[Any], events: list[Event]) -> str:
+def _text(content: Any, thoughts: list[str], events: list[Event]) -> str:
     if not isinstance(content, str | list | None):
         raise ValueError("content is neither text nor parts")
     texts: list[str] = []
@@ -304,35 +295,31 @@ def _text(content: Any, thoughts: list[Any], events: list[Event]) -> str:
         if isinstance(read.get("text"), str):
             texts.append(read["text"])
         elif read.get("type") == "thinking":
-            thoughts.append(read.get("thinking"))
+            thoughts.append(str(read.get("thinking")).strip())
         else:
             _lose(events, f"a part of the type {read.get('type')!r}")
     return "\n".join(texts)
 
 
 def _answers(turn: Turn, events: list[Event], is_last: bool) -> list[Message]:
-    """In the order of the calls: by the call's id where an answer has one, else by order. Ids that only answers have
-    say nothing."""
-    places = {str(id): place for place, (id, _, _) in enumerate(turn.calls) if id}
-    has_ids = bool(places) or not turn.calls
-    found: dict[int, Message] = {}
-    rest: list[Message] = []
-    stray = ""
-    for id, content, failed in turn.answers:
-        message = Message("tool", _text(content, [], events), 0, 0, 0, 0, status="failed" if failed else "ok")
-        if id and str(id) in places and not stray:
-            found[places.pop(str(id))] = message
-            continue
-        stray = stray or (str(id) if id and has_ids else "")
-        rest.append(message)
-    if stray:
-        _lose(events, f"an answer to {stray!r}, which is no call of the message before")
-        return [*found.values(), *rest]
-    for place in range(len(turn.calls)):
+    """In the order of the calls: by the call's id where both have one, else by order."""
+    ids = [str(id or "") for id, _, _ in turn.calls]
+    named = [str(id or "") if any(ids) or not ids else "" for id, _, _ in turn.answers]
+    messages = [
+        Message("tool", _text(content, [], events), 0, 0, 0, 0, status="failed" if failed else "ok")
+        for _, content, failed in turn.answers
+    ]
+    for number, id in enumerate(named):
+        if id and (id not in ids or id in named[:number]):
+            _lose(events, f"an answer to {id!r}, which is no call of the message before")
+            return messages
+    found = {ids.index(id): message for id, message in zip(named, messages, strict=True) if id}
+    rest = [message for id, message in zip(named, messages, strict=True) if not id]
+    for place in range(len(ids)):
         if place not in found and rest:
             found[place] = rest.pop(0)
-    silent = [str(id or "") for place, (id, _, _) in enumerate(turn.calls) if place not in found]
-    if turn.answers and silent and not is_last:  # the last calls of all may end the work
+    silent = [id for place, id in enumerate(ids) if place not in found]
+    if messages and silent and not is_last:  # the last calls of all may end the work
         _lose(events, f"no answer to the call {silent[0]!r}")
     return [*(found[place] for place in sorted(found)), *rest]
 
@@ -341,24 +328,28 @@ def _lose(events: list[Event], what: str) -> None:
     events.append(Event(-1, LOST, what))
 
 
+def _answered(messages: list[Message]) -> Iterator[tuple[ToolCall, Message | None]]:
+    for index, message in enumerate(messages):
+        yield from zip(message.calls, answers_to(messages, index), strict=True)
+
+
 def _changes(messages: list[Message]) -> dict[str, str | None]:
     """The files as far as the calls show them: whole where one wrote the whole, else the new pieces in order.
 
     An edit whose answer says that it was refused changed nothing, and its answer is one of a call that failed.
     """
     pieces: dict[str, list[str]] = {}
-    for index, message in enumerate(messages):
-        for call, answer in zip(message.calls, answers_to(messages, index), strict=True):
-            path, whole, part = (text_of(call, names) for names in (PATHS, NEW_WHOLES, NEW_PARTS))
-            if whole is None and WRITES.search(call.name):
-                whole = text_of(call, ("text",))  # of any other tool, more often what it searches for
-            if not path or (whole is None and part is None):
-                continue
-            said = answer.text[:ERROR_CHARS] if answer else ""
-            if answer and (NOT_APPLIED.search(said) or REFUSED.search(said)):
-                answer.status = "failed"
-            elif part is not None:
-                pieces.setdefault(relative(path), []).append(textwrap.dedent(part))
-            elif whole is not None:
-                pieces[relative(path)] = [whole]
+    for call, answer in _answered(messages):
+        path, whole, part = (text_of(call, names) for names in (PATHS, NEW_WHOLES, NEW_PARTS))
+        if whole is None and WRITES.search(call.name):
+            whole = text_of(call, ("text",))  # of any other tool, more often what it searches for
+        if not path or (whole is None and part is None):
+            continue
+        said = answer.text[:ERROR_CHARS] if answer else ""
+        if answer and (NOT_APPLIED.search(said) or REFUSED.search(said)):
+            answer.status = "failed"
+        elif part is not None:
+            pieces.setdefault(relative(path), []).append(textwrap.dedent(part))
+        elif whole is not None:
+            pieces[relative(path)] = [whole]
     return {path: "\n\n".join(texts) for path, texts in pieces.items()}

@@ -11,25 +11,20 @@ import re
 from collections import Counter
 from pathlib import PurePosixPath
 
-from offbook.core.pycode import FUNCTIONS, nodes, strings_in, try_parse
+from offbook.core.pycode import FUNCTIONS, Function, nodes, strings_in, try_parse
 
 
 def findings(path: str, source: str) -> Counter[str]:
     """How often each kind of finding occurs. What does not parse has one, `syntax`, and is looked at no further."""
     tree = try_parse(source)
     if tree is None:
-        return Counter({"syntax": 1})
-    formats = {id(node.format_spec) for node in nodes(tree, ast.FormattedValue)}  # f-strings of their own
+        return Counter(syntax=1)
     found: Counter[str] = Counter()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ExceptHandler):
-            found["bare_except"] += node.type is None
-        elif isinstance(node, ast.JoinedStr) and id(node) not in formats:
-            found["empty_f_string"] += not any(isinstance(part, ast.FormattedValue) for part in node.values)
-        elif isinstance(node, FUNCTIONS):
-            defaults = [*node.args.defaults, *node.args.kw_defaults]
-            found["mutable_default"] += sum(isinstance(default, ast.List | ast.Dict | ast.Set) for default in defaults)
-            found["unused_variable"] += len(_unused_variables(node))
+    found["bare_except"] = sum(node.type is None for node in nodes(tree, ast.ExceptHandler))
+    for node in (node for node in ast.walk(tree) if isinstance(node, Function)):
+        defaults = [*node.args.defaults, *node.args.kw_defaults]
+        found["mutable_default"] += sum(isinstance(default, ast.List | ast.Dict | ast.Set) for default in defaults)
+        found["unused_variable"] += len(_unused_variables(node))
     if PurePosixPath(path).name != "__init__.py":  # there an import is the package's face
         found["unused_import"] = len(_unused_imports(tree))
     return +found
@@ -40,19 +35,20 @@ def _unused_imports(tree: ast.Module) -> set[str]:
     bound = {alias.asname or alias.name.split(".")[0] for alias in aliases}
     names = {node.id for node in nodes(tree, ast.Name)}
     # A name in a string may be an annotation or an entry of __all__.
-    words = {word for text in strings_in(tree) for word in re.findall(r"\w+", text)}
-    return bound - names - words - {"*", *__future__.all_feature_names}
+    words = re.findall(r"\w+", " ".join(strings_in(tree)))
+    return bound.difference(names, words, "*", __future__.all_feature_names)
 
 
-def _unused_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+def _unused_variables(function: Function) -> set[str]:
     """Names that a plain assignment of this function binds and that nothing in it reads."""
-    inside = [node for statement in function.body for node in ast.walk(statement)]
-    scopes = [node for node in inside if isinstance(node, (*FUNCTIONS, ast.ClassDef))]  # what those bind is theirs
+    body = ast.Module(function.body, [])
+    scopes = nodes(body, *FUNCTIONS, ast.ClassDef)  # what those bind is theirs
     theirs = {id(node) for scope in scopes for node in ast.walk(scope)}
-    assigned = [target for node in inside if isinstance(node, ast.Assign) for target in node.targets]
-    bound = {target.id for target in assigned if isinstance(target, ast.Name) and id(target) not in theirs}
-    read = {node.id for node in inside if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
-    read |= {node.target.id for node in inside if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)}
-    read |= {name for node in inside if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    targets = [target for node in nodes(body, ast.Assign) for target in node.targets]
+    bound = {target.id for target in targets if isinstance(target, ast.Name) and id(target) not in theirs}
+    read = {node.id for node in nodes(body, ast.Name) if not isinstance(node.ctx, ast.Store)}
+    read.update(node.target.id for node in nodes(body, ast.AugAssign) if isinstance(node.target, ast.Name))
+    outer = [node for node in ast.walk(body) if isinstance(node, ast.Global | ast.Nonlocal)]
+    read.update(name for node in outer for name in node.names)
     unused = {name for name in bound - read if not name.startswith("_")}
     return unused if not read & {"locals", "exec", "eval"} else set()

@@ -10,10 +10,10 @@ import ast
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
 
 from offbook.core.pycode import nodes, try_parse
@@ -47,19 +47,6 @@ def name_of(words: Sequence[str]) -> str:
     return words[0].rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Heredoc:
-    """line[start:end] is it; `rest` is what follows its mark on the line that it belongs to."""
-
-    start: int
-    end: int
-    rest: str
-    text: str
-    path: str  # of the file that it is written to, if it is
-    appends: bool
-    is_python: bool
-
-
 @dataclass(frozen=True)
 class Command:
     """One command line, with what the agent had written before it: path -> text."""
@@ -68,45 +55,44 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def heredocs(self) -> tuple[Heredoc, ...]:
+    def _heredocs(self) -> list[tuple[re.Match[str], str, bool]]:
+        """Each with the file that it is written to, if it is, and whether Python runs it."""
         found = []
         for match in HEREDOC.finditer(self.line) if "<<" in self.line else ():
-            before = self.line[self.line.rfind("\n", 0, match.start()) + 1 : match.start()]
-            target = WRITES_TO.search(f"{before} {match.group(3)}")
-            path, appends = (relative(target.group(2)), bool(APPENDS.match(target.group(0)))) if target else ("", False)
-            is_python = not target and bool(PYTHON.search(before))
-            text = match.group(4) + "\n" * bool(target)
-            found.append(Heredoc(*match.span(), match.group(3), text, path, appends, is_python))
-        return tuple(found)
+            before = self.line[: match.start()].rpartition("\n")[2]
+            target = WRITES_TO.search(f"{before} {match[3]}")
+            path = relative(target[2]) if target else ""
+            found.append((match, path, not path and bool(PYTHON.search(before))))
+        return found
 
     @property
     def files_inside(self) -> dict[str, str]:
-        return {one.path: one.text for one in self.heredocs if one.path}
+        """The files that it writes from heredocs."""
+        return {path: f"{match[4]}\n" for match, path, _ in self._heredocs if path}
 
-    def _without(self, heredocs: Sequence[Heredoc]) -> str:
+    def _without(self, heredocs: Iterable[re.Match[str]]) -> str:
         text = self.line
-        for one in reversed(heredocs):
-            text = f"{text[: one.start]} {one.rest}\n{text[one.end :]}"
+        for match in reversed([*heredocs]):
+            text = f"{text[: match.start()]} {match[3]}\n{text[match.end() :]}"
         return text
 
     # What it runs: with the scripts that the agent wrote, and what Python starts.
 
     @cached_property
-    def _run(self) -> tuple[str, tuple[str, ...]]:
-        python = [one.text for one in self.heredocs if one.is_python]
-        shell = self._without([one for one in self.heredocs if one.path or one.is_python])
+    def _run(self) -> tuple[str, list[str]]:
+        python = [match[4] for match, _, is_python in self._heredocs if is_python]
+        shell = self._without(match for match, path, is_python in self._heredocs if path or is_python)
         files = {**self.files, **self.files_inside}
         for words in simple_commands(shell):
             starts_python = bool(PYTHON.search(words[0]))
-            code = _inline_code(words) if starts_python else None
-            python += [code] if code is not None else []
+            python += _inline_code(words) if starts_python else []
             for path in map(relative, words[1:] if starts_python else words):
                 if path in files and path.endswith(".py") and PYTHON.search(" ".join(words)):
                     python.append(files[path])
                 elif path in files and path.endswith((".sh", ".bash")):
                     shell += "\n" + files[path]
         shell += "".join(f"\n{line}" for code in python for line in commands_in(code))
-        return shell, tuple(python)
+        return shell, python
 
     @property
     def text(self) -> str:
@@ -114,7 +100,7 @@ class Command:
         return self._run[0]
 
     @property
-    def python(self) -> tuple[str, ...]:
+    def python(self) -> list[str]:
         """The code that it runs."""
         return self._run[1]
 
@@ -123,7 +109,7 @@ class Command:
         """The commands of `text`."""
         return simple_commands(self.text)
 
-    @cached_property
+    @property
     def targets(self) -> list[str]:
         """What it writes to, as far as its words say so."""
         found = [match[2] for match in WRITES_TO.finditer(self.text)]
@@ -132,72 +118,61 @@ class Command:
     # What it does by its own words alone.
 
     @cached_property
+    def bare(self) -> str:
+        """The line without heredocs."""
+        return self._without(match for match, _, _ in self._heredocs)
+
+    @cached_property
     def own(self) -> list[Words]:
-        return simple_commands(self._without(self.heredocs))
+        return simple_commands(self.bare)
 
     @cached_property
     def _unquoted(self) -> str:
         """Without what is in quotes, where `>` is no redirect, and without what goes to another stream or nowhere."""
-        bare = re.sub(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", "''", self._without(self.heredocs))
+        bare = re.sub(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", "''", self.bare)
         return re.sub(r"\d?>>?\s*(&\d|/dev/\w+)|&>\s*/dev/\w+|[-=]>", " ", bare)
 
     @cached_property
-    def _redirects(self) -> list[tuple[str, bool]]:
-        """Files that it writes, and whether these keep what they had."""
-        inside = [(one.path, one.appends) for one in self.heredocs if one.path]
-        found = WRITES_TO.finditer(self._unquoted)
-        return [*inside, *((relative(one[2]), bool(APPENDS.match(one[0]))) for one in found)]
+    def written(self) -> dict[str, bool]:
+        """The files that it writes, and whether they keep what they had."""
+        found = {relative(one[2]): bool(APPENDS.match(one[0])) for one in WRITES_TO.finditer(self._unquoted)}
+        return dict.fromkeys(self.files_inside, False) | found
 
-    @cached_property
-    def written(self) -> dict[str, str | None]:
-        """Path -> text where the command holds it."""
-        return {path: self.files_inside.get(path) for path, _ in self._redirects}
-
-    @cached_property
-    def appended(self) -> frozenset[str]:
-        """The written files that keep what they had."""
-        return frozenset(path for path, appends in self._redirects if appends)
-
-    @cached_property
+    @property
     def may_write(self) -> bool:
-        return not self.only_redirects or bool(self.written) or ">" in self._unquoted
+        return not self.only_redirects or ">" in self._unquoted
 
     @cached_property
     def only_redirects(self) -> bool:
         """All that it may write is its own output."""
-        return not self.heredocs and all(map(_only_looks, self.own))
+        return not self._heredocs and all(map(_only_looks, self.own))
 
     @cached_property
-    def shown(self) -> tuple[str, ...]:
+    def shown(self) -> list[str]:
         """The files that it prints whole, and nothing else."""
         parts = [words for words in self.own if name_of(words) != "cd"]
-        if (
-            self.heredocs
-            or {">", "|"} & {*self._unquoted}
-            or len(parts) != 1
-            or name_of(parts[0]) not in WORDS["showing"]
-        ):
-            return ()
-        return tuple(relative(word) for word in parts[0][1:] if not word.startswith("-"))
+        is_plain = self.only_redirects and not {">", "|"} & {*self._unquoted}
+        is_shown = is_plain and len(parts) == 1 and name_of(parts[0]) in WORDS["showing"]
+        return [relative(word) for word in parts[0][1:] if word[:1] != "-"] if is_shown else []
 
     @cached_property
-    def touched(self) -> tuple[str, ...]:
+    def touched(self) -> list[str]:
         """The files that it deletes, moves or rewrites in place."""
-        return tuple(relative(path) for words in self.own for path in _touched(words))
+        return [relative(path) for words in self.own for path in _touched(words)]
 
     @cached_property
     def tests(self) -> str | None:
         """What the tests that it runs are narrowed to: nothing is the whole suite. None where it runs none."""
-        runs = [(place, found) for place, words in enumerate(self.own) if (found := _selection(words)) is not None]
-        writing = [place for place, words in enumerate(self.own) if not _only_looks(words)]
-        late_write = bool(runs and writing and writing[-1] > runs[-1][0])
-        return None if late_write or len(runs) != 1 else runs[0][1]
+        selections = [_selection(words) for words in self.own]
+        runs = [one for one in selections if one is not None]
+        after = self.own[selections.index(runs[0]) :] if runs else []
+        return runs[0] if len(runs) == 1 and all(map(_only_looks, after)) else None
 
-    @cached_property
+    @property
     def runs_tests(self) -> bool:
         return any(_selection(words) is not None for words in self.own)
 
-    @cached_property
+    @property
     def watches(self) -> bool:
         """Something that changes by itself."""
         return not WORDS["watching"].isdisjoint(map(name_of, self.own))
@@ -242,14 +217,11 @@ def _split(shell: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-def _inline_code(words: Words) -> str | None:
+def _inline_code(words: Words) -> list[str]:
     """The code of `python -c`."""
-    for option, code in pairwise(words[1:]):
-        if re.fullmatch(r"-[A-Za-z]*c", option):
-            return code
-        if not option.startswith("-"):
-            return None
-    return None
+    options = list(takewhile(lambda word: word.startswith("-"), words[1:]))
+    is_code = options and re.fullmatch(r"-[A-Za-z]*c", options[-1])
+    return words[len(options) + 1 :][:1] if is_code else []
 
 
 def _only_looks(words: Words) -> bool:

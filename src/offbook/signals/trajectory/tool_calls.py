@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from itertools import takewhile
+from typing import Literal
 
 from offbook.signals.trajectory.shell import Command, Words, name_of, relative
 from offbook.types import INVALID, Message, Rollout, ToolCall
@@ -119,11 +120,11 @@ class ToolUse:
     @cached_property
     def programs(self) -> frozenset[str]:
         """The names of the programs that it starts; of `python -m NAME` the module's."""
-        modules = (module for words in self.simple if words[1:2] == ["-m"] for module in words[2:3])
+        modules = [word for words in self.simple if words[1:2] == ["-m"] for word in words[2:3]]
         return frozenset([*map(name_of, self.simple), *modules])
 
     @property
-    def python(self) -> tuple[str, ...]:
+    def python(self) -> list[str]:
         """Code that it runs."""
         return self.command.python
 
@@ -143,11 +144,10 @@ class ToolUse:
         """What an edit takes away and puts there; nothing is taken away where it writes the whole file."""
         if self.kind != "edit":
             return []
-        pairs = [(text_of(self.call, OLD_TEXTS) or "", new_text(self.call) or "")]
-        for value in self.call.arguments.values():
-            further = value if isinstance(value, list) else []
-            pairs += [(one["old"], one["new"]) for one in further if _is_replacement(one)]
-        return pairs
+        listed = [value for value in self.call.arguments.values() if isinstance(value, list)]
+        several = [(one.get("old"), one.get("new")) for value in listed for one in value if isinstance(one, dict)]
+        texts = [(old, new) for old, new in several if isinstance(old, str) and isinstance(new, str)]
+        return [(text_of(self.call, OLD_TEXTS) or "", new_text(self.call) or ""), *texts]
 
     @property
     def may_write(self) -> bool:
@@ -193,27 +193,22 @@ def with_siblings(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[R
         yield rollout, [other for other in groups[rollout.group] if other is not rollout]
 
 
-def tool_uses_of(rollout: Rollout) -> Iterator[ToolUse]:
-    order, files = 0, dict[str, str]()
+def tool_uses_of(rollout: Rollout) -> list[ToolUse]:
+    uses: list[ToolUse] = []
+    files: dict[str, str] = {}
     for at, message in spoken(rollout):
         answers = answers_to(rollout.segments[at[0]].messages, at[1])
         for call, answer in zip(message.calls, answers, strict=True):
             tool = rollout.own_names.get(call.name, call.name)
-            use = ToolUse(order, at, call, tool, _kind(rollout, call, tool), answer, files)
-            if use.written:
-                files = {**files, **use.written}
-            yield use
-            order += 1
+            uses.append(ToolUse(len(uses), at, call, tool, _kind(rollout, call, tool), answer, files))
+            files = {**files, **uses[-1].written}
+    return uses
 
 
 def answers_to(messages: list[Message], index: int) -> list[Message | None]:
     """The tool messages right after a message, one per call. None where their numbers differ."""
     count = len(messages[index].calls)
-    following: list[Message | None] = []
-    for message in messages[index + 1 :]:
-        if message.role != "tool" or len(following) > count:
-            break
-        following.append(message)
+    following: list[Message | None] = [*takewhile(lambda one: one.role == "tool", messages[index + 1 :])]
     return following if len(following) == count else [None] * count
 
 
@@ -249,10 +244,6 @@ def _kind(rollout: Rollout, call: ToolCall, tool: str) -> Kind:
     if tool == "run_tests":
         return "tests"
     return "finish" if tool in FINISHING else "other"
-
-
-def _is_replacement(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("old"), str) and isinstance(value.get("new"), str)
 
 
 def _test_run(selection: str, answer: str) -> TestRun:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from offbook.signals.trajectory.diff import FileDiff, read_diff
+from offbook.signals.trajectory.diff import COMMENT, FileDiff, read_diff
 from offbook.signals.trajectory.shell import relative
 from offbook.signals.trajectory.tool_calls import FINISHING, SEARCHING, At, ToolUse, spoken, tool_uses_of
 from offbook.types import Event, Rollout, Task, is_test_file
@@ -99,6 +99,12 @@ class Trajectory:
     @cached_property
     def diff(self) -> tuple[FileDiff, ...]:
         return tuple(read_diff(self.rollout.diff))
+
+    @property
+    def comment_share(self) -> float:
+        """Of the added lines that are not blank."""
+        added = [line for file in self.diff for line in file.added.values() if line.strip()]
+        return sum(bool(COMMENT.match(line)) for line in added) / len(added) if added else 0.0
 
     @cached_property
     def opened(self) -> tuple[Event, ...]:

@@ -92,21 +92,19 @@ def rules_of(files: Sequence[str], chosen: Collection[str] = (), weighted: Colle
     rules = dict(RULES)
     for file in files:
         found = functions_in(Path(file), "feedback.files", "rules", rules)
-        if not found or (chosen and found.keys().isdisjoint(chosen)):
-            if not found:
-                raise OffbookError(f"{file} has no functions; each rule is one")
-            given = f"--feedback.rules {','.join([*chosen, *found])}"
+        if not found:
+            raise OffbookError(f"{file} has no functions; each rule is one")
+        if chosen and found.keys().isdisjoint(chosen):
             raise OffbookError(
-                f"{file} has {', '.join(found)}; feedback.rules has to name one of them, as in {given}, "
-                "or nothing at all, which is all rules: --feedback.rules '[]'"
+                f"{file} has {', '.join(found)}; feedback.rules has to name one of them, as in --feedback.rules "
+                f"{','.join([*chosen, *found])}, or nothing at all, which is all rules: --feedback.rules '[]'"
             )
         for name, function in found.items():
             hint = " ".join((inspect.getdoc(function) or "").split())
             if not hint:
                 raise OffbookError(f"the rule {name} of {file} needs a docstring, which is its hint")
             rules[name] = Rule(name, function, hint, file)
-    for names, known in ((chosen, list(rules)), (weighted, [*rules, *MISTAKES.rules, SAID])):
-        for name in names:
-            if name not in known:
-                raise OffbookError(f"there is no rule {name}; the rules are {', '.join(known)}")
+    for names, known in ((chosen, [*rules]), (weighted, [*rules, *MISTAKES.rules, SAID])):
+        if missing := [name for name in names if name not in known]:
+            raise OffbookError(f"there is no rule {missing[0]}; the rules are {', '.join(known)}")
     return rules

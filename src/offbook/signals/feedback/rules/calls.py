@@ -19,23 +19,39 @@ WIDE_EDITS = 3  # so many edits of a file are worth reading all of it
 LINES_LEFT = re.compile(r"\[cut: (\d{1,9}) lines are left, read on from line \d+\]$")
 CHARS_LEFT = re.compile(r"\[(\d{1,9}) characters left out\]")
 PROSE = (".md", ".rst", ".txt", ".log", ".out")
+LONG_S = 30.0  # a suite that takes so long is worth narrowing
+CLAIM = re.compile(
+    r"\b(tests?|suite|checks?)\b[^.\n]{0,40}\b(pass(es|ed|ing)?|succeeds?|succeeded|green)\b"
+    r"|\b(done|fixed|implemented|completed?|resolved|finished|works|working)\b",
+    re.IGNORECASE,
+)
+FAILURE_SAID = re.compile(
+    r"fail|\bnot\b|n't\b|cannot|\bunable|\bexcept (for|that)|unrelated|pre-?exist|flaky|\bstill\b|remain|broken|"
+    r"\bbut\b|however|\bpartial|\bred\b|unverified|todo|unfinished|incomplete",
+    re.IGNORECASE,
+)
+CONDITION = re.compile(r"\b(should|would|could|once|if|unless|until|when|after|to be|try)\b", re.IGNORECASE)
+TIMES = 3.0  # the tokens of any lean sibling
+MIN_SOLVED = 2  # siblings that solved it: one alone may have been lucky
+FINDING = frozenset({"search_codebase", "list_dir"})
+Found = Iterator[tuple[At, str]]  # messages that broke a rule, and what shows it
 
 
-def unknown_tool(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def unknown_tool(trajectory: Trajectory) -> Found:
     """A call to a tool that this task does not have: invented, or removed."""
     for use in trajectory.uses:
         if use.answer and use.answer.status == "unknown_tool":
             yield use.at, use.call.name
 
 
-def call_not_readable(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def call_not_readable(trajectory: Trajectory) -> Found:
     """A call that is written as other models write theirs, and was not read."""
     for use in trajectory.uses:
         if use.call.other_dialect:
             yield use.at, use.call.error or ""
 
 
-def malformed_arguments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def malformed_arguments(trajectory: Trajectory) -> Found:
     """A call that is not valid JSON or whose arguments are not the tool's."""
     for use in trajectory.uses:
         is_wrong = use.call.error or (use.answer and use.answer.status == "malformed")
@@ -43,7 +59,7 @@ def malformed_arguments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
             yield use.at, use.output or use.call.error or ""
 
 
-def repeated_call(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def repeated_call(trajectory: Trajectory) -> Found:
     """The same call with the same answer as before, which is still in the window, and nothing changed in between."""
     seen: dict[tuple[int, str, str], ToolUse] = {}
     for use in trajectory.uses:
@@ -75,11 +91,11 @@ def _worth_again(trajectory: Trajectory, earlier: ToolUse, again: ToolUse) -> bo
     return False
 
 
-def _files_read(use: ToolUse) -> tuple[str, ...]:
-    return (use.path,) if use.kind == "read" else use.command.shown
+def _files_read(use: ToolUse) -> list[str]:
+    return [use.path] if use.kind == "read" else use.command.shown
 
 
-def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def whole_file_read(trajectory: Trajectory) -> Found:
     """All of a huge source file, without a range, that is not edited in several places later."""
     for use in trajectory.uses:
         files = _files_read(use)
@@ -89,29 +105,14 @@ def whole_file_read(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
         if use.kind == "read" and len(given) != 1:  # any argument other than the path may be a range
             continue
         # What is shown and what the answer says was cut off.
-        cut_lines, cut_chars = (pattern.search(use.output) for pattern in (LINES_LEFT, CHARS_LEFT))
-        lines = use.output.count("\n") + int(cut_lines[1] if cut_lines else 0)
-        chars = len(use.output) + int(cut_chars[1] if cut_chars else 0)
-        later = [one for one in trajectory.uses[use.order + 1 :] if one.kind == "edit" and one.path == files[0]]
-        if (lines >= HUGE_LINES or chars >= HUGE_CHARS) and len(later) < WIDE_EDITS:
+        lines = use.output.count("\n") + sum(map(int, LINES_LEFT.findall(use.output)))
+        chars = len(use.output) + sum(map(int, CHARS_LEFT.findall(use.output)))
+        edits = [one for one in trajectory.uses[use.order :] if one.kind == "edit" and one.path == files[0]]
+        if (lines >= HUGE_LINES or chars >= HUGE_CHARS) and len(edits) < WIDE_EDITS:
             yield use.at, f"{use.call.name} without a range: {lines} lines, {chars} characters"
 
 
-LONG_S = 30.0  # a suite that takes so long is worth narrowing
-CLAIM = re.compile(
-    r"\b(tests?|suite|checks?)\b[^.\n]{0,40}\b(pass(es|ed|ing)?|succeeds?|succeeded|green)\b"
-    r"|\b(done|fixed|implemented|completed?|resolved|finished|works|working)\b",
-    re.IGNORECASE,
-)
-FAILURE_SAID = re.compile(
-    r"fail|\bnot\b|n't\b|cannot|\bunable|\bexcept (for|that)|unrelated|pre-?exist|flaky|\bstill\b|remain|broken|"
-    r"\bbut\b|however|\bpartial|\bred\b|unverified|todo|unfinished|incomplete",
-    re.IGNORECASE,
-)
-CONDITION = re.compile(r"\b(should|would|could|once|if|unless|until|when|after|to be|try)\b", re.IGNORECASE)
-
-
-def whole_suite_again(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def whole_suite_again(trajectory: Trajectory) -> Found:
     """All tests, although nothing changed since all were run: by the same call, or where they take long."""
     last: ToolUse | None = None  # that ran the whole suite
     for use in trajectory.uses:
@@ -126,45 +127,34 @@ def whole_suite_again(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
 
 def _changed_since(trajectory: Trajectory, last: ToolUse, use: ToolUse) -> bool:
     """Whether files may be others than when the last tests ran. Another agent's unknown tools may do anything."""
-    if not use.command.only_redirects:
-        return True
-    foreign = trajectory.rollout.foreign
     between = trajectory.uses[last.order + 1 : use.order]
-    return any(one.may_write or one.kind == "edit" or (foreign and one.kind == "other") for one in between)
+    kinds = ("edit", "other") if trajectory.rollout.foreign else ("edit",)
+    return not use.command.only_redirects or any(one.may_write or one.kind in kinds for one in between)
 
 
-def claimed_success(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def claimed_success(trajectory: Trajectory) -> Found:
     """The last message says it is done or passing, and every test run since the last change failed."""
-    last_change = max((one.order for one in trajectory.edits), default=-1)
-    runs = [one for one in trajectory.uses if one.tests and one.order >= last_change]
-    failed = [one.tests.failed for one in runs if one.tests]
-    if not trajectory.end or not failed or not all(failed) or FAILURE_SAID.search(trajectory.final):
+    last_change = max((one.order for one in trajectory.edits), default=0)
+    runs = [one.tests.failed for one in trajectory.uses[last_change:] if one.tests]
+    if not trajectory.end or not runs or not all(runs) or FAILURE_SAID.search(trajectory.final):
         return
     for sentence in re.split(r"(?<=[.!?])\s+|\n", trajectory.final):
         if CLAIM.search(sentence) and not CONDITION.search(sentence) and not sentence.rstrip().endswith("?"):
-            yield trajectory.end, f"{sentence.strip()!r}, but message {runs[-1].message} had {failed[-1]} failing"
+            yield trajectory.end, f"{sentence.strip()!r}, but the last tests had {runs[-1]} failing"
             return
 
 
-TIMES = 3.0  # the tokens of any lean sibling
-MIN_SOLVED = 2  # siblings that solved it: one alone may have been lucky
-FINDING = frozenset({"search_codebase", "list_dir"})
-Look = tuple[str, ...]  # what a call looks at; which part of it and for which words does not matter
-
-
-def more_than_needed(trajectory: Trajectory, times: float = TIMES) -> Iterator[tuple[At, str]]:
+def more_than_needed(trajectory: Trajectory, times: float = TIMES) -> Found:
     """A rollout that spent over three times the tokens of its lean siblings, at the first call that was not needed.
 
     Up to a place in its middle a rollout is judged by what all of it spent (harness/again.py keeps that), so a look can
     ask whether another message in that place would have been needed.
     """
     most = max(map(spent, _lean(trajectory)), default=0)
-    if not most or spent(trajectory.rollout) <= times * most:
-        return
-    for use, why in unneeded(trajectory):
+    if most and spent(trajectory.rollout) > times * most:
         tokens = f"{spent(trajectory.rollout)} tokens, lean siblings at most {most}"
-        yield use.at, f"{use.call.name}: {why}; {tokens}"
-        return
+        found = [(use.at, f"{use.call.name}: {why}; {tokens}") for use, why in unneeded(trajectory)]
+        yield from found[:1]
 
 
 def unneeded(trajectory: Trajectory) -> Iterator[tuple[ToolUse, str]]:
@@ -205,8 +195,9 @@ def _lean(trajectory: Trajectory) -> list[Rollout]:
     return solved[: (len(solved) + 1) // 2] if len(solved) >= MIN_SOLVED else []
 
 
-def _look(use: ToolUse) -> Look:
-    """Empty for what is no look: an edit, the end, tools that are not known."""
+def _look(use: ToolUse) -> tuple[str, ...]:
+    """What a call looks at; which part of it and for which words does not matter. Empty for what is no look: an edit,
+    the end, tools that are not known."""
     if not use.ran or use.may_write:
         return ()
     if use.tests:

@@ -1,6 +1,6 @@
 """Edits: that did not apply, that went into the tests, that think aloud in comments, or against the repository's style.
 
-How functions are named and documented is read from the repository. An edit is blamed only where the file can be
+How functions are documented is read from the repository. An edit is blamed only where the file can be
 followed from the task's tree, edit by edit, to what the agent left.
 """
 
@@ -10,9 +10,10 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
-from offbook.core.pycode import try_parse
+from offbook.core.pycode import Function, try_parse
 from offbook.signals.trajectory import At, ToolUse, Trajectory
 from offbook.signals.trajectory.diff import COMMENT
 from offbook.signals.trajectory.lint import findings
@@ -40,13 +41,12 @@ THINKING_LINES = 3  # of comments that think aloud, in one edit
 COMMENT_SHARE = 0.5  # of the added lines
 MIN_FUNCTIONS = 10  # fewer are no habit
 DOCUMENTED_SHARE = 0.9
-CAMEL = re.compile(r"_*[a-z][a-z0-9]*([A-Z][a-z0-9]*)+")
 SKIPPED = frozenset({"node_modules", "build", "dist", "venv", "site-packages"})
 MAX_BYTES = 300_000  # of a source file; larger ones are generated
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+Found = Iterator[tuple[At, str]]  # messages that broke a rule, and what shows it
 
 
-def edited_tests(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def edited_tests(trajectory: Trajectory) -> Found:
     """A test edited, rewritten, moved or deleted that the agent did not make itself, whether or not that worked.
 
     Further cases next to the existing ones are allowed.
@@ -54,30 +54,29 @@ def edited_tests(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
     if trajectory.asks_for_tests or EVERYWHERE.search(trajectory.instruction):
         return
     made: set[str] = set()
-    read: set[str] = set()
+    read: set[str] = set()  # without the tree, a file that the agent has read was there before it came
+
+    def is_there(path: str) -> bool:
+        return path in read or trajectory.was_there(path)
+
     for use in trajectory.uses:
         if not use.ran and use.tool != "edit_file":  # of other calls it is not clear what was meant
             continue
-        for path in _touched(trajectory, use, read):
+        writes = use.command.written
+        touched = [path for path in use.command.touched if _could_be_there(trajectory, path)]
+        touched += [path for path, appends in writes.items() if not appends and is_there(path)]
+        if use.kind == "edit" and not _only_adds_cases(use) and (_replaces(use) or is_there(use.path)):
+            touched = [use.path]
+        for path in touched:
             is_test = is_test_file(path) or path.rstrip("/").rpartition("/")[2] == "tests"
             if is_test and path not in made and not NO_TEST.search(path):
                 yield use.at, path
                 break
-        if use.kind == "edit" and _is_creation(use) and use.path not in read:
+        if use.kind == "edit" and not _replaces(use) and use.path not in read:
             made.add(use.path)
-        made |= {path for path in use.command.written if not _is_there(trajectory, path, read)}
+        made.update(path for path in writes if not is_there(path))
         if use.went_well:
-            read |= {use.path} if use.kind == "read" else {*use.command.shown}
-
-
-def _touched(trajectory: Trajectory, use: ToolUse, read: set[str]) -> list[str]:
-    """Files that were there before the call and that it changes."""
-    if use.kind == "edit":
-        new = _is_creation(use) and not _is_there(trajectory, use.path, read)
-        return [] if new or _only_adds_cases(use) else [use.path]
-    rewritten = [path for path in use.command.written if path not in use.command.appended]
-    over = [path for path in rewritten if _is_there(trajectory, path, read)]
-    return [*(path for path in use.command.touched if _could_be_there(trajectory, path)), *over]
+            read.update([use.path] if use.kind == "read" else use.command.shown)
 
 
 def _could_be_there(trajectory: Trajectory, path: str) -> bool:
@@ -91,42 +90,36 @@ def _only_adds_cases(use: ToolUse) -> bool:
     """Every line stays where it was, and what comes between them checks something and switches nothing off."""
     added: list[str] = []
     for old, new in use.replacements:
+        before = len(added)
         lines = iter(new.splitlines())
         for line in old.splitlines():
-            for other in lines:
-                if other == line:
-                    break
-                added.append(other)
-            else:
-                return False
+            added += takewhile(line.__ne__, lines)
         added += lines
+        if len(new.splitlines()) != len(old.splitlines()) + len(added) - before:
+            return False
     text = "\n".join(added)
     return bool(CASE.search(text)) and not SWITCHES_OFF.search(text)
 
 
-def _is_creation(use: ToolUse) -> bool:
-    return not any(old for old, _ in use.replacements)
+def _replaces(use: ToolUse) -> bool:
+    """Whether an edit takes something away, so that its file is no new one."""
+    return any(old for old, _ in use.replacements)
 
 
-def _is_there(trajectory: Trajectory, path: str, read: set[str]) -> bool:
-    """Whether a file was there before the agent came. Without the tree, one that the agent has read was."""
-    return path in read or trajectory.was_there(path)
-
-
-def edit_not_applied(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def edit_not_applied(trajectory: Trajectory) -> Found:
     """The text to replace is not in the file, or there more than once."""
     for use in trajectory.uses:
-        if use.kind != "edit" or use.answer is None or _is_creation(use):
-            continue
-        is_refused = trajectory.rollout.foreign or use.answer.status == "failed"
-        if is_refused and NOT_APPLIED.search(use.output[:ERROR_CHARS]):
-            yield use.at, use.output
+        if use.kind == "edit" and use.answer is not None and _replaces(use):
+            is_refused = trajectory.rollout.foreign or use.answer.status == "failed"
+            if is_refused and NOT_APPLIED.search(use.output[:ERROR_CHARS]):
+                yield use.at, use.output
 
 
-def thinking_in_comments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def thinking_in_comments(trajectory: Trajectory) -> Found:
     """An edit of code half of which is comments that think aloud."""
     for use in trajectory.uses:
-        for path, lines in _added(use) if use.ran else ():
+        for path, before, text in _written(use) if use.ran else ():
+            lines = [line for line in text.splitlines() if line.strip() and line not in before.splitlines()]
             comments = [line for line in lines if COMMENT.match(line)] if path.endswith(CODE_SUFFIXES) else []
             aloud = [line for line in comments if THINKING.search(line)]
             if len(aloud) >= THINKING_LINES and len(comments) >= COMMENT_SHARE * len(lines):
@@ -134,19 +127,18 @@ def thinking_in_comments(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
                 break
 
 
-def _added(use: ToolUse) -> Iterator[tuple[str, list[str]]]:
-    """Files and the lines that a call puts there which were not in the text it took away."""
-    for path, text in use.command.written.items():
-        yield path, [line for line in (text or "").splitlines() if line.strip()]
-    for old, new in use.replacements:
-        before = set(old.splitlines())
-        yield use.path, [line for line in new.splitlines() if line.strip() and line not in before]
+def _written(use: ToolUse) -> list[tuple[str, str, str]]:
+    """Files, the text that a call takes away and the one that it puts there."""
+    return [
+        *((path, "", text) for path, text in use.command.files_inside.items()),
+        *((use.path, old, new) for old, new in use.replacements),
+    ]
 
 
 # The repository's style.
 
 
-def lint_introduced(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def lint_introduced(trajectory: Trajectory) -> Found:
     """An edit that brings a finding (trajectory/lint.py) which stays to the end and which nothing silences."""
     for path, start, steps in _followed(trajectory):
         counts = [findings(path, start), *(findings(path, text) for _, text in steps)]
@@ -158,27 +150,14 @@ def lint_introduced(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
             yield steps[number][0].at, f"{path}: {', '.join(kinds)}"
 
 
-def camel_case_name(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
-    """A new function in camel case where every function of the repository is in snake case."""
-    for path, use, function, tree in _new_functions(trajectory):
-        if not CAMEL.fullmatch(function.name):
-            continue
-        habits = functions_of(tree)
-        known = (trajectory.instruction, *_sources(tree, tests=True))  # if these have the name, it was given
-        given = any(re.search(rf"\b{function.name}\b", text) for text in known)
-        if len(habits) >= MIN_FUNCTIONS and not given and not any(CAMEL.fullmatch(one.name) for one in habits):
-            yield use.at, f"{path}: {function.name}; {len(habits)} functions are in snake case"
-
-
-def missing_docstring(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def missing_docstring(trajectory: Trajectory) -> Found:
     """A new public function without a docstring where at least nine in ten of the repository's have one."""
-    for path, use, function, tree in _new_functions(trajectory):
-        if function.name.startswith("_") or ast.get_docstring(function) is not None or function.decorator_list:
-            continue
-        public = [one for one in functions_of(tree) if not one.name.startswith("_")]
-        documented = sum(ast.get_docstring(one) is not None for one in public)
-        if len(public) >= MIN_FUNCTIONS and documented >= DOCUMENTED_SHARE * len(public):
-            yield use.at, f"{path}: {function.name}; {documented} of {len(public)} public functions have one"
+    for path, start, steps in _followed(trajectory):
+        left, before = _functions_in(steps[-1][1]), _functions_in(start)
+        new = [name for name, one in left.items() if name not in before and not _is_documented(one)]
+        for name in new if trajectory.task and _documents(trajectory.task.tree) else ():
+            use = next(use for use, text in steps if name in _functions_in(text))
+            yield use.at, f"{path}: {name}"
 
 
 def _followed(trajectory: Trajectory) -> Iterator[tuple[str, str, list[tuple[ToolUse, str]]]]:
@@ -195,15 +174,9 @@ def _followed(trajectory: Trajectory) -> Iterator[tuple[str, str, list[tuple[Too
             yield path, start, steps
 
 
-def _new_functions(trajectory: Trajectory) -> Iterator[tuple[str, ToolUse, Function, Path]]:
-    """Functions that the agent added and left, each at the edit that first had it, and the tree of the task."""
-    for path, start, steps in _followed(trajectory):
-        known, left = _functions_in(start), _functions_in(steps[-1][1])
-        for use, text in steps if left.keys() - known.keys() else ():
-            for name in _functions_in(text):
-                if name in left and name not in known and trajectory.task:
-                    known[name] = left[name]
-                    yield path, use, left[name], trajectory.task.tree
+def _is_documented(function: Function) -> bool:
+    """Or needs no docstring: a private one, or one with a decorator."""
+    return bool(function.name.startswith("_") or function.decorator_list or ast.get_docstring(function) is not None)
 
 
 def _functions_in(source: str) -> dict[str, Function]:
@@ -219,15 +192,14 @@ def _functions_in(source: str) -> dict[str, Function]:
 
 
 @lru_cache(maxsize=16)
-def functions_of(tree: Path) -> tuple[Function, ...]:
-    """Of all sources that are no tests. A task's tree never changes, so it is read once."""
-    return tuple(function for source in _sources(tree) for function in _functions_in(source).values())
-
-
-def _sources(tree: Path, tests: bool = False) -> Iterator[str]:
+def _documents(tree: Path) -> bool:
+    """Whether a repository gives public functions docstrings. A task's tree never changes, so it is read once."""
+    public: list[Function] = []
     for path in sorted(tree.rglob("*.py")):
-        parts = path.relative_to(tree).parts
-        hidden = any(part.startswith(".") or part in SKIPPED for part in parts)
-        wanted = not hidden and (tests or not is_test_file("/".join(parts)))
-        if wanted and path.is_file() and path.stat().st_size <= MAX_BYTES:
-            yield path.read_text(errors="replace")
+        name = path.relative_to(tree)
+        hidden = any(part.startswith(".") or part in SKIPPED for part in name.parts)
+        if not hidden and not is_test_file(name.as_posix()) and path.is_file() and path.stat().st_size <= MAX_BYTES:
+            functions = _functions_in(path.read_text(errors="replace")).values()
+            public += [one for one in functions if not one.name.startswith("_")]
+    documented = sum(ast.get_docstring(one) is not None for one in public)
+    return len(public) >= MIN_FUNCTIONS and documented >= DOCUMENTED_SHARE * len(public)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from offbook.signals.trajectory import At, Trajectory
 from offbook.signals.trajectory.diff import DEFINED
 
+Found = Iterator[tuple[At, str]]  # messages that broke a rule, and what shows it
 FINAL_WORDS = 150
 WORDS_A_FILE = 25  # more for each changed file after the third
 FREE_FILES = 3
@@ -35,14 +36,14 @@ ASKED_TO_TELL = re.compile(
 CODE_NAME = re.compile(r"\b(?:[A-Za-z]\w*_\w+|_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[a-z][A-Z]\w*)\b")
 
 
-def finished_without_edit(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def finished_without_edit(trajectory: Trajectory) -> Found:
     """A task that asks for a change ends with none, and the last message does not say why."""
     said_why = "?" in trajectory.prose or NOT_NEEDED.search(trajectory.final)
     if trajectory.end and _left_undone(trajectory) and not said_why:
         yield trajectory.end, "no file was changed"
 
 
-def asked_instead(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def asked_instead(trajectory: Trajectory) -> Found:
     """A task that asks for a change ends with a question and nothing changed."""
     fine = INVITED.search(trajectory.instruction) or NOT_NEEDED.search(trajectory.prose)
     if trajectory.end and trajectory.question and _left_undone(trajectory) and not fine:
@@ -59,7 +60,7 @@ def _left_undone(trajectory: Trajectory) -> bool:
     return bool(CHANGE.search(trajectory.instruction)) and not NO_CHANGE_ASKED.search(trajectory.instruction)
 
 
-def final_too_long(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def final_too_long(trajectory: Trajectory) -> Found:
     """More words than the change needs, where the request does not ask for an account of it."""
     changed, count = len(trajectory.rollout.changed), len(trajectory.final.split())
     allowed = FINAL_WORDS + WORDS_A_FILE * max(0, changed - FREE_FILES)
@@ -67,19 +68,18 @@ def final_too_long(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
         yield trajectory.end, f"{count} words for {changed} changed files"
 
 
-def final_names_nothing(trajectory: Trajectory) -> Iterator[tuple[At, str]]:
+def final_names_nothing(trajectory: Trajectory) -> Found:
     """Something was changed, and the closing words name neither a file nor a function of it."""
     words = trajectory.final
     changed = trajectory.rollout.changed
     if not trajectory.end or not changed or not words.strip():
         return
     texts = [line for file in trajectory.diff for line in (*file.added.values(), *file.removed, *file.around)]
-    if not trajectory.rollout.diff:
-        texts = [text or "" for text in changed.values()]
-    code = "\n".join(texts)
-    parts = {part for path in changed for part in re.findall(r"\w+", path) if len(part) > 1}
+    code = "\n".join(texts if trajectory.rollout.diff else [text or "" for text in changed.values()])
+    parts = [part for path in changed for part in re.findall(r"\w+", path) if len(part) > 1]
     names = {*DEFINED.findall(code), *CODE_NAME.findall(code), *parts} - {*keyword.kwlist, "py", "src", "lib"}
-    said = set(re.findall(r"\w+", words.lower()))
     files = [path.rpartition("/")[2] for path in changed]
-    if not said & {name.lower() for name in names} and not any(name in words for name in files):
+    said = re.findall(r"\w+", words.lower())
+    is_named = not {name.lower() for name in names}.isdisjoint(said) or any(name in words for name in files)
+    if not is_named:
         yield trajectory.end, f"changed {', '.join(files[:3])}; says: {words}"
