@@ -176,7 +176,7 @@ class Turn:
     thought: Any = None
     calls: list[tuple[Any, Any, Any]] = field(default_factory=list)  # id, name, arguments
     answers: list[tuple[Any, Any, bool]] = field(default_factory=list)  # the call's id, content, whether it failed
-    is_context: bool = False  # not trained on
+    weight: Any = None  # OpenAI's: 0 is not trained on
 
 
 def from_atif(value: dict[str, Any], name: str) -> Rollout:
@@ -217,7 +217,7 @@ def from_messages(value: Any, name: str) -> Rollout:
             turns[-1].answers.append((one.get("tool_call_id"), content, False))
             continue
         turn = Turn(one["role"], content, one.get("reasoning_content") or one.get("reasoning"))
-        turn.is_context = one["role"] == "assistant" and one.get("weight") == 0  # OpenAI's
+        turn.weight = one.get("weight") if one["role"] == "assistant" else None
         for call in one.get("tool_calls") or ():
             function = call.get("function", call)
             turn.calls.append((call.get("id"), function["name"], function.get("arguments")))
@@ -268,8 +268,10 @@ def _rollout(turns: list[Turn], name: str, task: str) -> Rollout:
             _lose(events, f"a message of the {role} without text")
         if role == "assistant" and thoughts and not answer_start(text):
             text = "\n".join([THINK_START, *thoughts, THINK_END, "", *([text] if text else [])])
-        if turn.is_context:
+        if turn.weight == 0:
             events.append(Event(len(messages), UNLEARNED, "weight 0"))
+        elif turn.weight not in (None, 1):
+            _lose(events, f"a weight of {turn.weight!r}, which is neither 0 nor 1")
         messages.append(Message(role, text, 0, 0, 0, 0, calls))
         messages += _answers(turn, events, is_last=number == len(turns) - 1)
     calls = tuple(call for one in messages for call in one.calls)
