@@ -151,24 +151,23 @@ def _anywhere(fresh: list[ast.AST], asked: set[Pair]) -> Written:
 
 
 def _constructs(fresh: list[ast.AST]) -> Iterator[Written]:
-    """Tables, and the branches of one function taken together."""
+    """Tables, and the branches of one function taken together: `if x == 1: return 2`, `case 1: return 2`."""
     branches: list[Pair] = []
     lines: list[int] = []
     for node in fresh:
-        inputs: list[str] = []
-        output: ast.AST | None = None
+        tests: list[ast.AST] = []
         if isinstance(node, ast.Dict):
             rows = zip(map(_literal, node.keys), map(_literal, node.values), strict=True)
             yield node.lineno, [(one, other) for one, other in rows if one is not None and other is not None]
-        elif isinstance(node, ast.If | ast.IfExp):  # `if x == 1: return 2`, `2 if x == 1 else ...`
+        elif isinstance(node, ast.If | ast.IfExp):
             equal = [one for one in nodes(node.test, ast.Compare) if isinstance(one.ops[0], ast.Eq | ast.In | ast.Is)]
-            sides = [side for one in equal for side in (one.left, *one.comparators)]
-            inputs = _literals([*sides, *(one for side in sides for one in getattr(side, "elts", ()))])
-            output = node.body[-1] if isinstance(node, ast.If) else node.body
-        elif isinstance(node, ast.match_case):  # `case 1: return 2`
-            inputs = _literals(one.value for one in nodes(node.pattern, ast.MatchValue))
-            output = node.body[-1]
-        value = output.value if isinstance(output, ast.Return | ast.Assign) else output
+            tests = [one for compare in equal for one in ast.walk(compare)]
+        elif isinstance(node, ast.match_case):
+            tests = [one.value for one in nodes(node.pattern, ast.MatchValue)]
+        inputs = _literals(tests)
+        output = getattr(node, "body", None) if inputs else None
+        result = output[-1] if isinstance(output, list) else output
+        value = result.value if isinstance(result, ast.Return | ast.Assign) else result
         stated = [(one, answer) for answer in _literals([value]) for one in inputs]
         branches += stated
         lines += [getattr(node, "lineno", 0)] if stated else []
