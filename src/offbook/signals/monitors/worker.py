@@ -72,7 +72,8 @@ class Worker:
                 raise OffbookError(f"{NAME} was killed {MAX_KILLS} times while it judged {rollout.id}")
             if left and failures[left[0]] == 2:
                 done.append((left.pop(0), [], why))
-            if sum(bool(error) for _, _, error in done) == GIVE_UP_AFTER:
+                failures["given up"] += 1
+            if failures["given up"] == GIVE_UP_AFTER:
                 return done + [(name, [], "not tried, others did not end") for name in left]
         return done
 
