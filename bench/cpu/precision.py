@@ -28,10 +28,8 @@ from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
 from offbook.train.trainer import NotFinite, WeightsLost
 
-NVFP4 = {"train.linear.kind": "nvfp4"}
 ARMS: dict[str, dict[str, str]] = {
     "plain": {},
-    "nvfp4": NVFP4,
     "fp8": {"train.linear.kind": "fp8"},
 }
 COMMON = {"feedback.weight": "0", "feedback.look": "false", "train.groups": "3", "checkpoint.every": "5"}

@@ -32,7 +32,7 @@ from offbook.core.config import LinearConfig, VllmConfig
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.rl.models import load_model
-from offbook.train.precision import LowLinear, compute_linears, product_of
+from offbook.train.precision import LowLinear, compute_linears, fp8_product
 from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
 
@@ -85,7 +85,7 @@ def product_rows(model: str, kinds: list[str], repeats: int) -> dict[str, Row]:
         right = one_pass(layer, layer, x_ND)
         for kind in kinds:
             if kind != "plain":
-                layer.__class__, layer.product = LowLinear, product_of(kind)
+                layer.__class__, layer.product = LowLinear, fp8_product()
             run = torch.compile(layer) if DEVICE == "cuda" else layer
             row = rows.setdefault(name, {})[kind] = {}
             for way, of in {"eager": layer, "compiled": run}.items():
@@ -163,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = DEVICE == "cuda"
     parser.add_argument("--models", nargs="*", default=["0.6B", "4B"] if on_gpu else ["tiny"], help=", ".join(QWEN3))
-    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, "nvfp4"), default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--recompute", choices=("none", "layers", "all"), default="layers")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank alone")

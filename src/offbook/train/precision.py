@@ -1,14 +1,9 @@
-"""Low-precision linear layers, by torchao (the extra `precision`). Trainer and engine use the same ones.
+"""FP8 linear layers, by torchao (the extra `precision`). Trainer and engine use the same ones.
 
-    fp8     E4M3 on tensor cores, a scale for each row that is multiplied, in all three products (torchao's `rowwise`)
-    nvfp4   emulated: both factors are rounded to NVFP4; gradients pass through the rounding
-
-Layers keep their names and parameters, so masters, checkpoints, adapters, teachers' copies and engines see plain ones.
-A weight is quantized each time it is used. Embeddings, the output head, routers, adapters, fused experts (FP8 gave them
-no gain) and layers whose sizes FP8 does not take stay plain.
-
-NVFP4's activations have a float32 scale for each token. With one for the tensor, as torchao has it, a token's result
-depends on its batch, and engine and trainer are a thousand times further apart (docs/results/precision.md).
+E4M3 on tensor cores, a scale for each row that is multiplied, in all three products (torchao's `rowwise`). Layers keep
+their names and parameters, so masters, checkpoints, adapters, teachers' copies and engines see plain ones. A weight is
+quantized each time it is used. Embeddings, the output head, routers, adapters, fused experts (FP8 gave them no gain)
+and layers whose sizes FP8 does not take stay plain.
 """
 
 from __future__ import annotations
@@ -27,8 +22,6 @@ from offbook.types import OffbookError
 
 FP8_CAPABILITY = (8, 9)
 ALIGNED = 16  # sizes of FP8 matrices are multiples of it
-NVFP4_BLOCK = 16
-NVFP4_LARGEST = 6.0 * 448.0  # the largest E2M1 entry under the largest E4M3 scale
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -50,11 +43,11 @@ def compute_linears(model: PreTrainedModel, settings: LinearConfig) -> None:
     if settings.kind == "plain":
         return
     refuse_lacking(settings, "", None)
-    product = product_of(settings.kind)
+    product = fp8_product()
     routing = {part for router in routers_of(model) for part in router.modules()}
     for name, layer in model.base_model.named_modules():
         is_linear = type(layer) is nn.Linear and layer not in routing and ".lora_" not in name
-        if is_linear and not (settings.kind == "fp8" and any(size % ALIGNED for size in layer.weight.shape)):
+        if is_linear and not any(size % ALIGNED for size in layer.weight.shape):
             layer.__class__, layer.product = LowLinear, product
 
 
@@ -86,9 +79,7 @@ def _low(model: PreTrainedModel) -> list[LowLinear]:
     return [layer for layer in model.modules() if isinstance(layer, LowLinear)]
 
 
-def product_of(kind: str) -> Product:
-    if kind == "nvfp4":
-        return _nvfp4_product
+def fp8_product() -> Product:
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
@@ -107,27 +98,3 @@ def product_of(kind: str) -> Product:
         return out_NM.unflatten(0, x.shape[:-1])
 
     return product
-
-
-def _nvfp4_product(x: Tensor, weight_MK: Tensor) -> Tensor:
-    """A scale for each token, and one for the weights."""
-    x_NK = x.flatten(0, -2)
-    rounded_NK = _passing(x_NK, nvfp4(x_NK.detach(), 1))
-    rounded_MK = _passing(weight_MK, nvfp4(weight_MK.detach(), (0, 1)))
-    return (rounded_NK @ rounded_MK.t()).to(x.dtype).unflatten(0, x.shape[:-1])
-
-
-def _passing(exact: Tensor, rounded: Tensor) -> Tensor:
-    """The rounded value, with the gradient of the exact one."""
-    return exact + (rounded - exact.detach()) if exact.requires_grad else rounded
-
-
-def nvfp4(x_NK: Tensor, dim: int | tuple[int, int]) -> Tensor:
-    """What NVFP4 keeps of a matrix. Of the entries along `dim` the largest decides the scale above the blocks'."""
-    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
-
-    largest = x_NK.float().abs().amax(dim, keepdim=True)
-    above = torch.where(largest == 0, 1.0, largest / NVFP4_LARGEST)
-    filled = nn.functional.pad(x_NK.float() / above, (0, -x_NK.shape[1] % NVFP4_BLOCK)).contiguous()
-    kept: Tensor = NVFP4Tensor.to_nvfp4(filled).dequantize()
-    return (kept[:, : x_NK.shape[1]] * above).to(x_NK.dtype)

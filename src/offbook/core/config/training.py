@@ -21,9 +21,9 @@ class LoraConfig(Section):
 class LinearConfig(Section):
     """How linear layers multiply: docs/precision.md."""
 
-    kind: Literal["plain", "fp8", "nvfp4"] = key(
+    kind: Literal["plain", "fp8"] = key(
         "plain",
-        "`train.precision`, FP8 (on GPUs that have it), or emulated NVFP4",
+        "`train.precision`, or FP8 (on GPUs that have it)",
     )
 
 
