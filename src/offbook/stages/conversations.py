@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -133,9 +132,6 @@ def batches_of(lengths: list[int], tokens: int, rng: random.Random) -> list[list
 def fingerprint(conversations: Iterable[Conversation]) -> str:
     """Content hash of all training data."""
     digest = hashlib.sha256()
-    for conversation in conversations:
-        segment = conversation.segment
-        digest.update(array("q", segment.ids).tobytes() + bytes(segment.sampled))
-        rules = conversation.kept, conversation.spared
-        digest.update(repr((conversation.key, *rules, conversation.tools)).encode())
+    for one in conversations:
+        digest.update(repr((one.key, one.segment.ids, one.segment.sampled, one.kept, one.spared, one.tools)).encode())
     return digest.hexdigest()

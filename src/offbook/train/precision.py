@@ -66,9 +66,11 @@ def plainly(model: PreTrainedModel) -> Iterator[None]:
 
 def refuse_lacking(settings: LinearConfig, device: str, capability: tuple[int, int] | None) -> None:
     """`capability`: of the GPU, None on a CPU, for which torch has FP8, too."""
-    if settings.kind != "plain" and find_spec("torchao") is None:
+    if settings.kind == "plain":
+        return
+    if find_spec("torchao") is None:
         raise OffbookError(f"train.linear.kind {settings.kind} needs torchao: pip install 'offbook[precision]'")
-    if settings.kind == "fp8" and capability is not None and capability < FP8_CAPABILITY:
+    if capability is not None and capability < FP8_CAPABILITY:
         raise OffbookError(
             f"{device} has no FP8 (compute capability 8.9 and newer); leave train.linear.kind plain, or take a newer "
             "GPU, as in L4 or H100"
