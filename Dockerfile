@@ -12,4 +12,4 @@ RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu 
 
 USER agent
 ENTRYPOINT ["offbook"]
-CMD ["quickstart", "--plain"]
+CMD ["quickstart"]

@@ -104,7 +104,7 @@ def inject_faults(config: Config, out: Path, env: dict[str, str]) -> list[str]:
 def start(config: Config, out: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
     file = out.with_suffix(".toml")
     file.write_text(config.model_copy(update={"out": str(out)}).to_toml())
-    command = [sys.executable, "-m", "offbook", "train", "@", str(file), "--plain"]
+    command = [sys.executable, "-m", "offbook", "train", "@", str(file)]
     with open(out.with_suffix(".log"), "ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=env, preexec_fn=partial(end_with, os.getpid()))
 

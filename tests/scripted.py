@@ -67,10 +67,7 @@ class Scripted(Engine):
                 await asyncio.Event().wait()
                 raise AssertionError
             ids = [*spelled(self.chat, answer), self.chat.end_id][:max_tokens]
-            for count in range(1, len(ids)):
-                if prompt.heard:
-                    prompt.heard(ids[:count])
-                await asyncio.sleep(pause / len(ids))
+            await asyncio.sleep(pause)
         except asyncio.CancelledError:
             self.dropped += 1
             raise

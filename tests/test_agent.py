@@ -24,7 +24,7 @@ from offbook.cli.options import shown
 from offbook.core.config import Config, load_config
 from offbook.core.runfolder import write_atomic
 from offbook.live import agent
-from offbook.live.agent import Elsewhere, Worked, apply, copy_of, session_of, work
+from offbook.live.agent import Elsewhere, Worked, apply, copy_of, work
 from offbook.live.cycle import Cycle
 from offbook.live.kept import kept_in, lines_of
 from offbook.live.reactions import score
@@ -241,16 +241,6 @@ def test_kept_lines_are_measured_from_git(repository: Path, afterwards: Callable
     assert {path: len(each) for path, each in lines.added.items()} == {"shapes.py": 2}
     afterwards(repository)
     assert kept_in(repository, lines) == pytest.approx(kept)
-
-
-def test_a_session_says_what_became_of_it(repository: Path) -> None:
-    worked = asked(repository, EDIT, DONE)
-    no = session_of(worked, repository, "Write border.", "user", 3, False)
-    assert ([one.kind for one in no.reactions], no.kind, no.version) == (["declined"], "add", 3)
-    taken = session_of(worked, repository, "Write border.", "user", 3, True)
-    assert (taken.reactions, taken.place) == ([], str(repository))
-    nothing = asked(repository, DONE)
-    assert session_of(nothing, repository, "Why?", "user", 0, None).reactions == []
 
 
 def test_the_verb_keeps_nothing_unless_told_otherwise(cache: Path, model: Path, repository: Path) -> None:

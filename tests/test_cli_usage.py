@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starting import run
 from typer.main import get_command
 
 import offbook
 from offbook.cli import app, main
-from offbook.cli.train import what_next
-from offbook.core.config import Config, TrainConfig
-from offbook.core.config.files import _paths
-from offbook.core.config.verbs import READ
-from offbook.rl.hint_probe import ProbedHint, table
+from offbook.core.config import Config
+from offbook.core.config.files import _paths, keys_read
 
 
 def _verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -59,12 +55,6 @@ def is_sentence(said: str) -> bool:
     return said.startswith("offbook: ") and said.count("\n") == 1 and said.endswith("\n")
 
 
-def test_there_are_verbs_to_try() -> None:
-    assert {("coach",), ("eval",), ("tasks", "make"), ("train",)} <= set(VERBS)
-    assert ("coach",) in NEEDY
-    assert {(("coach",), "--limit", 0), (("rollout",), "-n", 0)} <= set(BOUNDS)
-
-
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_an_unknown_option(told: Any, verb: tuple[str, ...]) -> None:
     status, said = told(*verb, "--nope")
@@ -77,7 +67,7 @@ def test_a_missing_argument(told: Any, verb: tuple[str, ...]) -> None:
     status, said = told(*verb)
     assert (status, is_sentence(said)) == (2, True), said
     assert said.startswith("offbook: Missing ")
-    assert f"(see `offbook {' '.join(verb)} --help`; for example: offbook {' '.join(verb)} " in said
+    assert f"(see `offbook {' '.join(verb)} --help`)" in said
 
 
 @pytest.mark.parametrize("verb", [("compare",), ("eval",), ("tasks", "make")], ids=" ".join)
@@ -90,7 +80,7 @@ def test_too_few_arguments(told: Any, verb: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_the_example_of_a_verb_is_a_call_of_it(verb: tuple[str, ...]) -> None:
-    example = VERBS[verb].epilog.partition("For example: ")[2].split()
+    example = f"{VERBS[verb].help} {VERBS[verb].epilog}".partition("For example: ")[2].replace(" None", "").split()
     assert tuple(example[: len(verb) + 1]) == ("offbook", *verb)
     VERBS[verb].make_context("offbook", example[len(verb) + 1 :])  # raises where an argument is wrong
 
@@ -115,8 +105,8 @@ def test_a_number_out_of_its_range(told: Any, verb: tuple[str, ...], option: str
 
 
 def test_an_unknown_verb(told: Any) -> None:
-    for group, example in (([], "offbook quickstart"), (["tasks"], "offbook tasks make ./my-repository --out tasks")):
-        see = f"see `{' '.join(['offbook', *group])} --help`; for example: {example}"
+    for group in ([], ["tasks"]):
+        see = f"see `{' '.join(['offbook', *group])} --help`"
         assert told(*group, "nope") == (2, f"offbook: No such command 'nope' ({see})\n")
 
 
@@ -125,12 +115,6 @@ def test_configuration_is_no_argument(told: Any, verb: str) -> None:
     status, said = told(verb, "--engine.temperature", "0.5", "pocket")
     assert (status, is_sentence(said)) == (2, True), said
     assert "comes after" in said or "come after" in said
-
-
-def test_configuration_may_follow_a_model_that_is_an_option(told: Any, tmp_path: Path) -> None:
-    status, said = told("eval", "--model", str(tmp_path / "nope"), "--suite", "pocket", "--harness.turns", "3")
-    assert (status, is_sentence(said)) == (1, True), said
-    assert "there is no model folder" in said
 
 
 def test_no_verb_shows_the_help_and_a_process_says_the_same(told: Any) -> None:
@@ -171,9 +155,9 @@ def test_an_option_that_a_verb_does_not_read_is_refused(told: Any, line: str) ->
 
 def test_every_verb_says_which_keys_it_reads() -> None:
     configured = {verb[-1] for verb, command in VERBS.items() if command.context_settings.get("ignore_unknown_options")}
-    assert {*READ, "plan", "fit"} == configured
+    assert {*keys_read(), "plan", "fit"} == configured
     keys = _paths(Config)
-    places = [place.lstrip("!") for read in READ.values() for place in read]
+    places = [place.lstrip("!") for read in keys_read().values() for place in read]
     for place in places:
         assert any(f"{key}.".startswith(f"{place}.") for key in keys), place
 
@@ -221,22 +205,3 @@ def test_what_needs_no_model_is_said_before_torch_is_imported(tmp_path: Path) ->
     for (line, sentence), told, ended in zip(WITHOUT_TORCH, said[::2], said[1::2], strict=True):
         assert told.startswith(f"offbook: {sentence}"), line
         assert ended == "1 False", line
-
-
-def test_small_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert table([ProbedHint("one", 1, 4, 1, 2, -2.0)])[1].endswith(
-        "yes, though not fewer faults: too few messages to tell"
-    )
-    monkeypatch.setattr(sys, "argv", ["offbook", "doctor"])
-    with pytest.raises(SystemExit):
-        main()
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
-    config = Config(out="runs/sp ace", model="pocket")
-    assert what_next(config) == "offbook eval 'runs/sp ace', or offbook view 'runs/sp ace'"
-
-
-def test_the_help_of_train_shows_the_keys_that_people_need_with_their_true_defaults() -> None:
-    help_text = " ".join(run("train", "--help").stdout.split())
-    assert "--model:" in help_text
-    for key, default in (("train.steps", TrainConfig().steps), ("train.group_size", TrainConfig().group_size)):
-        assert f"--{key} {default}:" in help_text

@@ -75,14 +75,6 @@ def test_steps_that_are_done_again_are_not_logged_again(tmp_path: Path) -> None:
     assert [step for step, _ in scalars(tmp_path, "solved")] == [1, 2, 3, 4, 5]
 
 
-def test_a_tracker_that_comes_later_gets_all_steps(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    for step in (1, 2):
-        RunFolder(tmp_path).append_metrics({"step": step, "solved": 0.5})
-    Tracker("tensorboard", Config(out=str(tmp_path))).close()
-    assert [step for step, _ in scalars(tmp_path, "solved")] == [1, 2]
-
-
 @pytest.mark.parametrize("kind", ["trackio", "wandb"])
 def test_a_tracker_that_fails_is_one_warning_and_is_caught_up_with_later(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any

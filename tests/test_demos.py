@@ -218,7 +218,7 @@ def test_stages_measure_imitate_and_sample_in_rounds(made: Path, model: Path, tm
         "train.group_size": "2",
         "eval.samples": "1",
     }
-    command = ["stages", "--model", str(model), "--out", str(tmp_path / "run"), "--plain"]
+    command = ["stages", "--model", str(model), "--out", str(tmp_path / "run")]
     command += [word for key, value in options.items() for word in (f"--{key}", value)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -243,7 +243,7 @@ def test_what_fits_the_model_holds_for_later_stages(made: Path, model: Path, tmp
     found = tmp_path / "run" / "1-fit" / "fit.json"
     found.parent.mkdir(parents=True)
     found.write_text(json.dumps({"profile": "worked", "dialect": "json"}))
-    command = ["stages", "--model", str(model), "--out", str(tmp_path / "run"), "--plain", "--json"]
+    command = ["stages", "--model", str(model), "--out", str(tmp_path / "run"), "--json"]
     command += ["--stages.order", '["fit", "eval"]', "--tasks.source", str(made), "--tasks.heldout_share", "0.4"]
     command += ["--eval.samples", "1", "--harness.turns", "1", "--harness.message_tokens", "8"]
     done = CliRunner().invoke(app, command)

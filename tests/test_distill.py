@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offbook.agent.chat import chat_for
-from offbook.agent.recorder import Asked, Said, Session
+from offbook.agent.recorder import Asked, Recorder, Said
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, dump_lines
 from offbook.engine import LocalEngine
@@ -45,7 +45,7 @@ def recorded(model: Path, count: int) -> list[Rollout]:
         found = []
         for number in range(count):
             rollout = Rollout(f"own-{number}", "t", "t", (), foreign=True)
-            session = Session(rollout, chat, engine.open, Limits(message_tokens=24))
+            session = Recorder(rollout, chat, engine.open, Limits(message_tokens=24))
             await session.answer(Asked((Said("user", f"read pkg/core.py {number}"),)))
             session.note("feedback", "Reminder: say what you do first.")
             found.append(session.end())

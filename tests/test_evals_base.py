@@ -63,7 +63,7 @@ def test_a_base_is_measured_by_one_command(
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
     options = ["--tasks.num_train", "1", "--tasks.num_heldout", "2", "--harness.context", "400"]
-    shown = CliRunner().invoke(app, ["eval", str(model), "--suite", "base", "--limit", "3", "--plain", *options])
+    shown = CliRunner().invoke(app, ["eval", str(model), "--suite", "base", "--limit", "3", *options])
     assert shown.exit_code == 0, shown.output
     (file,) = (tmp_path / "runs").glob("eval-*-base-first-3.json")
     result = json.loads(file.read_text())

@@ -63,7 +63,7 @@ def evaluate(cwd: Path, server: Server, *more: str, fresh: bool = False) -> subp
     url = f"http://127.0.0.1:{server.server_port}/v1"
     common = ["--model", url, "--name", "scripted", "--suite", "suite", "--out", "out", "--parallel", "1"]
     once = [] if "-n" in more else ["-n", "1"]
-    return offbook(cwd, "eval", *common, *once, "--plain", *more, fresh=fresh)
+    return offbook(cwd, "eval", *common, *once, *more, fresh=fresh)
 
 
 def numbers(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def test_an_interruption_reaches_the_model(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_said_in_a_sentence(
     suite: Path, tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
-    done = offbook(tmp_path, "eval", *arguments, "--plain")
+    done = offbook(tmp_path, "eval", *arguments)
     assert done.returncode == 1
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr

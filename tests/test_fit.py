@@ -87,7 +87,7 @@ def test_the_pocket_model_fits_what_it_was_made_with(
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     recipe = tmp_path / "fit.toml"
     sizes = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--harness.turns", "4"]
-    command = ["fit", str(model), "--out", str(recipe), "--limit", "4", "-n", "4", "--rollouts", "4", "--plain"]
+    command = ["fit", str(model), "--out", str(recipe), "--limit", "4", "-n", "4", "--rollouts", "4"]
     done = CliRunner().invoke(app, [*command, *sizes, "--json"], catch_exceptions=False)
     told = json.loads(done.stdout)
     assert (told["profile"], told["dialect"], told["fits"]) == ("pocket", "hermes", True)
@@ -110,7 +110,7 @@ def test_train_asks_first_and_can_be_told_not_to(
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     sizes = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "1", "--train.group_size", "2"]
     sizes += ["--harness.turns", "2", "--train.steps", "1", "--feedback.look", "false", "--harness.dialect", "xml"]
-    command = ["train", "--model", str(model), "--out", str(tmp_path / "run"), "--plain", *sizes]
+    command = ["train", "--model", str(model), "--out", str(tmp_path / "run"), *sizes]
     command += ["--harness.profile", "worked"]
     with pytest.raises(OffbookError, match="first messages have a call that can be read"):
         CliRunner().invoke(app, command, catch_exceptions=False)

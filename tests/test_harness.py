@@ -13,7 +13,7 @@ from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.chat.dialects import JSON
 from offbook.agent.harness import Harness, run_agent
 from offbook.sandbox import Sandbox, open_sandbox
-from offbook.signals.feedback import read_rollout, write_hint
+from offbook.signals.feedback import read_rollout
 from offbook.types import Completion, Context, Limits, Prices, Prompt, Rollout, Task
 
 ALL_TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")
@@ -137,17 +137,6 @@ def test_wall_time_ends_a_rollout(tree: Path, chat: ChatFormat) -> None:
     assert 0.2 < rollout.usage.longest_call_seconds < rollout.usage.seconds
 
 
-def test_time_that_runs_out_while_the_model_writes_is_the_models(tree: Path, chat: ChatFormat) -> None:
-    class Slow:
-        async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-            await asyncio.sleep(5)
-            raise AssertionError
-
-    rollout = rollout_of(tree, Slow(), chat, limits=replace(LIMITS, wall_s=0.4))
-    assert rollout.stop == "wall"
-    assert 0.35 < rollout.usage.model_seconds < rollout.usage.seconds
-
-
 def test_a_slow_command_is_stopped_and_said_so(tree: Path, chat: ChatFormat) -> None:
     limits = replace(LIMITS, command_s=0.2)
     rollout = rollout_of(tree, Says(chat, render_call("run_command", {"command": "sleep 9"})), chat, limits=limits)
@@ -188,11 +177,6 @@ def test_calls_of_one_message_are_answered_in_order(tree: Path, chat: ChatFormat
     assert rollout.usage.calls == 4
 
 
-def test_an_edit_is_there_for_the_command_after_it_in_the_same_message(tree: Path, chat: ChatFormat) -> None:
-    both = edit("pkg/calc.py", "return 0", "return 7") + render_call("run_command", {"command": "tail -1 pkg/calc.py"})
-    assert answers(rollout_of(tree, Says(chat, both), chat))[1] == ("ok", "    return 7\n")
-
-
 def test_a_tool_that_breaks_is_an_answer_and_an_event(tree: Path, chat: ChatFormat) -> None:
     class Unreadable:
         def __init__(self, sandbox: Sandbox):
@@ -209,14 +193,6 @@ def test_a_tool_that_breaks_is_an_answer_and_an_event(tree: Path, chat: ChatForm
     assert [status for status, _ in answers(rollout)] == ["failed", "ok", "ok"]
     assert rollout.stop == "finish"
     assert [(event.kind, "a bug in the sandbox" in event.detail) for event in rollout.events] == [("tool_crash", True)]
-
-
-def test_invalid_calls_are_events_with_their_place(tree: Path, chat: ChatFormat) -> None:
-    rollout = rollout_of(tree, Says(chat, render_call("open_file", {}), "<tool_call>{</tool_call>"), chat)
-    assert [(event.kind, event.segment, event.message) for event in rollout.events] == [
-        ("unknown_tool", 0, 3),
-        ("malformed", 0, 5),
-    ]
 
 
 def test_output_that_would_outgrow_the_window_is_cut_and_recorded(tree: Path, chat: ChatFormat) -> None:
@@ -252,25 +228,6 @@ def test_usage_says_what_the_tokens_were_for(tree: Path, chat: ChatFormat) -> No
     assert usage.drift == 0
 
 
-def test_readers_find_each_mistake_and_nothing_else(tree: Path, chat: ChatFormat) -> None:
-    read = render_call("read_file", {"path": "pkg/calc.py"})
-    policy = Says(
-        chat,
-        render_call("open_file", {"path": "pkg/calc.py"}),
-        read,
-        render_call("read_file", {}),
-        read,  # repeated
-        edit("tests/test_calc.py", "assert True", "pass"),
-        edit("pkg/calc.py", "return 0", "return 1"),
-        read,  # not repeated: the file is another now
-    )
-    rollout = rollout_of(tree, policy, chat, tools=("read_file", "edit_file", "finish"))
-    found = [(target.message, target.rule) for target in read_rollout(rollout, max_targets=9)]
-    assert found == [(2, "unknown_tool"), (6, "malformed_arguments"), (8, "repeated_call"), (10, "edited_tests")]
-    assert all(rollout.segments[0].messages[index].role == "assistant" for index, _ in found)
-    assert len(read_rollout(rollout, max_targets=2)) == 2
-
-
 def test_a_session_in_the_dialect_json_and_what_is_not_in_it(tree: Path, chat: ChatFormat) -> None:
     chat = ChatFormat(chat.tokenizer, "json")
     arguments = {"path": "pkg/calc.py"}
@@ -289,26 +246,3 @@ def test_a_session_in_the_dialect_json_and_what_is_not_in_it(tree: Path, chat: C
     told = rollout_of(tree, Says(chat, JSON.render("finish", {})), chat).segments[0].messages[0].text
     assert told.endswith(JSON.how)
     assert "<tool_call>" not in told
-
-
-def test_hints_state_the_rule_and_not_the_answer() -> None:
-    hint = write_hint("unknown_tool", ("read_file", "finish"))
-    assert hint.text == "Reminder: available tools are read_file, finish."
-
-
-def test_a_message_of_300_calls_is_answered_call_by_call(tree: Path, chat: ChatFormat) -> None:
-    calls = "".join(render_call("run_command", {"command": f"sleep 0.05; echo {number}"}) for number in range(300))
-    limits = replace(LIMITS, tokens=400_000, context=400_000, message_tokens=100_000, command_s=20)
-    rollout = rollout_of(tree, Says(chat, calls), chat, limits=limits)
-    answers = [message for message in rollout.segments[0].messages if message.role == "tool"]
-    assert rollout.stop == "finish"
-    assert [answer.status for answer in answers[:300]] == ["ok"] * 300
-    assert [answer.text.strip().splitlines()[-1] for answer in answers[:300]] == [str(n) for n in range(300)]
-
-
-def test_a_timeout_of_thousands_of_digits_is_the_longest_one(tree: Path, chat: ChatFormat) -> None:
-    call = render_call("run_command", {"command": "echo done", "timeout": 10**4000})
-    limits = replace(LIMITS, tokens=90_000, context=90_000, message_tokens=20_000)
-    rollout = rollout_of(tree, Says(chat, call), chat, limits=limits)
-    (answer, *_) = [message for message in rollout.segments[0].messages if message.role == "tool"]
-    assert (answer.status, "done" in answer.text) == ("ok", True)

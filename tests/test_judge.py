@@ -15,8 +15,7 @@ from test_hint_leaks import made
 from test_remote import reply, serving
 
 from offbook.agent.chat import ChatFormat, Transcript
-from offbook.core.asking import loaded
-from offbook.core.client import Client
+from offbook.core.client import Client, loaded
 from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
 from offbook.rl.judge import hint_judge_of
 from offbook.rl.train_step import annotate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import multiprocessing
@@ -28,7 +27,6 @@ from offbook.core.config import Config, FeedbackConfig, RewardsConfig, TasksConf
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines, only_writer, write_atomic
 from offbook.rl.collector import Collector
 from offbook.rl.resume import begin_run, refuse_another_run, rollouts_fingerprint
-from offbook.sandbox.bwrap import arguments
 from offbook.types import Branch, OffbookError, Sample
 
 WRITER = """
@@ -232,27 +230,6 @@ def test_a_model_is_known_by_its_content(model: Path, tmp_path: Path, monkeypatc
     save_file(tensors, "copy/model.safetensors", {"format": "pt"})
     assert Path("copy/model.safetensors").stat().st_size == Path("model/model.safetensors").stat().st_size
     assert fingerprint(Path("copy"))["weights"] != first["weights"]
-
-
-def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There the interpreter lies in a folder that is a sandbox's own."""
-    spec = importlib.util.spec_from_file_location("bench", Path(__file__).parent.parent / "bench/cpu/sandbox.py")
-    assert spec
-    assert spec.loader
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
-    (tmp_path / "clone" / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / "tree").mkdir()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "clone" / ".venv"))
-    monkeypatch.setattr(arguments, "TEMPORARY", f"/{tmp_path.parts[1]}")
-    monkeypatch.setattr(bench, "TEMPORARY", f"/{tmp_path.parts[1]}")
-    arguments._view_arguments.cache_clear()
-    try:
-        bench.run(bench.plain_bwrap(tmp_path / "tree"))
-    finally:
-        arguments._view_arguments.cache_clear()
 
 
 def _write_often(path: Path, letter: str) -> None:

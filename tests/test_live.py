@@ -21,8 +21,7 @@ from starting import Started, run
 from test_loop import environment
 
 from offbook.agent.chat import Transcript, byte_chat, render_call
-from offbook.agent.recorder import Asked, Said
-from offbook.agent.recorder import Session as Recorder
+from offbook.agent.recorder import Asked, Recorder, Said
 from offbook.agent.serve.client import Serve
 from offbook.core.config import Config, LiveConfig, load_config
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
@@ -689,7 +688,7 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
         "--train.group_size",
         "2",
     ]
-    options += ["--live.settle_s", "0", "--tasks.num_train", "4", "--tasks.num_heldout", "2", "--plain"]
+    options += ["--live.settle_s", "0", "--tasks.num_train", "4", "--tasks.num_heldout", "2"]
     options += ["--feedback.rules", '["edited_tests"]']  # others would find faults in the same message first
 
     def offbook(*arguments: str | Path, code: int = 0) -> Any:
@@ -705,7 +704,7 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     (complaint,) = listed["complaints"]
     assert "one person said it" in complaint["why not"]
     offbook("live", "--out", out, "--approve", complaint["id"])
-    done = offbook("live", "--out", out, "--once", "--plain", "--json")
+    done = offbook("live", "--out", out, "--once", "--json")
     last = json.loads(done.stdout)
     assert last["kind"] in ("deploy", "refuse"), done.stderr
     assert f"nothing more is due: {out}: version {last['deployed']} is deployed, 2 sessions are stored; " in done.stderr
@@ -719,7 +718,7 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     taught = [item for item in trained.feedback(1)[0] if item.target.rule == "said"]
     assert [item.hint.text for item in taught] == ["The user would say: No, that is wrong: undo shapes.py."]
     assert (trained.path / "ckpt" / "step_00001" / "DONE").is_file()
-    done = offbook("live", "--model", model, "--out", tmp_path / "none", "--once", "--plain")
+    done = offbook("live", "--model", model, "--out", tmp_path / "none", "--once")
     assert "none: version 0 is deployed, 0 sessions are stored; `offbook agent` and `offbook serve" in done.stderr
     assert time.time() - decisions[0].at < 600
 
@@ -731,7 +730,7 @@ def test_an_endpoint_serves_the_deployed_version(model: Path, tmp_path: Path) ->
     cycle.begin()
     cycle.folder.decide(Decision("deploy", "", deployed=1, version=1, path=str(model), at=NOW))
     users = ["ada", "ben"]
-    options = ["--live", str(out), "--out", str(tmp_path / "serve"), "--port", "0", "--plain", "--json"]
+    options = ["--live", str(out), "--out", str(tmp_path / "serve"), "--port", "0", "--json"]
     process = Started(["serve", *options], None, None)
     try:
         while not (told := process.said()).endswith("\n"):

@@ -16,7 +16,7 @@ from test_loop import train
 
 from offbook.agent.chat import ChatFormat, byte_chat, render_call
 from offbook.agent.harness import Harness, run_agent
-from offbook.agent.harness.again import Before, NotRestored
+from offbook.agent.harness.agent import Before, NotRestored
 from offbook.core.config import Config, FeedbackConfig
 from offbook.core.runfolder import RunFolder
 from offbook.core.shares import rise, wilson

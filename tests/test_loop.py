@@ -43,7 +43,7 @@ def offbook(cache: Path, *arguments: str, cwd: Path, fresh: bool = False) -> sub
 
 
 def training(model: Path, out: Path, *more: str) -> list[str]:
-    return ["train", "--model", str(model), "--out", str(out), *SMALL, *more, "--plain"]
+    return ["train", "--model", str(model), "--out", str(out), *SMALL, *more]
 
 
 def train(cache: Path, model: Path, out: Path, *more: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
@@ -261,15 +261,13 @@ def test_two_trainings_do_not_write_into_one_folder(cache: Path, model: Path, tm
 def test_a_run_that_was_moved_goes_on(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:
     shutil.copytree(uninterrupted, tmp_path / "moved")
     arguments = ["--model", os.path.relpath(model, tmp_path), "--checkpoint.keep", "9", "--train.steps", "5"]
-    process = offbook(cache, "train", *arguments, "--out", "./moved/", *SMALL, "--plain", cwd=tmp_path)
+    process = offbook(cache, "train", *arguments, "--out", "./moved/", *SMALL, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert max(RunFolder(tmp_path / "moved").checkpoints()) == 5
 
 
 def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    first, second = (
-        offbook(cache, "eval", str(uninterrupted), "--json", "--plain", cwd=uninterrupted.parent) for _ in range(2)
-    )
+    first, second = (offbook(cache, "eval", str(uninterrupted), "--json", cwd=uninterrupted.parent) for _ in range(2))
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout)
     assert result["rollouts"] == 4
@@ -281,11 +279,11 @@ def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path, tmp_pat
     shutil.copytree(uninterrupted, tmp_path / "copy")
     RunFolder(tmp_path / "copy").data_file.write_text('{"verb": "sft"}')
     for spelled, cwd in ((f"{uninterrupted.name}/", uninterrupted.parent), ("./copy", tmp_path)):
-        elsewhere = offbook(cache, "eval", spelled, "--json", "--plain", cwd=cwd)
+        elsewhere = offbook(cache, "eval", spelled, "--json", cwd=cwd)
         assert json.loads(elsewhere.stdout)["resumed"] == 4, "not measured again"
     assert result["contamination"]["same_task"] == 0
     assert json.loads(elsewhere.stdout)["contamination"] is None, "a run from data has no training tasks"
-    less = offbook(cache, "eval", str(uninterrupted), "--limit", "1", "--plain", cwd=uninterrupted.parent)
+    less = offbook(cache, "eval", str(uninterrupted), "--limit", "1", cwd=uninterrupted.parent)
     assert less.returncode == 0, less.stderr
     assert [RunFolder(uninterrupted).read_eval(name)["rollouts"] for name in ("final", "first-1")] == [4, 2]
 
@@ -295,7 +293,7 @@ def test_a_run_is_a_model_to_start_from(cache: Path, uninterrupted: Path, tmp_pa
     config = json.loads(shown.stdout)
     assert config["model"] == str(uninterrupted / "ckpt" / "step_00004"), "pinned: the run may go on"
     assert config["harness"]["profile"] == "pocket", "what suits a pocket model suits what it became"
-    arguments = ["--model", str(uninterrupted), "--limit", "1", "--out", "run", "--plain", *SMALL[:4]]
+    arguments = ["--model", str(uninterrupted), "--limit", "1", "--out", "run", *SMALL[:4]]
     done = offbook(cache, "rollout", "pocket", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("run: 1 rollouts")
@@ -360,7 +358,7 @@ def test_debug_shows_the_traceback(cache: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence(cache: Path, tmp_path: Path) -> None:
     no_room = "ulimit -f 0"  # no file may grow
     process = subprocess.run(
-        ["sh", "-c", f"{no_room}; exec {shlex.quote(sys.executable)} -m offbook train @ pocket --out run --plain"],
+        ["sh", "-c", f"{no_room}; exec {shlex.quote(sys.executable)} -m offbook train @ pocket --out run"],
         env={**os.environ, "OFFBOOK_CACHE": str(cache)},
         cwd=tmp_path,
         capture_output=True,
@@ -500,7 +498,7 @@ def test_the_pocket_model_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
 def test_quickstart_scaled_down(cache: Path, model: Path, tmp_path: Path) -> None:
     """The whole of it with a half-made model: two arms, two measurements, table, summary and report."""
     arguments = ["--model", str(model), "--train.steps", "2", *SMALL]
-    process = offbook(cache, "quickstart", "--out", "q", "--json", "--plain", *arguments, cwd=tmp_path, fresh=True)
+    process = offbook(cache, "quickstart", "--out", "q", "--json", *arguments, cwd=tmp_path, fresh=True)
     assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "q" / "summary.json").read_text())
     assert set(summary) == {"before", "rl", "rl_hints", "seconds"}

@@ -16,7 +16,6 @@ from test_rollout import task as task  # a fixture
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import make_toolset
 from offbook.agent.harness.own import own_tools
-from offbook.agent.harness.tools import TOOLS
 from offbook.core.config import ConfigError, load_config
 from offbook.core.runfolder import RunFolder
 from offbook.signals.monitors import check
@@ -154,27 +153,6 @@ def test_an_agent_is_told_of_it(tmp_path: Path) -> None:
     assert spec.parameters["properties"]["one"]["description"] == "the first"
     assert spec.parameters["required"] == ["one"]
     assert make_toolset((*READ_AND_WRITE, "add"), "pocket", own=own).system_prompt().endswith("finish(), add(one)")
-
-
-def test_a_task_may_name_it_and_others_do_not_have_it(tree: Path, chat: ChatFormat, tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    file = written(tmp_path / "own", SEVERAL)
-    rollout = work(tree, chat, file, ("add", {"one": 1}))
-    assert answers(rollout)[0] == ("unknown_tool", "error: there is no tool add")
-    assert rollout.tools == READ_AND_WRITE
-    policy = Says(chat, render_call("add", {"one": 1}))
-    named = rollout_of(tree, policy, chat, tools=(*READ_AND_WRITE, "add"), own_tools=own_tools([file]), added=("add",))
-    assert answers(named)[0] == ("ok", "1.5")
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_others_are_shown_as_without_it(tmp_path: Path, seed: int) -> None:
-    own = own_tools([written(tmp_path, SEVERAL)])
-    plain = make_toolset(tuple(TOOLS), variation=0.7, seed=str(seed))
-    more = make_toolset(("add", *TOOLS), variation=0.7, seed=str(seed), own=own)
-    assert list(more.tools.values())[:-1] == list(plain.tools.values())
-    assert more.names[-1] == "add"
-    assert more.strict == plain.strict
 
 
 @pytest.mark.parametrize(

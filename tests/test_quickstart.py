@@ -18,7 +18,7 @@ def test_quickstart_shows_what_the_readme_says_and_again_the_same(tmp_path: Path
     summaries = []
     for attempt in ("first", "second"):
         process = subprocess.run(
-            [sys.executable, "-m", "offbook", "quickstart", "--out", str(tmp_path / attempt), "--plain"],
+            [sys.executable, "-m", "offbook", "quickstart", "--out", str(tmp_path / attempt)],
             env={**os.environ, "OFFBOOK_CACHE": str(tmp_path / f"cache-{attempt}")},
             capture_output=True,
             text=True,

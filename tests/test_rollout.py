@@ -50,7 +50,7 @@ def task(tmp_path: Path) -> Path:
 
 def rollout(cwd: Path, *arguments: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     environment = {"OPENAI_API_KEY": KEY, "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
-    return run("rollout", *arguments, "--plain", "--json", cwd=cwd, env=environment, fresh=fresh)
+    return run("rollout", *arguments, "--json", cwd=cwd, env=environment, fresh=fresh)
 
 
 def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from toolbench import ALL, CALC, LIMITS, answer, one, session, small_tree
+from toolbench import ALL, LIMITS, answer, one, session, small_tree
 
-from offbook.agent.harness import matching
 from offbook.agent.harness.tool import Workbench
 from offbook.sandbox import ProcessSandbox
 from offbook.types import Limits, ToolCall
@@ -102,39 +99,6 @@ def test_a_pattern_that_never_ends_is_ended_and_holds_nobody_up(tree: Path) -> N
     text, longest = asyncio.run(work())
     assert text == "failed: the search took more than 0.7 s; look for less, or in fewer files"
     assert longest < 0.5
-
-
-def test_the_process_finds_what_is_found_in_place(tree: Path) -> None:
-    """A group that is repeated sends the search to the process."""
-    pattern = "(?:ret)urn 0"
-    assert matching.is_quick(pattern, {"a": CALC})
-    assert not matching.is_quick(f"{pattern}(?:)*", {"a": CALC})
-    answers, _ = session(tree, *(("search_codebase", {"pattern": text}) for text in (pattern, f"{pattern}(?:)*")))
-    assert answers[0] == answers[1] == "pkg/calc.py:2:     return 0\npkg/calc.py:7:         return 0"
-
-
-@settings(max_examples=300)
-@given(st.text("ab.*+?|(){}[]\\,2:x# ", max_size=14))
-@example("(a+) +b").via("found by thought")
-def test_what_counts_as_quick_is_quick(pattern: str) -> None:
-    """Against lines that make a matcher go back; a pattern that is not bounded would take years."""
-    texts = {"a": "a" * 120 + "\n" + "ab" * 40 + "\n" + "aab " * 25}
-    try:
-        matching.compile_pattern(pattern)
-    except ValueError:
-        return
-    if matching.is_quick(pattern, texts):
-        before = time.process_time()
-        matching.match_lines(pattern, texts)
-        assert time.process_time() - before < 1
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["(a*)*b", "(?x)(a+) +b", "(a+)(?#c)+b", "(a|a){30}b", "a?" * 30 + "a" * 30, "(a|a)" * 30 + "b", "a*a*a*a*a*b"],
-)
-def test_what_could_take_forever_does_not_count_as_quick(pattern: str) -> None:
-    assert not matching.is_quick(pattern, {"a": "a" * 30})
 
 
 def test_names_that_are_no_text_can_be_answered(tree: Path) -> None:

@@ -27,7 +27,7 @@ from offbook.types import OffbookError, Rollout
 
 @contextmanager
 def served(model: Path, out: Path, *more: str) -> Iterator[tuple[Serve, Started]]:
-    options = ["--model", str(model), "--out", str(out), "--port", "0", "--plain", "--json", *more]
+    options = ["--model", str(model), "--out", str(out), "--port", "0", "--json", *more]
     process = Started(["serve", *options], None, None)
     try:
         while not (said := process.said()).endswith("\n"):

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from offbook.cli.tasks import read_sources
 from offbook.core.copies import SAME, SKETCH_SIZE, shared, sketch_of
 from offbook.tasks import load_task
 from offbook.tasks.factory.records import Taken
@@ -239,20 +238,6 @@ def test_only_tasks_of_other_repositories_count_also_those_of_other_processes(tm
 # --- lists, processes
 
 
-def test_a_list_of_sources_has_remarks(tmp_path: Path) -> None:
-    path = tmp_path / "packages.txt"
-    path.write_text("# names\npypi:toolz  # small\n\n../here\n")
-    assert read_sources(path) == ["pypi:toolz", "../here"]
-    with pytest.raises(OffbookError, match="there is no file"):
-        read_sources(tmp_path / "none")
-
-
-def test_the_list_of_the_large_run_is_a_list_of_packages() -> None:
-    listed = read_sources(Path(__file__).parents[1] / "bench/cpu/packages.txt")
-    assert len({*listed}) == len(listed) >= 60
-    assert all(source.startswith("pypi:") for source in listed)
-
-
 def test_workers_write_a_log_and_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     def work() -> None:
         print("begun", flush=True)
@@ -315,7 +300,7 @@ def test_an_interrupt_is_one_sentence(tmp_path: Path) -> None:
         server.listen()
         server.settimeout(60)
         url = f"https://127.0.0.1:{server.getsockname()[1]}/never.git"
-        command = [sys.executable, "-m", "offbook", "tasks", "make", url, "--out", str(tmp_path / "out"), "--plain"]
+        command = [sys.executable, "-m", "offbook", "tasks", "make", url, "--out", str(tmp_path / "out")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         server.accept()
         process.send_signal(signal.SIGINT)

@@ -52,7 +52,7 @@ def test_each_stage_begins_where_the_last_ended(chat: ChatFormat, tmp_path: Path
     data.append(str(repository(tmp_path, "apart", first=40)))
     said = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is 4."}]}
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(said) + "\n" for _ in range(4)) + "half a line\n")
-    command = ["stages", "--model", str(tmp_path / "tiny"), "--out", str(tmp_path / "run"), "--plain", "--json"]
+    command = ["stages", "--model", str(tmp_path / "tiny"), "--out", str(tmp_path / "run"), "--json"]
     options = {
         "stages.order": '["pretrain", "long", "sft"]',
         "stages.long": '{context = 512, rope = "yarn"}',
@@ -89,7 +89,7 @@ def test_each_stage_begins_where_the_last_ended(chat: ChatFormat, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_full_recipe_runs_to_its_end(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["stages", "@", "full", "--out", str(tmp_path / "full"), "--plain", "--json"])
+    done = CliRunner().invoke(app, ["stages", "@", "full", "--out", str(tmp_path / "full"), "--json"])
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "full" / "stages.json").read_text())
     assert [row["stage"] for row in rows] == ["pretrain", "long", "sft", "train"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from offbook.agent.chat import ChatFormat, Transcript, chat_for, render_call
-from offbook.agent.chat.dialects import dialect_named
+from offbook.agent.chat.chat import LLAMA_MARKS
 from offbook.types import Completion, OffbookError, ToolCall, ToolSpec
 
 TEXT = st.text(max_size=40) | st.sampled_from(
@@ -68,18 +68,6 @@ def test_pieces_join_to_the_text(chat: ChatFormat, text: str) -> None:
     assert "".join(pieces) == text
 
 
-def test_results_of_the_bash_profile_are_messages_of_the_user(chat: ChatFormat) -> None:
-    bash = ChatFormat(chat.tokenizer, dialect="bash", results="user")
-    transcript = Transcript(bash)
-    ids = bash.encode("```bash\nls\n```")
-    assert transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids))).calls[0].arguments == {
-        "command": "ls"
-    }
-    message = transcript.add("tool", "a.py")
-    assert message.role == "tool"
-    assert transcript.segment.ids[message.start : message.end] == chat.block("user", "a.py")
-
-
 def test_a_header_that_opens_the_thinking_is_part_of_the_prompt_and_of_the_reading(chat: ChatFormat) -> None:
     thinker = ChatFormat(chat.tokenizer, opening="<think>\n")
     transcript = Transcript(thinker)
@@ -92,16 +80,6 @@ def test_a_header_that_opens_the_thinking_is_part_of_the_prompt_and_of_the_readi
         assert transcript.segment.ids[: message.body_end] == [*prompt, *ids]
         assert len(message.calls) == calls
     assert not ChatFormat(chat.tokenizer, opening="<think>\n\n</think>\n\n").thinking
-
-
-def test_a_transcript_reads_calls_with_its_tools(chat: ChatFormat) -> None:
-    tool = ToolSpec("head", "", {"type": "object", "properties": {"lines": {"type": "integer"}}})
-    transcript = Transcript(ChatFormat(chat.tokenizer, dialect="xml"), (tool,))
-    for value, arguments in [("3", {"lines": 3}), ("three", {})]:
-        ids = [*chat.encode(f"ok {dialect_named('xml').render('head', {'lines': value})}"), chat.end_id]
-        message = transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids)))
-        assert message.calls[0].arguments == arguments
-        assert message.text[message.calls[0].start :].startswith("<tool_call>")
 
 
 TEMPLATE = (
@@ -194,22 +172,45 @@ def test_a_model_may_end_its_message_as_its_maker_says(chat: ChatFormat, tmp_pat
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
         made = chat_for(folder)
         assert made.stop_ids == {chat.end_id, *other}  # 7 is a word
-        assert made.closing([65, end]) == (made.newline_ids if other else [chat.end_id, *made.newline_ids])
-    assert made.closing([65, chat.end_id]) == made.newline_ids
-
-
-def test_other_chat_formats_are_refused() -> None:
-    with pytest.raises(OffbookError, match="ChatML"):
-        ChatFormat(Tokenizer(models.BPE()))
+        assert made.closing([65, end]) == (made.after_end if other else [chat.end_id, *made.after_end])
+    assert made.closing([65, chat.end_id]) == made.after_end
 
 
 def test_a_template_that_never_ends_is_refused(
     chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbook.agent.chat.chatml.RENDER_S", 0.5)
+    monkeypatch.setattr("offbook.agent.chat.chat.RENDER_S", 0.5)
     nested = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
     endless = f"{{% if messages[0].content == 'never' %}}{nested}{{% endif %}}"  # so that the thread ends with the test
     assert chat_for(folder_with(chat, tmp_path / "sound", endless + TEMPLATE))
     slow = "{% for a in range(3000) %}{% for b in range(3000) %}{{ a }}{% endfor %}{% endfor %}"
     with pytest.raises(OffbookError, match="does not finish a short conversation"):
         chat_for(folder_with(chat, tmp_path / "slow", slow + TEMPLATE))
+
+
+def test_llama_is_blocks_too(tmp_path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    plain.add_special_tokens([*LLAMA_MARKS, "<|eom_id|>"])
+    plain.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": plain.token_to_id("<|eom_id|>")}))
+    chat = chat_for(tmp_path)
+    transcript = Transcript(chat)
+    transcript.add("system", "s <|eot_id|>")
+    transcript.add("user", "u")
+    call = '{"name": "look", "parameters": {"path": "a"}}'
+    ids = [*chat.encode(call), plain.token_to_id("<|eom_id|>")]
+    message = transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids)))
+    assert [(one.name, one.arguments, one.error) for one in message.calls] == [("look", {"path": "a"}, None)]
+    transcript.add("tool", "r")
+    heads = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    parts = [("system", "s <|eot_id|><|eot_id|>"), ("user", "u<|eot_id|>"), ("assistant", f"{call}<|eom_id|>")]
+    parts += [("ipython", "r<|eot_id|>"), ("assistant", "")]
+    said = "".join(heads.format(role) + text for role, text in parts)
+    assert chat.decode(transcript.prompt()) == f"<|begin_of_text|>{said}"
+    assert transcript.segment.ids.count(chat.end_id) == 3, "the one in the text is spelled out"
+    assert [one.start for one in transcript.segment.messages[1:]] == [
+        one.end for one in transcript.segment.messages[:-1]
+    ]

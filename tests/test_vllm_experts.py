@@ -26,7 +26,7 @@ from starlette.routing import Route
 from test_moe import TOP, as_tensor, chosen_by, make
 from transformers import PreTrainedModel
 
-from offbook.agent.serve.server import Serving, listen
+from offbook.agent.serve.app import Serving, listen
 from offbook.core.config import VllmConfig
 from offbook.core.routers import Mixture, mixture_of, routers_of
 from offbook.engine import VllmEngine

@@ -99,7 +99,7 @@ def test_the_dockerfile_runs_the_quickstart_and_not_as_root() -> None:
     copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1] if name[0] != "-"]
     assert copied
     assert all((ROOT / name).exists() for name in copied)
-    assert lines[-3:] == ["USER agent", 'ENTRYPOINT ["offbook"]', 'CMD ["quickstart", "--plain"]']
+    assert lines[-3:] == ["USER agent", 'ENTRYPOINT ["offbook"]', 'CMD ["quickstart"]']
     (installs,) = [line for line in lines if "pip install" in line]
     assert installs.index("whl/cpu") < installs.index("./offbook"), "torch for the CPU comes first"
 

@@ -75,7 +75,7 @@ def judged(name: str, body: Body, place: str, tasks: Path) -> dict[str, Any]:
         error = ""
         with redirect_stdout(out), redirect_stderr(err):
             try:
-                grade(folder, tree, plain=True, as_json=True)
+                grade(folder, tree, as_json=True)
             except typer.Exit:
                 pass
             except OffbookError as problem:

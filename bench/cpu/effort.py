@@ -168,7 +168,7 @@ def train_arms(out: Path, common: dict[str, str], arms: tuple[str, ...]) -> None
         options = [part for key, value in settings.items() for part in (f"--{key}", value)]
         (out / arm).mkdir(parents=True, exist_ok=True)
         log = (out / arm / "train.log").open("ab")
-        command = [sys.executable, "-m", "offbook", "train", *options, "--plain"]
+        command = [sys.executable, "-m", "offbook", "train", *options]
         running[arm] = subprocess.Popen(command, stdout=log, stderr=log)
     for arm, process in running.items():
         if process.wait():

@@ -32,7 +32,7 @@ def prepare(out: Path, seed: int, steps: int) -> tuple[Path, Path, Path]:
     if not tasks.is_dir():
         asyncio.run(make_pocket_tasks(tasks, seed, 120, 48, lambda share: None))
     settings = ["--seed", str(seed), "--model", str(model), "--tasks.source", str(tasks), "--train.steps", str(steps)]
-    offbook("train", *settings, "--out", str(out / "run"), "--plain")
+    offbook("train", *settings, "--out", str(out / "run"))
     return model, tasks, out / "run"
 
 
@@ -49,7 +49,7 @@ def offbook(*arguments: str) -> str:
 def measure(out: Path, model: Path, tasks: Path, run: Path, seed: int, samples: int) -> float:
     """Both at once, one thread each. Seconds by the clock."""
     started = time.monotonic()
-    common = ["--suite", str(tasks), "-n", str(samples), "--train", str(tasks), "--plain"]
+    common = ["--suite", str(tasks), "-n", str(samples), "--train", str(tasks)]
     running = []
     for name, subject in (("before", model), ("after", run)):
         shutil.rmtree(out / name, ignore_errors=True)

@@ -116,7 +116,7 @@ def record() -> Recorder:
 
     recorder = Recorder()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["train", "--model", "pocket", *SMALL, "--plain", "--out"]
+        arguments = ["train", "--model", "pocket", *SMALL, "--out"]
         app([*arguments, f"{folder}/first", "--train.steps", "1"], standalone_mode=False)
         threading.setprofile(recorder)
         sys.setprofile(recorder)

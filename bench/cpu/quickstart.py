@@ -22,7 +22,7 @@ ROWS = {"before": "before", "rl": "RL only", "rl_hints": "RL + hints"}
 def run_seed(seed: int, out: Path) -> dict:
     environment = {**os.environ, "OFFBOOK_CACHE": str(out / f"cache-{seed}")}
     command = [sys.executable, "-m", "offbook", "quickstart", "--seed", str(seed), "--out", str(out / f"seed-{seed}")]
-    subprocess.run([*command, "--plain"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command], env=environment, check=True, stdout=subprocess.DEVNULL)
     return json.loads((out / f"seed-{seed}" / "summary.json").read_text())
 
 

@@ -24,7 +24,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from offbook.cli.tasks import read_sources
 from offbook.sandbox import SandboxSpec
 from offbook.signals.monitors.rules import annotated
 from offbook.tasks.factory.make import MakeSettings
@@ -52,7 +51,10 @@ def main() -> None:
     before = num_folders(out)
     began, cpu_began = time.monotonic(), cpu_s()
     settings = MakeSettings(level=arguments.level, max_tasks=arguments.limit, annotate=annotated)
-    sources = read_sources(arguments.listed) if arguments.listed else [f"pypi:{name}" for name in arguments.packages]
+    sources = [f"pypi:{name}" for name in arguments.packages]
+    if arguments.listed:
+        lines = arguments.listed.read_text().splitlines()
+        sources = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
     made = asyncio.run(make_tasks(sources, out, SandboxSpec(), settings, say, tell))
     seconds, cpu = time.monotonic() - began, cpu_s() - cpu_began
     result = {**numbers(made, seconds, cpu, num_folders(out) - before), **size_of(out)}
@@ -150,7 +152,7 @@ def again(out: Path) -> dict[str, int]:
     found = {}
     for verb, done, bad in (("check", "checked", "bad"), ("leaks", "audited", "leaks")):
         say(f"offbook tasks {verb} {out}")
-        command = [sys.executable, "-m", "offbook", "tasks", verb, str(out), "--plain", "--json"]
+        command = [sys.executable, "-m", "offbook", "tasks", verb, str(out), "--json"]
         answer = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
         found |= {done: answer[done], f"{done}_bad": len(answer[bad])}
     return found

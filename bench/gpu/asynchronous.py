@@ -52,7 +52,7 @@ def measured(way: str, arguments: argparse.Namespace, out: Path) -> dict[str, An
     options = [word for key, value in settings.items() for word in (f"--{key}", value)]
     recipe = ["@", arguments.recipe] if arguments.recipe else []
     command = [sys.executable, "-m", "offbook", "train", *recipe, "--model", arguments.model, "--out", str(out)]
-    command += ["--plain", "--train.steps", str(arguments.steps), "--feedback.look", "false", *options]
+    command += ["--train.steps", str(arguments.steps), "--feedback.look", "false", *options]
     samples, over = Samples(), threading.Event()
     watcher = threading.Thread(target=watch, args=(samples, over))
     watcher.start()

@@ -72,7 +72,7 @@ class Metered(Client):
 def served(model: str, reply_tokens: int) -> Iterator[str]:
     """The URL of `offbook serve` with this model, greedy: it takes no temperature from requests."""
     with tempfile.TemporaryDirectory(prefix="judges-") as folder:
-        command = [sys.executable, "-m", "offbook", "serve", "--model", model, "--port", "0", "--json", "--plain"]
+        command = [sys.executable, "-m", "offbook", "serve", "--model", model, "--port", "0", "--json"]
         command += ["--out", f"{folder}/serve", "--engine.temperature", "1e-6"]
         command += ["--harness.message_tokens", str(reply_tokens), "--idle-s", "36000"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

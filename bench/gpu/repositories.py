@@ -70,7 +70,7 @@ class Bench:
         """What needs nothing of each other runs side by side: one evaluation before, and the imitation."""
         await there(Path(folder))
         options, out = self.options, self.out
-        where = ["--tasks.source", options.folder, *self.keys, "--plain"]
+        where = ["--tasks.source", options.folder, *self.keys]
         harness = options.harness.split() or await self.fitted(name, folder, where)
         keys = [*where, *harness]
         before = ["eval", folder, "@", "repository", *keys, "-n", str(options.n)]
@@ -89,7 +89,7 @@ class Bench:
     async def after(self, name: str, folder: str, imitated: str, seeds: list[str], keys: list[str]) -> None:
         """Imitation, then its evaluation beside the arms."""
         await self.run(f"{name}-sft", ["sft", "@", "repository", "--model", folder, "--out", imitated, *keys])
-        parts = [self.run(f"{name}-sft-eval", ["eval", imitated, "-n", str(self.options.n), "--plain"])]
+        parts = [self.run(f"{name}-sft-eval", ["eval", imitated, "-n", str(self.options.n)])]
         if self.options.hybrid:
             parts.append(self.on_hybrid(f"{name}-sft-hybrid", imitated, keys))
         for seed in seeds:
@@ -101,13 +101,13 @@ class Bench:
         command = ["train", "@", "repository", "--model", model, "--out", str(out), "--seed", seed, *keys]
         await self.run(name, command, until=60 * self.options.eval_minutes)
         n = self.options.n if seed == "0" else self.options.n // 2
-        await self.run(f"{name}-eval", ["eval", str(out), "-n", str(n), "--plain"])
+        await self.run(f"{name}-eval", ["eval", str(out), "-n", str(n)])
         if self.options.hybrid and seed == "0":
             await self.on_hybrid(f"{name}-hybrid", str(out), [])
 
     async def on_hybrid(self, name: str, model: str, keys: list[str]) -> None:
         await there(Path(self.options.hybrid))
-        where = ["--suite", self.options.hybrid, "--out", str(self.out / name), "-n", "2", "--plain"]
+        where = ["--suite", self.options.hybrid, "--out", str(self.out / name), "-n", "2"]
         recipe = [] if (Path(model) / "config.toml").is_file() else ["@", "repository"]
         await self.run(name, ["eval", model, *recipe, *where, *self.keys, *keys])
 

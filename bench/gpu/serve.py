@@ -20,9 +20,8 @@ from typing import Any
 
 import httpx2
 
-from offbook.agent.recorder import Session
-from offbook.agent.serve.app import Sessions, make_app
-from offbook.agent.serve.server import Serving, listen
+from offbook.agent.recorder import Recorder
+from offbook.agent.serve.app import Serving, Sessions, listen, make_app
 from offbook.core.config import load_config
 from offbook.rl.collector import Collector
 from offbook.rl.models import model_folder
@@ -88,8 +87,8 @@ async def measure(collector: Collector, count: int, turns: int, tokens: int) -> 
     log: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     kept: list[Rollout] = []
 
-    def make(rollout: Rollout) -> Session:
-        return Session(rollout, collector.chat, lambda key: Logged(collector.engine.open(key), log), collector.limits)
+    def make(rollout: Rollout) -> Recorder:
+        return Recorder(rollout, collector.chat, lambda key: Logged(collector.engine.open(key), log), collector.limits)
 
     sessions, listener = Sessions(make, kept.append), listen()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

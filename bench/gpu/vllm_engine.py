@@ -208,7 +208,7 @@ def train(options: argparse.Namespace) -> Row:
             "checkpoint.every": 100,
         } | dict(pair.split("=", 1) for pair in options.set)
         words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-        command = [sys.executable, "-m", "offbook", "train", "@", options.recipe, *words, "--plain"]
+        command = [sys.executable, "-m", "offbook", "train", "@", options.recipe, *words]
         done = subprocess.run(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, timeout=300)
         log = Path(folder) / "run" / "logs" / "vllm.log"
         if done.returncode:

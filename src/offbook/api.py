@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from offbook.types import Json
 
 if TYPE_CHECKING:
     from offbook.core.config import Config
@@ -25,19 +28,7 @@ def configure(*files: str | Path, **sections: Any) -> Config:
     """
     from offbook.core.config import load_config
 
-    return load_config(files, _dotted(sections))
-
-
-def _dotted(sections: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in sections.items():
-        if isinstance(value, Mapping):
-            flat |= _dotted(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            flat[prefix + key] = [str(item) if isinstance(item, Path) else item for item in value]
-        else:
-            flat[prefix + key] = str(value) if isinstance(value, Path) else value
-    return flat
+    return load_config(files, json.loads(json.dumps(sections, default=str)))
 
 
 def _in_a_thread(call: Callable[[], T]) -> T:
@@ -50,14 +41,14 @@ def _in_a_thread(call: Callable[[], T]) -> T:
         return pool.submit(call).result()
 
 
-def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
+def train(config: Config, on_step: Callable[[Json], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the training that the configuration describes; `on_step` gets each step's metrics."""
     from offbook.rl.train import train as run
 
     return _in_a_thread(lambda: run(config, on_step))
 
 
-def sft(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
+def sft(config: Config, on_step: Callable[[Json], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the imitation that the configuration describes, of what `sft.data` names."""
     from offbook.stages.sft import sft as run
 
@@ -79,7 +70,7 @@ def rollouts(
     return _collect(config, str(model or config.model), tasks, samples, "rollout", name)
 
 
-def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
+def evaluate(config: Config, model: str | Path = "") -> Json:
     """Numbers of a model, a run's newest checkpoint or, without one, `config.model` on the held-out tasks of the
     configuration, with 95% intervals over tasks under `intervals`."""
     from offbook.evals.metrics import measure, row_of

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
+Json = dict[str, Any]
 Role = Literal["system", "user", "assistant", "tool"]
 STRICT = {"extra": "forbid"}  # for pydantic, where it reads one of these from a file: no key is passed over
 
@@ -48,7 +49,7 @@ class PromptTooLong(OffbookError):
     """The conversation has outgrown the model."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """When a rollout ends whether or not the agent is done."""
 
@@ -62,7 +63,7 @@ class Limits:
     wall_s: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Suite:
     """How the tests of a repository are run."""
 
@@ -74,7 +75,7 @@ class Suite:
     start: str = ""  # a command that gets a sandbox ready for them, and for the agent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Deleted:
     """What was deleted to make a task."""
 
@@ -90,7 +91,7 @@ class Deleted:
     floor: float  # the share of fail_to_pass that a trivial body passes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """What the user's editor shows while they ask, with things that do not matter among it. Paths are the tree's."""
 
@@ -100,7 +101,7 @@ class Context:
     edits: tuple[str, ...] = ()  # "path:first-last", the latest first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Interrupt:
     """What the user says in the middle: after so many turns, or when the agent would end before."""
 
@@ -110,7 +111,7 @@ class Interrupt:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Task:
     """A Harbor task folder with an `[offbook]` table, loaded. See docs/tasks.md for the folder's layout."""
 
@@ -148,12 +149,12 @@ def is_test_file(path: str) -> bool:
     return named or "tests" in parts[:-1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolCall:
     """One attempted call. `error` says why it could not be read as a call; then name and arguments may be empty."""
 
     name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: Json = field(default_factory=dict)
     error: str | None = None
     start: int = 0  # where in the message's text the attempt begins
     other_dialect: bool = False  # it is written as the calls of other models are, and was not read
@@ -180,7 +181,7 @@ class Message:
     status: CallStatus | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Routes:
     """The experts that tokens went to, from the first token on: in each of some layers `top` of them, token after
     token, as 16-bit numbers in base64. The last token that was sampled has gone nowhere yet."""
@@ -233,7 +234,7 @@ class Segment:
 StopReason = Literal["finish", "answer", "turns", "tokens", "context", "wall", "crash"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prices:
     """What a million tokens cost; every turn pays for its whole prompt."""
 
@@ -268,7 +269,7 @@ class Usage:
     longest_call_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Event:
     """Something that happened besides the conversation: a crash, a refused path, a call that was none."""
 
@@ -286,7 +287,7 @@ OWN_FAULT = "own_fault"  # came again on a second attempt, after commands: the a
 MENDED_FAULT = "mended_fault"  # a first attempt was ended by the machine, and this is the second one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Flag:
     """A monitor's finding, with the message it points at."""
 
@@ -356,7 +357,7 @@ class Rollout:
         return self.fault or next(iter([*details, *lines]), "no cause on record")[:120]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Completion:
     """Sampled ids, the log-probability of each under the policy that sampled it, and that policy's version."""
 
@@ -367,16 +368,16 @@ class Completion:
     routes: Routes | None = None  # of the prompt and of these, where the engine knows them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolSpec:
     """A tool as this task's agent sees it. `parameters` is the JSON schema of the arguments."""
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: Json
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prompt:
     """What is to be continued: the ids are the truth, the messages and tools are the same for a model behind a URL."""
 
@@ -392,7 +393,7 @@ class Policy(Protocol):
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
     """The message that went wrong, the rule it broke, and what shows it."""
 
@@ -403,7 +404,7 @@ class Target:
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Hint:
     """A general rule in a sentence, never this instance's answer."""
 
@@ -433,7 +434,7 @@ class Feedback:
 Direction = Literal["forward", "reverse", "jsd"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Distill:
     """How branches teach. The trainer knows no algorithm: an annotator says all of it here."""
 

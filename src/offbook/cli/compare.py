@@ -1,16 +1,15 @@
-"""offbook compare: evaluations, or training runs, side by side."""
+"""offbook compare and export: evaluations or runs side by side, rollouts and checkpoints for other tools."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from offbook.cli.options import Json, say, show_table
-from offbook.core.runfolder import writing
+from offbook.cli.options import Json, argument, option, say, show_table
+from offbook.core.runfolder import write_atomic
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
@@ -18,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def compare(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Evaluations or training runs; the first is the base.")
-    ] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="Only this metric; repeatable.")] = None,
-    curve: Annotated[str, typer.Option(help="Of training runs: the metric of the figure.")] = "solved",
-    markdown: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Write a figure (SVG) to this file.")] = None,
+    folders: Annotated[list[Path] | None, argument("Evaluations or training runs; the first is the base.")] = None,
+    metric: Annotated[list[str] | None, option("Only this metric; repeatable.")] = None,
+    curve: Annotated[str, option("Of training runs: the metric of the figure.")] = "solved",
+    markdown: Annotated[Path | None, option("Write the table to this file.")] = None,
+    figure: Annotated[Path | None, option("Write a figure (SVG) to this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluations are compared task by task: difference, interval and p. Training runs by arm: mean and deviation.
 
     Runs called ARM/seed-N or seed-N/ARM are seeds of that arm.
+
+    For example: offbook compare runs/eval-a runs/eval-b
     """
     from offbook.evals.tables import markdown as as_markdown
 
@@ -37,8 +36,7 @@ def compare(
     notes = "".join(f"\n{sentence}.\n" for sentence in sentences)
     for path, text in ((markdown, as_markdown(cells) + notes), (figure, svg)):
         if path:
-            with writing(path):
-                path.write_text(text)
+            write_atomic(path, text)
     if as_json:
         print(json.dumps(numbers))
         return
@@ -77,9 +75,41 @@ def compared(
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The last part of each path, or as many parts as make them distinct."""
-    for depth in range(1, 8):
-        names = ["/".join(folder.resolve().parts[-depth:]) for folder in folders]
-        if len(set(names)) == len(folders):
-            return names
-    return [str(folder) for folder in folders]
+    """The last part of each path, or the whole path where that is not distinct."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(folders) else [str(folder) for folder in folders]
+
+
+def export(
+    run: Annotated[Path, argument("A run folder, or the folder of an evaluation or of an adapter.")],
+    to: Annotated[Literal["atif", "openai"] | None, option("The format.")] = None,
+    out: Annotated[Path | None, option("A .jsonl file.")] = None,
+    hub: Annotated[str, option("OWNER/NAME: push the newest checkpoint there instead.")] = "",
+    merged: Annotated[bool, option("Instead: the newest adapter and its base, as one model.", "--merged")] = False,
+) -> None:
+    """Write every rollout of a run: ATIF trajectories or OpenAI-format messages.
+
+    Or, with --hub, push the run's newest checkpoint with a model card; with --merged, write the run's newest adapter,
+    added to the weights of its base, to the folder --out.
+
+    For example: offbook export runs/train --to openai --out messages.jsonl
+    """
+    from offbook.core.runfolder import RunFolder
+    from offbook.evals.export import export as write
+
+    if merged and out and not (hub or to):
+        from offbook.rl.models import model_folder, write_merged
+
+        write_merged(model_folder(str(run), 0), out)
+        print(f"{out}: the adapter of {run} and its base, as one model")
+    elif hub and not (to or out or merged):
+        from offbook.evals.hub import push
+
+        print(push(RunFolder.open(run), hub))
+    elif to and out and not (hub or merged):
+        rollouts, unreadable = write(RunFolder.open(run), to, out)
+        skipped = f"; {unreadable} unreadable lines were skipped" if unreadable else ""
+        print(f"{out}: {rollouts} rollouts as {to}{skipped}")
+    else:
+        example = f"offbook export {quote(str(run))} --to openai --out messages.jsonl"
+        raise OffbookError(f"give --to and --out, --merged and --out, or --hub OWNER/NAME, as in: {example}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from unicodedata import category
 
 import typer
-from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -27,35 +25,28 @@ from offbook.types import OffbookError, Rollout, Task
 if TYPE_CHECKING:
     from offbook.core.runfolder import RunFolder
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
-Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="A tracker for the metrics.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
-CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}  # context settings of a verb that takes keys
+
+def option(words: str, *names: str, **more: Any) -> Any:
+    """An option of a verb; `words` are its help."""
+    return typer.Option(*names, help=words, **more)
+
+
+def argument(words: str) -> Any:
+    """An argument of a verb."""
+    return typer.Argument(help=words)
+
+
+Json = Annotated[bool, option("Print the result as JSON.", "--json")]
+Model = Annotated[str, option("`pocket`, `smollm2-135m`, a run or model folder, a hub id, or a URL.")]
+ModelArgument = Annotated[str, argument("A run or model folder, `pocket`, `smollm2-135m`, a hub id, or a URL.")]
+Name = Annotated[str, option("The model's name, if --model is a URL.")]
+Out = Annotated[str, option("The run folder; runs/VERB if not given.")]
+Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, option("A tracker for the metrics.")]
+DryRun = Annotated[bool, option("Print the resolved configuration and stop.", "--dry-run")]
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B`"
-WIDE = 1000  # columns of a file or a pipe: tables keep their lines whole there
-# What most people set; `docs/config.md` has every key.
-MOST_USED = (
-    *("model", "tasks.source", "train.steps", "train.groups", "train.group_size", "train.learning_rate"),
-    *("train.lora.rank", "feedback.weight", "engine.kind", "harness.context"),
-)
 Row = dict[str, Any]
 console = Console(stderr=True, highlight=False)  # progress and notes
-results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)  # what was asked for
-
-
-def most_used() -> str:
-    """The keys that most people set with their defaults and descriptions, as paragraphs for a verb's help."""
-    lines = ["Most used keys (all are in docs/config.md):"]
-    for key in MOST_USED:
-        section: type[BaseModel] = Config
-        *parents, name = key.split(".")
-        for parent in parents:
-            section = section.model_fields[parent].annotation  # type: ignore[assignment]
-        field = section.model_fields[name]
-        default = field.get_default(call_default_factory=False)
-        lines.append(f"--{key} {'' if default in ('', None) else default}: {field.description}".replace(" :", ":"))
-    return "\n\n".join(lines)
+results = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)  # files have whole lines
 
 
 # Configuration
@@ -72,8 +63,7 @@ def config_from(
     An override that the verb does not read is refused. `own` has the values of the verb's own options, empty if not
     given; they win. A run folder as the model becomes its newest checkpoint here: the run may continue.
     """
-    options = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
-    files: list[Path | str] = list(base)
+    files: list[Path | str] = [path for path in base if path.is_file()]
     overrides: dict[str, str] = {}
     rest = iter(ctx.args)
     in_files = False
@@ -84,9 +74,6 @@ def config_from(
         elif argument.startswith("--"):
             in_files = False
             key, equals, value = argument[2:].partition("=")
-            near = difflib.get_close_matches(f"--{key}", options, n=1, cutoff=0.8)
-            if near and key.partition(".")[0] not in Config.model_fields:
-                raise ConfigError(f"there is no option --{key}; did you mean {near[0]}?")
             given = value if equals else next(rest, None)
             if given is None:
                 raise ConfigError(f"--{key} needs a value, as in: --{key} VALUE")
@@ -107,9 +94,9 @@ def given_model(ctx: typer.Context, argument: str) -> str:
     return argument or dict(zip(ctx.args, ctx.args[1:], strict=False)).get("--model", "")
 
 
-def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "") -> Config:
+def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "runs/train") -> Config:
     """The same, with a model, and `out` for the run folder if none is given."""
-    config = config_from(ctx, own, defaults={"out": out} if out else None)
+    config = config_from(ctx, own, defaults={"out": out})
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
     if not ctx.params.get("dry_run"):  # the machine that trains may be another
@@ -126,26 +113,17 @@ def show_config(config: Config, as_json: bool) -> None:
 def tasks_in(source: str, run: RunFolder | None = None) -> dict[str, Task]:
     """All tasks below a folder by their ids; of `pocket` and `pocket-long` those of a run's seed and numbers."""
     from offbook.pocket.tasks import level_named
+    from offbook.rl.tasks import task_sets
     from offbook.tasks import load_task
 
     if level_named(source):
-        files: list[Path | str] = [run.config_file] if run else ["pocket"]
-        return pocket_tasks(load_config(files, {"tasks.source": source}))
-    found = [load_task(path.parent) for path in sorted(Path(source).rglob("task.toml"))]
+        sets = task_sets(load_config([run.config_file if run else "pocket"], {"tasks.source": source}))
+        found = [*sets.train, *sets.heldout]
+    else:
+        found = [load_task(path.parent) for path in sorted(Path(source).rglob("task.toml"))]
     if not found:
         raise OffbookError(f"{source} has no task in it")
     return {task.id: task for task in found}
-
-
-def pocket_tasks(config: Config) -> dict[str, Task]:
-    """The pocket tasks of a configuration by their ids; none if its tasks are others."""
-    from offbook.pocket.tasks import level_named
-    from offbook.rl.tasks import task_sets
-
-    if level_named(config.tasks.source) is None:
-        return {}
-    sets = task_sets(config)
-    return {task.id: task for task in (*sets.train, *sets.heldout)}
 
 
 # Output
@@ -179,10 +157,10 @@ def show_table(cells: Sequence[Sequence[str]], to: Console = results) -> None:
 
 
 @contextmanager
-def progress_display(plain: bool) -> Iterator[Callable[..., None]]:
-    """A callback of what is done, the share, and a remark: bars, or when plain a line at every quarter."""
+def progress_display() -> Iterator[Callable[..., None]]:
+    """A callback of what is done, the share, and a remark: bars at a terminal, else a line at every quarter."""
     seen: dict[str, int] = {}
-    if plain or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
 
         def line(what: str, share: float, remark: str = "") -> None:
             if int(4 * share) > seen.get(what, -1):
@@ -203,10 +181,10 @@ def progress_display(plain: bool) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def rollout_display(label: str, total: int, plain: bool, each: bool = False) -> Iterator[Callable[..., None]]:
+def rollout_display(label: str, total: int, each: bool = False) -> Iterator[Callable[..., None]]:
     """A callback of rollouts: their progress with the score so far, and `each` finished one in a line of its own."""
     finished: list[Rollout] = []
-    with progress_display(plain) as progress:
+    with progress_display() as progress:
 
         def watch(rollout: Rollout, over: bool) -> None:
             if not over:
@@ -226,14 +204,19 @@ def rollout_display(label: str, total: int, plain: bool, each: bool = False) -> 
 
 
 def follow_run(
-    run: Callable[..., RunFolder], config: Config, log: str | None, plain: bool, numbers: Mapping[str, str]
-) -> tuple[RunFolder, Row] | None:
-    """Train, with a line for each step: `numbers` are its metrics by label. Returns the run and its last metrics; None
-    where another rank is the run."""
+    run: Callable[..., RunFolder],
+    config: Config,
+    numbers: Mapping[str, str],
+    as_json: bool,
+    log: str | None = None,
+    next_steps: str = "",
+) -> None:
+    """Train, with a line for each step: `numbers` are its metrics by label. Prints the last metrics;
+    nothing where another rank is the run."""
     from offbook.rl.trackers import Tracker
 
     tracker = Tracker(log, config) if log else None  # type: ignore[arg-type]  # before minutes go into the run
-    with progress_display(plain) as progress:
+    with progress_display() as progress:
 
         def on_step(row: Row) -> None:
             if tracker:
@@ -248,7 +231,10 @@ def follow_run(
 
         folder = run(config, on_step, progress, note)
     if int(os.environ.get("RANK", "0")):
-        return None
+        return
     if tracker:
         tracker.close()
-    return folder, folder.metrics()[0][-1]
+    last = folder.metrics()[0][-1]
+    print(json.dumps(last) if as_json else f"{config.out}: {last['step']} steps done")
+    if next_steps and not as_json:
+        note(f"next: {next_steps}")

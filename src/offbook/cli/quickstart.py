@@ -13,12 +13,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, progress_display, show_table
-from offbook.core.config import Config
+from offbook.cli.options import Json, Row, config_from, option, progress_display, show_table
 from offbook.core.runfolder import RunFolder, only_writer
 from offbook.types import OffbookError
 
@@ -39,19 +38,21 @@ NEXT = {  # how the report ends
     ],
 }
 IN_TURN = "from offbook.cli.quickstart import in_turn; in_turn()"
+LOG = "logs/train.log"
 Running = dict[str, subprocess.Popen[bytes]]
 
 
 def quickstart(
     ctx: typer.Context,
-    seed: Annotated[int, typer.Option(help="Another seed: another pocket model, other tasks, other rollouts.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The folder; runs/quickstart-SEED if not given.")] = None,
-    plain: Plain = False,
+    seed: Annotated[int, option("Another seed: another pocket model, other tasks, other rollouts.")] = 0,
+    out: Annotated[Path | None, option("The folder; runs/quickstart-SEED if not given.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train a small coding agent end to end: RL alone, and RL with targeted hints, from the same start.
 
     Takes configuration like `train` does, for both runs: --train.steps 10, @ FILE.toml.
+
+    For example: offbook quickstart --out runs/quickstart
     """
     started = time.monotonic()
     out = out or Path(f"runs/quickstart-{seed}")
@@ -62,7 +63,7 @@ def quickstart(
 
     rewards_and_monitors_of(config)
     refuse_missing_tasks(config, "train")
-    with progress_display(plain) as progress:
+    with progress_display() as progress:
         from offbook.rl.models import model_folder
 
         model = model_folder(config.model, config.seed, progress)
@@ -70,11 +71,22 @@ def quickstart(
         with only_writer(out):  # refused here, before the arms are started, if another process writes there
             pass
         with _arms(out, [*ctx.args, "--seed", str(seed), "--model", config.model]) as running:
-            before = RunFolder(out).read_eval("before") or _measured(out, config, model, progress)
+            before = RunFolder(out).read_eval("before")
+            if before is None:
+                from offbook.evals.run import Subject, run_eval
+                from offbook.evals.suites import load_suites
+                from offbook.rl.resume import RolloutFiles
+
+                progress("measuring before", 0.0)
+                suites = load_suites([config.tasks.source], config)
+                files = RolloutFiles.in_run(out, "before")
+                subject = Subject(config.model, config, model)
+                before = run_eval(subject, suites, files, train=task_sets(config).train)
+                progress("measuring before", 1.0)
             with only_writer(out):  # the arms have locks of their own, and not all the time
                 _wait_for(running, out, config.train.steps, progress)
     measured = {"before": before, **{arm: RunFolder(out / arm).read_eval("final") or {} for arm in ARMS}}
-    summary: dict[str, Any] = {name: {key: one[key] for key in COLUMNS} for name, one in measured.items()}
+    summary: Row = {name: {key: one[key] for key in COLUMNS} for name, one in measured.items()}
     seconds = time.monotonic() - started
     (out / "summary.json").write_text(json.dumps({**summary, "seconds": seconds}, indent=2) + "\n")
 
@@ -87,24 +99,9 @@ def quickstart(
     if as_json:
         print(json.dumps({**summary, "seconds": seconds, "report": str(report)}))
         return
-    header = ["", *(key.replace("invalid_per_100", "invalid per 100 calls") for key in COLUMNS)]
     rows = [[name, *(f"{row[key]:{COLUMNS[key]}}" for key in COLUMNS)] for name, row in summary.items()]
-    show_table([header, *rows])
+    show_table([["", *COLUMNS], *rows])
     print(f"{seconds:.0f} s. Look at {report}; the numbers are in {out / 'summary.json'}")
-
-
-def _measured(out: Path, config: Config, model: Path, progress: Progress) -> dict[str, Any]:
-    """The start."""
-    from offbook.evals.run import Subject, run_eval
-    from offbook.evals.suites import load_suites
-    from offbook.rl.resume import RolloutFiles
-    from offbook.rl.tasks import task_sets
-
-    progress("measuring before", 0.0)
-    suites, files = load_suites([config.tasks.source], config), RolloutFiles.in_run(out, "before")
-    before = run_eval(Subject(config.model, config, model), suites, files, train=task_sets(config).train)
-    progress("measuring before", 1.0)
-    return before
 
 
 @contextmanager
@@ -116,8 +113,8 @@ def _arms(out: Path, arguments: list[str]) -> Iterator[Running]:
             for arm, extra in ARMS.items():
                 folder = str(out / arm)
                 (out / arm / "logs").mkdir(parents=True, exist_ok=True)
-                log = logs.enter_context(open(_log(out, arm), "ab"))
-                verbs = ["train", *arguments, *extra, "--out", folder, "--plain"], ["eval", folder, "--plain"]
+                log = logs.enter_context(open(out / arm / LOG, "ab"))
+                verbs = ["train", *arguments, *extra, "--out", folder], ["eval", folder]
                 command = [sys.executable, "-c", IN_TURN, *map(json.dumps, verbs)]
                 running[arm] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
             yield running
@@ -125,10 +122,6 @@ def _arms(out: Path, arguments: list[str]) -> Iterator[Running]:
             for process in running.values():
                 process.terminate()
                 process.wait()
-
-
-def _log(out: Path, arm: str) -> Path:
-    return out / arm / "logs" / "train.log"
 
 
 def _wait_for(running: Running, out: Path, steps: int, progress: Progress) -> None:
@@ -144,7 +137,7 @@ def _wait_for(running: Running, out: Path, steps: int, progress: Progress) -> No
                 continue
             del running[arm]
             if process.returncode:
-                raise OffbookError(f"{arm} failed; see {_log(out, arm)}")
+                raise OffbookError(f"{arm} failed; see {out / arm / LOG}")
             progress(f"measuring {arm}", 1.0)
 
 

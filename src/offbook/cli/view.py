@@ -6,8 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from offbook.cli.options import argument, option
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
@@ -16,16 +15,18 @@ if TYPE_CHECKING:
 
 KEYS = ("invalid_per_100", "solved")
 MAX_OTHERS = 3  # runs next to the first; more of them are read in a table
-LEVEL = 0.05
 
 
 def view(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them; several are compared.")],
-    static: Annotated[Path | None, typer.Option(help="Write the page as one file that can be mailed.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the local server; 0 is any that is free.")] = 8620,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    runs: Annotated[list[Path], argument("Run folders, or a folder of them; several are compared.")],
+    static: Annotated[Path | None, option("Write the page as one file that can be mailed.")] = None,
+    port: Annotated[int, option("Of the local server; 0 is any that is free.", min=0, max=65535)] = 8620,
+    open_browser: Annotated[bool, option("Open the page in a browser.", "--open")] = False,
 ) -> None:
-    """Look at runs, also while they are going on: a page on this machine alone, until Ctrl-C."""
+    """Look at runs, also while they are going on: a page on this machine alone, until Ctrl-C.
+
+    For example: offbook view runs/train
+    """
     from offbook.view.index import RunIndex
 
     found = [RunIndex(name, path) for name, path in _folders(runs).items()]
@@ -48,9 +49,8 @@ def _folders(given: list[Path]) -> dict[str, Path]:
 
     folders: dict[str, Path] = {}
 
-    def add(path: Path, last: str = "") -> None:
+    def add(path: Path, last: str) -> None:
         real = path.resolve()
-        last = last or real.name
         name = last if last not in folders else f"{real.parent.name}/{last}"
         folders[name if name not in folders else str(real)] = real
 
@@ -59,10 +59,11 @@ def _folders(given: list[Path]) -> dict[str, Path]:
         cycles = [child.parent for child in (*path.glob("decisions.jsonl"), *path.glob("*/decisions.jsonl"))]
         if cycles:
             inner = [each for cycle in cycles for each in (cycle, *sorted(cycle.glob("cycles/*")))]
-        has_inner = bool(cycles) or (bool(inner) and not (path / "config.toml").is_file())
-        for run in inner if has_inner else [path]:
-            add(RunFolder.open(run).path)
-        if has_inner and (path / "eval" / "before.json").is_file():
+        elif (path / "config.toml").is_file():
+            inner = []
+        for run in inner or [path]:
+            add(RunFolder.open(run).path, run.resolve().name)
+        if inner and (path / "eval" / "before.json").is_file():
             add(path, "before")
     return folders
 
@@ -107,22 +108,22 @@ def _compared(*measured: tuple[str, RolloutFiles, int]) -> str:
     base, *others = compared.evaluations
     sentences = []
     for index, other in enumerate(others):
-        (invalid, solved), (base_invalid, base_solved) = (
-            [one.result.get(key) for key in KEYS] for one in (other, base)
-        )
-        if None in (invalid, base_invalid):  # a run that called nothing has no share of invalid calls
+        invalid, base_invalid = (one.result.get("invalid_per_100") for one in (other, base))
+        if invalid is None or base_invalid is None:  # a run that called nothing has no share of invalid calls
             continue
-        verdicts = []
-        for key in KEYS:
-            p = compared.differences[key][index].p
-            chance = "" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-            verdicts.append(
-                f" ({chance})" if p and p < LEVEL else f": no difference shown ({chance})" if chance else ""
-            )
-        paired = compared.num_paired[index]
+        verdicts = {key: _verdict(compared.differences[key][index].p) for key in KEYS}
+        num_paired = compared.num_paired[index]
         sentences.append(
-            f"{other.name} makes {invalid:.1f} invalid calls per 100, {base.name} {base_invalid:.1f}{verdicts[0]}. "
-            f"They solve {solved:.1%} and {base_solved:.1%}{verdicts[1]}. "
-            + (f"Paired over {paired} tasks." if paired else "They have no task in common.")
+            f"{other.name} makes {invalid:.1f} invalid calls per 100, {base.name} {base_invalid:.1f}"
+            f"{verdicts['invalid_per_100']}. They solve {other.result['solved']:.1%} and {base.result['solved']:.1%}"
+            f"{verdicts['solved']}. "
+            + (f"Paired over {num_paired} tasks." if num_paired else "They have no task in common.")
         )
     return " ".join(sentences)
+
+
+def _verdict(p: float | None) -> str:
+    if p is None:
+        return ""
+    chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return f" ({chance})" if p < 0.05 else f": no difference shown ({chance})"

@@ -1,7 +1,5 @@
 """Low-rank adapters (LoRA) in the layers of a model, as trainer and engine have them, and as PEFT's files do."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from transformers import PreTrainedModel
 

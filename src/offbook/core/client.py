@@ -3,25 +3,25 @@
 The key comes from an environment variable; it goes to that server and into no error. Left out: streaming.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
+import json
 import os
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from offbook.types import OffbookError, PromptTooLong, ServerLost
+from offbook.types import Json, OffbookError, PromptTooLong, ServerLost
 
+Turns = Sequence[tuple[str, str]]  # role and text
 KEY = "OPENAI_API_KEY"  # the variable with the server's key, if it wants one
-LEAST_KEY = 4  # characters; what is shorter is no secret, and may be a letter of every sentence
+LEAST_KEY = 8  # characters; what is shorter is no secret, and may be a word of every sentence
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # besides every 5xx
 # The server and not the request: no key, no credit, no such model, too busy, nothing behind the gateway.
@@ -38,11 +38,6 @@ class NoAnswer(OffbookError):
     def __init__(self, sentence: str, reason: str):
         super().__init__(sentence)
         self.reason = reason
-
-    @property
-    def is_refusal(self) -> bool:
-        """The server answers, and does not want this request; perhaps one of its parameters."""
-        return not isinstance(self, NoServer) and self.reason.startswith("status")
 
 
 class NoServer(NoAnswer, ServerLost):
@@ -98,31 +93,31 @@ class Client:
 
     async def ask(
         self,
-        question: str | Sequence[tuple[str, str]],
+        question: str | Turns,
         *,
-        schema: dict[str, Any] | None = None,
+        schema: Json | None = None,
         max_tokens: int = 2048,
     ) -> str:
         """The likeliest answer to a question, or to a conversation of roles and texts. `schema` goes along as
         `response_format` until the server refuses it. Each call has a connection of its own, for any event loop."""
         turns = [("user", question)] if isinstance(question, str) else question
         said = [{"role": role, "content": text} for role, text in turns]
-        body: dict[str, Any] = {"messages": said, "temperature": 0.0, "max_tokens": max_tokens}
+        body: Json = {"messages": said, "temperature": 0.0, "max_tokens": max_tokens}
+        form: Json = {}
+        if schema is not None and self._takes_schemas:
+            named = {"name": "reply", "schema": schema, "strict": True}
+            form = {"response_format": {"type": "json_schema", "json_schema": named}}
         async with connections() as http:
-            if schema is not None and self._takes_schemas:
-                form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}
-                try:
-                    reply = await self.post({**body, "response_format": form}, http)
-                    return reply.choices[0].message.content or ""
-                except NoAnswer as error:
-                    if not error.is_refusal:
-                        raise
-            reply = await self.post(body, http)
-        if schema is not None:
-            self._takes_schemas = False  # refused with it, answered without
+            try:
+                reply = await self.post({**body, **form}, http)
+            except NoAnswer as error:
+                if not form or isinstance(error, NoServer) or not error.reason.startswith("status"):
+                    raise
+                reply = await self.post(body, http)
+                self._takes_schemas = False  # refused with it, answered without
         return reply.choices[0].message.content or ""
 
-    async def post(self, body: dict[str, Any], http: httpx2.AsyncClient) -> Reply:
+    async def post(self, body: Json, http: httpx2.AsyncClient) -> Reply:
         """One reply, with retries. A server that does not want this request is asked once."""
         for attempt in range(self.max_retries + 1):
             pause_s = FIRST_PAUSE_S * 2**attempt
@@ -168,11 +163,10 @@ class Client:
         raise self._error(f"sent something that is not a chat completion ({what})", "no chat completion")
 
     def _error(self, problem: str, reason: str, kind: type[NoAnswer] = NoAnswer) -> NoAnswer:
-        texts = (f"the model server {self.host} {problem}", reason)
-        if len(self._key) < LEAST_KEY:
-            return kind(*texts)
-        whole_word = re.compile(rf"(?<!\w){re.escape(self._key)}(?!\w)" if len(self._key) < 8 else re.escape(self._key))
-        return kind(*(whole_word.sub("[key]", text) for text in texts))
+        sentence = f"the model server {self.host} {problem}"
+        if len(self._key) >= LEAST_KEY:
+            sentence = sentence.replace(self._key, "[key]")
+        return kind(sentence, reason)
 
 
 def connections() -> httpx2.AsyncClient:
@@ -234,3 +228,44 @@ def json_part(answer: str, opening: str = "{", closing: str = "}") -> str:
     said = mend_escapes(answer.rpartition("</think>")[2])
     starts = [start for start in map(said.find, opening) if start >= 0]
     return said[min(starts, default=0) : max(map(said.rfind, closing)) + 1]
+
+
+AGAIN = "That cannot be used: {problem}. Answer once more, with the JSON object alone."
+
+
+class Answers(Protocol):
+    """A model: behind a URL, or here. `schema` bounds the reply where the model's server can do that."""
+
+    async def ask(self, question: str | Turns, *, schema: Json | None = None) -> str: ...
+
+
+def object_of(**properties: Json) -> Json:
+    """The schema of an object with all of these, in this order."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def loaded(reply: str) -> Any:
+    """The JSON in a reply, also in a fence or between words; None if there is none."""
+    try:
+        return json.loads(json_part(reply, "[{", "]}"))
+    except (ValueError, RecursionError):
+        return None
+
+
+async def ask_json(model: Answers, question: str, schema: Json, problem: Callable[[Any], str]) -> tuple[Any, str]:
+    """The reply's JSON and what is wrong with it, if anything. `problem` is given None where there is no JSON."""
+    first = await model.ask(question, schema=schema)
+    value = loaded(first)
+    if not (wrong := problem(value)):
+        return value, ""
+    turns = [("user", question), ("assistant", first or "(nothing)"), ("user", AGAIN.format(problem=wrong))]
+    try:
+        value = loaded(await model.ask(turns, schema=schema))
+    except PromptTooLong:  # the question itself was not
+        return value, wrong
+    return value, problem(value)

@@ -6,8 +6,6 @@ cut into shingles, runs of SHINGLE tokens. The second kind of shingle knows a fr
 used, so it stays the same where local names are changed. Where all names are changed, the structure is left.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import html
@@ -26,13 +24,12 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from offbook.core.pycode import try_parse
+from offbook.core.pycode import Function, try_parse
 
 SKETCH_SHINGLE, SKETCH_SIZE = 5, 64
 SAME = 0.7  # of the shingles of two sketches, from which on their code is the same
 Hashes = npt.NDArray[np.uint64]
 Sketch = tuple[int, ...]
-FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 SHINGLE = 10  # tokens; a line or a line and a half of Python
 RENAMED_SHINGLE = 16  # longer, because it says less
@@ -159,7 +156,7 @@ def tokens_of(normalised: str) -> list[str]:
     return _TOKEN.findall(normalised)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Page:
     """A text that has been opened again, with everything that is needed to look closely."""
 
@@ -202,7 +199,7 @@ def excerpt(page: Page, start: int, length: int = 160) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wanted:
     """A piece of deleted code to look for. Each list has the code with its comments and, if it has any, without."""
 
@@ -222,7 +219,7 @@ def wanted_pieces(what: str, source: str, allowed: str) -> list[Wanted]:
     pieces = [_wanted(what, name, source, allowed)]
     for owner in ast.walk(tree) if tree else ():
         for node in owner.body if isinstance(owner, ast.ClassDef) else ():
-            if isinstance(node, FUNCTION):
+            if isinstance(node, Function):
                 pieces.append(_wanted(what, node.name, ast.get_source_segment(source, node) or "", allowed))
     return [piece for piece in pieces if max(map(len, piece.named)) >= FEWEST]
 
@@ -242,7 +239,7 @@ def _wanted(what: str, name: str, source: str, allowed: str) -> Wanted:
             every = np.concatenate([shingles(run) for run in runs])
             found.append(every[~np.isin(every, known)])
     code = statements(tree) if tree is not None else []
-    if len(code) == 1 and isinstance(code[0], FUNCTION):
+    if len(code) == 1 and isinstance(code[0], Function):
         code = code[0].body
     shape = structure(code) if code else ""
     return Wanted(
@@ -284,7 +281,7 @@ def divided(source: str, tree: ast.Module | None) -> tuple[str, str]:
     starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
     code = statements(tree)
     begin = starts[code[0].lineno - 1] + code[0].col_offset
-    if len(code) == 1 and isinstance(code[0], FUNCTION):
+    if len(code) == 1 and isinstance(code[0], Function):
         body = undocumented(code[0].body)
         begin = starts[body[0].lineno - 1] + body[0].col_offset if body else len(data)
     kept, at = [], begin
@@ -333,7 +330,7 @@ class Functions:
     def _structures(self) -> dict[str, str]:
         """Names of functions by the structure of their bodies."""
         nodes = ast.walk(parsed(self._source)[1] or ast.Module([], []))
-        return {structure(node.body): node.name for node in nodes if isinstance(node, FUNCTION)}
+        return {structure(node.body): node.name for node in nodes if isinstance(node, Function)}
 
     def same_as(self, wanted: Wanted) -> str | None:
         """The name of a function that is the wanted one but for its names."""
@@ -397,11 +394,6 @@ _COMMON = re.compile(r"[\w\s.\"']+:?|return \w+|raise .*")  # lines that say lit
 
 def _code_lines(source: str) -> list[str]:
     """The lines of a removed text that are code: no signatures, docstrings, comments."""
-    tree = try_parse(textwrap.dedent(source))
-    if tree is None:  # odd indentation
-        return [" ".join(line.split()) for line in source.split("\n") if line.strip()]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) and node.body:
-            node.body = undocumented(node.body) or [ast.Pass()]
-    lines = [" ".join(line.split()) for line in ast.unparse(tree).split("\n")]
-    return [line for line in lines if not line.startswith(("def ", "async def ", "class ", "@"))]
+    body = divided(*parsed(without_comments(textwrap.dedent(source))))[1]
+    lines = [" ".join(line.split()) for line in body.replace(BREAK, "\n").split("\n")]
+    return [line for line in lines if line and not line.startswith(("def ", "async def ", "class ", "@"))]

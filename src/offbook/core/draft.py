@@ -8,21 +8,15 @@ it is the next guess's input. Embedding and head are the model's own and are not
 A head's folder, `config.json` and `model.safetensors`, is what vLLM takes.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
-
-from offbook.types import OffbookError
 
 FOLDER = "draft"  # of a head, in that of its model
 
@@ -52,13 +46,7 @@ class DraftHead(nn.Module):
         which is causal without it."""
         joined = self.fc(torch.cat([embedded, hidden], dim=-1))
         rotary = self.rotary(joined, position)
-        out: Tensor = self.layers[0](joined, attention_mask=None, position_embeddings=rotary, **how)
-        return out
-
-    def described(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Its config.json."""
-        shape = {"architectures": ["LlamaForCausalLM"], "dtype": str(model.dtype).removeprefix("torch.")}
-        return {**self.config.to_dict(), **shape}
+        return self.layers[0](joined, attention_mask=None, position_embeddings=rotary, **how)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
@@ -66,27 +54,15 @@ class DraftHead(nn.Module):
 
 def save_head(head: DraftHead, model: PreTrainedModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(head.described(model), indent=1) + "\n")
+    shape = {"architectures": ["LlamaForCausalLM"], "dtype": str(model.dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps({**head.config.to_dict(), **shape}, indent=1) + "\n")
     save_file(head.tensors(), folder / "model.safetensors")
-
-
-def load_head(folder: Path, model: PreTrainedModel) -> DraftHead:
-    """In the precision and the place of its model. The folder may be the one that a head's is in."""
-    folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
-    head = DraftHead(model)
-    try:
-        head.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
-        fix = "train one with `offbook mtp MODEL` and give it as engine.draft, or leave engine.draft out"
-        raise OffbookError(f"there is no draft head of this model in {folder} ({reason}); {fix}") from None
-    return head
 
 
 def _shape(config: PreTrainedConfig) -> LlamaConfig:
     text = config.get_text_config()
     heads = text.num_attention_heads
-    shape: Mapping[str, Any] = text.to_dict()
+    shape = text.to_dict()
     return LlamaConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,

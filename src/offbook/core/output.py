@@ -1,7 +1,5 @@
 """From hidden states to logits, as the model itself would: some families scale or bend them after the last product."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel

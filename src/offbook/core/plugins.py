@@ -1,8 +1,6 @@
 """A user's own functions, from the Python files that a configuration names: `rewards.files`, `tools.files`,
 `feedback.files`."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Waits with a watchdog, and child processes that end with their parent."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

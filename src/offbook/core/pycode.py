@@ -9,8 +9,6 @@
 - Constants: `strings_in`, `text_in`.
 """
 
-from __future__ import annotations
-
 import ast
 import warnings
 from collections.abc import Iterator
@@ -313,8 +311,3 @@ def _module(text: str, place: ast.AST) -> ast.expr:
     for part in text.split(".")[1:]:
         found = ast.copy_location(ast.Attribute(found, part, ast.Load()), place)
     return ast.copy_location(found, place)
-
-
-def lowered(source: str | bytes) -> str | None:
-    """Newer syntax than the running Python's is not translated."""
-    return None

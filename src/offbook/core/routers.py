@@ -3,8 +3,6 @@
 In transformers a router returns logits, the gates of the chosen experts, and which they are.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ TRIED_IDS = (1, 5, 2, 7, 3, 6, 4, 9)
 TOP = ("num_experts_per_tok", "top_k_experts")  # experts that a token goes to, by what families call it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mixture:
     """What is known of a mixture of experts before a weight is loaded."""
 

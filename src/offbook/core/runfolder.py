@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from offbook.types import Feedback, OffbookError, Rollout, Sample
+from offbook.types import Feedback, Json, OffbookError, Rollout, Sample
 
 T = TypeVar("T")
 LOCK_S = 2.0  # for the children of a killed writer to end: they have its lock's file open
@@ -143,12 +143,12 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise OffbookError(f"{self.path} is a file; --out is the folder of a run")
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
+    def append_metrics(self, row: Json) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.metrics_file, "a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def metrics(self) -> tuple[list[dict[str, Any]], int]:
+    def metrics(self) -> tuple[list[Json], int]:
         """The rows in order and the number of unreadable lines (a crash in the middle of a write leaves one)."""
         return load_lines(self.metrics_file, dict)
 
@@ -177,12 +177,12 @@ class RunFolder:
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self.step_file("feedback", step), dump_lines(feedback))
 
-    def write_look(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
+    def write_look(self, step: int, rows: Iterable[Json]) -> None:
         """A line per rule on what its hint does, found before a step. Lines of later steps are dropped."""
         lines = [*self.looks(step - 1), *({"step": step, **row} for row in rows)]
         write_atomic(self.path / "look.jsonl", dump_lines(lines))
 
-    def looks(self, last_step: int) -> list[dict[str, Any]]:
+    def looks(self, last_step: int) -> list[Json]:
         rows, _ = load_lines(self.path / "look.jsonl", dict)
         return [row for row in rows if row["step"] <= last_step]
 
@@ -206,11 +206,11 @@ class RunFolder:
         finished = [done.parent for done in self.path.glob("ckpt/step_*/DONE")]
         return {int(path.name.removeprefix("step_")): path for path in finished}
 
-    def write_eval(self, name: str, result: dict[str, Any], rollouts: list[Rollout]) -> None:
+    def write_eval(self, name: str, result: Json, rollouts: list[Rollout]) -> None:
         write_atomic(self.path / "eval" / f"{name}.rollouts.jsonl", dump_lines(rollouts))
         write_atomic(self.path / "eval" / f"{name}.json", json.dumps(result, indent=2) + "\n")
 
-    def read_eval(self, name: str) -> dict[str, Any] | None:
+    def read_eval(self, name: str) -> Json | None:
         path = self.path / "eval" / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 

@@ -1,7 +1,5 @@
 """How sure a share of some trials is."""
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 

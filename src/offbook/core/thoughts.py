@@ -1,7 +1,5 @@
 """Where a message that thinks ends to do so: thoughts stand in its text, before everything else."""
 
-from __future__ import annotations
-
 THINK_START, THINK_END = "<think>", "</think>"
 
 

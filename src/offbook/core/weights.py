@@ -1,13 +1,11 @@
 """Weights on their way from a trainer to an engine. Tensors are whatever holds them: this room knows no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gathered(Mapping[str, Any]):
     """Tensors that lie over ranks, each put together when it is asked for: who takes one after the other never has all.
 
@@ -28,7 +26,7 @@ class Gathered(Mapping[str, Any]):
         return len(self.like)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Weights:
     """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are.
 

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from offbook.agent.recorder import Refused
-from offbook.agent.recorder import Session as Recorder
+from offbook.agent.recorder import Recorder, Refused
 from offbook.core.config import Config, load_config
 from offbook.live.cycle import Cycle
 from offbook.live.kept import lines_of

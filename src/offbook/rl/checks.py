@@ -61,7 +61,7 @@ def refuse_run(config: Config, to_train: bool = False) -> None:
     rewards_and_monitors_of(config)
     known = {*TOOLS, FIND_CODE, *more_tools(config.tools)}
     for name in config.tools.add:
-        refuse_unknown(name, known, "tool")
+        refuse_unknown(name, known)
 
 
 def rewards_and_monitors_of(config: Config) -> Judges:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from offbook.agent.chat import Chat, byte_chat, render_call
 from offbook.agent.harness import Door, Harness, more_tools, record_crash, run_agent, run_command
-from offbook.agent.recorder import Session as Recorder
+from offbook.agent.recorder import Recorder
 from offbook.core.client import Client
 from offbook.core.config import Config, EngineConfig, VllmConfig
 from offbook.core.draft import FOLDER

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from offbook.agent.chat import Chat, is_in, written_again
-from offbook.agent.harness.again import Before, NotRestored
+from offbook.agent.harness.agent import Before, NotRestored
 from offbook.core.shares import rise
 from offbook.engine import Session
 from offbook.rl.collector import Collector

@@ -22,13 +22,13 @@ may be a string is the text; any other is JSON of the declared kind, without con
 own tags, so a value with one is refused; <tool_call> and its end are plain text inside a value. Left out: anyOf and the
 like are read as strings. Qwen3-Coder's own template writes True where this writes true.
 
-json (Qwen2.5-Coder) is the same JSON object in a fenced block, or alone as the whole message:
+json (Qwen2.5-Coder, Llama 3) is the same JSON object in a fenced block, or alone as the whole message:
 
     ```json
     {"name": .., "arguments": {..}}
     ```
 
-Other JSON is text: a call has both keys, or the name of a tool.
+Other JSON is text: a call has both keys, or the name of a tool. Llama's word for arguments, parameters, is read too.
 
 bash is the bash-only profile, compatible with mini-swe-agent's text mode: a message's one fenced command is a call.
 
@@ -49,8 +49,6 @@ Nothing is repaired. What Python's JSON reader accepts and JSON does not (a dupl
 half surrogate pairs) is named and refused, because two readers would disagree about it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -59,7 +57,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from offbook.core.thoughts import answer_start
-from offbook.types import OffbookError, ToolCall, ToolSpec
+from offbook.types import Json, ToolCall, ToolSpec
 
 Tools = tuple[ToolSpec, ...]
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
@@ -75,7 +73,7 @@ These are all the tools that you have, with their parameters as JSON schemas:
 OBJECT = """{"name": "the tool's name", "arguments": {"parameter": "value"}}"""
 
 
-def as_json(tools: Tools) -> list[dict[str, Any]]:
+def as_json(tools: Tools) -> list[Json]:
     """Tools in the envelope that chat templates are written for."""
     return [{"type": "function", "function": asdict(tool)} for tool in tools]
 
@@ -121,7 +119,7 @@ def read_json(text: str, position: int) -> tuple[Any, int, str | None]:
     """
     problems: list[str] = []
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def pairs(items: list[tuple[str, Any]]) -> Json:
         if len({key for key, _ in items}) < len(items):
             problems.append("a key is there twice")
         return dict(items)
@@ -157,7 +155,7 @@ def can_be_written(value: Any) -> bool:
     return True
 
 
-def _object(name: str, arguments: dict[str, Any]) -> str:
+def _object(name: str, arguments: Json) -> str:
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
@@ -180,7 +178,7 @@ def _call_of(value: Any, problem: str | None, name: str, start: int) -> ToolCall
 NAME = re.compile(r'"name"\s*:\s*"(\w+)"')
 
 
-def render_hermes(name: str, arguments: dict[str, Any]) -> str:
+def render_hermes(name: str, arguments: Json) -> str:
     return f"{CALL_START}{_object(name, arguments)}{CALL_END}"
 
 
@@ -225,7 +223,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def render_xml(name: str, arguments: dict[str, Any]) -> str:
+def render_xml(name: str, arguments: Json) -> str:
     """A value that contains one of the format's own tags cannot be written."""
     lines = [CALL_START, f"<function={name}>"]
     for key, value in arguments.items():
@@ -272,9 +270,9 @@ def _has_tag(value: str) -> bool:
     return PARAMETER_START in value or FUNCTION_END in value
 
 
-def _arguments(name: str, written: list[tuple[str, str]], schema: dict[str, Any] | None) -> dict[str, Any]:
+def _arguments(name: str, written: list[tuple[str, str]], schema: Json | None) -> Json:
     """The values with the types of the tool's schema. A ValueError says what does not fit."""
-    arguments: dict[str, Any] = {}
+    arguments: Json = {}
     for key, text in written:
         if key in arguments:
             raise ValueError(f"the parameter {key} is there twice")
@@ -298,11 +296,11 @@ def _arguments(name: str, written: list[tuple[str, str]], schema: dict[str, Any]
 # json
 
 FENCE = "```"
-BLOCK = re.compile(r"```([^\n`]*)\n")
+BLOCK = re.compile(r"```([^\n`]*)\n(.*?)(?:((?<=\n)```)|\Z)", re.DOTALL)
 CALL_BLOCKS = ("json", "tool_call", "")  # what models name the blocks of their calls; only json is right
 
 
-def render_json(name: str, arguments: dict[str, Any]) -> str:
+def render_json(name: str, arguments: Json) -> str:
     return f"{FENCE}json\n{_object(name, arguments)}\n{FENCE}"
 
 
@@ -314,18 +312,15 @@ def parse_json(text: str, tools: Tools = (), thinking: bool = False) -> tuple[To
         if call:
             return (call,)
     calls = []
-    while block := BLOCK.search(text, begin):
-        start, body = block.span()
-        end = text.find(f"\n{FENCE}", body - 1)
-        begin = len(text) if end < 0 else end + len(FENCE) + 1
+    for block in BLOCK.finditer(text, begin):
+        call = _json_attempt(block[2], block.start(), tools)
         label = block[1].strip()
-        call = _json_attempt(text[body : max(body, end)] if end >= 0 else text[body:], start, tools)
         if call is None or label not in CALL_BLOCKS:
             continue
-        if end < 0:
-            call = malformed(call.name, f"the block is not closed: end it with a line {FENCE}", start)
+        if not block[3]:
+            call = malformed(call.name, f"the block is not closed: end it with a line {FENCE}", block.start())
         elif label != "json":
-            call = malformed(call.name, f"the block must begin with {FENCE}json", start)
+            call = malformed(call.name, f"the block must begin with {FENCE}json", block.start())
         calls.append(call)
     return tuple(calls)
 
@@ -343,6 +338,8 @@ def _json_attempt(text: str, start: int, tools: Tools) -> ToolCall | None:
     first = value[0] if isinstance(value, list) and value else value
     if not isinstance(first, dict):
         return None
+    if "parameters" in first and "arguments" not in first:  # as Llama has it
+        first["arguments"] = first.pop("parameters")
     if not {"name", "arguments"} <= set(first) and all(tool.name != first.get("name") for tool in tools):
         return None
     if first is not value or after_space(text, end) < len(text):
@@ -358,7 +355,7 @@ OPENING = re.compile(r"```(?:bash|mswea_bash_command)(?![\w-])")
 COMMAND = re.compile(r"(?:^|(?<=\n))```[a-z_]+[^\S\n]*\n(?:(.*?)\n)?```[^\S\n]*(?:\n(?!```)|$)", re.DOTALL)
 
 
-def render_bash(name: str, arguments: dict[str, Any]) -> str:
+def render_bash(name: str, arguments: Json) -> str:
     """A command with a line that begins with a fence cannot be written."""
     command = arguments["command"]
     if name != "bash" or set(arguments) != {"command"} or not command.strip() or f"\n{FENCE}" in f"\n{command}":
@@ -401,15 +398,14 @@ def other_attempt(text: str, tools: Tools, thinking: bool, how: str) -> tuple[To
     return (ToolCall(named[1] if named else "", error=error, start=start, other_dialect=True),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dialect:
     """`parse` takes a message's text, the tools with their schemas, and whether the header opened the thinking."""
 
     name: str
     parse: Callable[[str, Tools, bool], tuple[ToolCall, ...]]
-    render: Callable[[str, dict[str, Any]], str]
+    render: Callable[[str, Json], str]
     how: str  # to write a call, in words for the model
-    marks: tuple[str, ...] = (CALL_START, CALL_END)  # what an attempt begins with
 
     def read(self, text: str, tools: Tools, thinking: bool) -> tuple[ToolCall, ...]:
         """The calls of a message or, where it has none, the attempt at one in another dialect."""
@@ -449,13 +445,8 @@ JSON = Dialect(
     parse_json,
     render_json,
     f"To call a tool, write a JSON object in a fenced block:\n\n{FENCE}json\n{OBJECT}\n{FENCE}",
-    (f"{FENCE}json", "{"),
 )
-BASH = Dialect("bash", parse_bash, render_bash, HOW_BASH, (FENCE,))
+BASH = Dialect("bash", parse_bash, render_bash, HOW_BASH)
 
 
-def dialect_named(name: str) -> Dialect:
-    named = {dialect.name: dialect for dialect in (HERMES, XML, JSON, BASH)}
-    if name not in named:
-        raise OffbookError(f"there is no call dialect {name}; the dialects are {', '.join(named)}")
-    return named[name]
+DIALECTS = {dialect.name: dialect for dialect in (HERMES, XML, JSON, BASH)}

@@ -4,32 +4,34 @@ A conversation that outgrows its window continues in a new segment that starts f
 dropped: an invalid call is answered with an error and counted, a crash ends one rollout and is recorded on it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import errno
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 from offbook.agent.chat import Chat, Transcript, count_tokens
 from offbook.agent.harness.tool import Tool, ToolFailed, Workbench
 from offbook.agent.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.core.client import NoAnswer
-from offbook.sandbox import HISTORY, PathRefused, Sandbox
+from offbook.sandbox import HISTORY, PathRefused, Sandbox, SandboxSpec
 from offbook.sandbox.access import MAX_KEPT, Opened, describe, notable, own_packages
 from offbook.sandbox.sandbox import HOST_ERRORS
+from offbook.signals.trajectory import At, Trajectory
+from offbook.tasks.suite import suite_sandbox
 from offbook.types import (
     INVALID,
     CallStatus,
+    Completion,
     Event,
     Limits,
     MachineFault,
     Message,
     ModelLost,
+    OffbookError,
     Policy,
     Prices,
     Prompt,
@@ -43,24 +45,10 @@ from offbook.types import (
 OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
 ENDED_FROM_OUTSIDE = {None, errno.EPIPE, errno.ECONNRESET, *HOST_ERRORS}  # what no command can cause by itself
 LONGEST_CHARS = 120  # kept of the call that took longest
-CALLS_AT_ONCE = 8  # of one message: hundreds of commands would starve one another
 OnTurn = Callable[[Rollout], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutCheckpoint:
-    """A checkpoint of a rollout between two turns: with the state of its sandbox, all that is needed to resume."""
-
-    rollout: Rollout
-    todos: list[dict[str, str]] = field(default_factory=list)
-    interrupted: bool = False
-    stop: StopReason | None = None  # set if it has ended and only the score is missing
-
-
-Keep = Callable[[RolloutCheckpoint], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Harness:
     """What rollouts share whatever their task: limits, how tools are shown, what tokens cost."""
 
@@ -87,23 +75,18 @@ async def run_agent(
     rollout_id: str,
     group: str,
     on_turn: OnTurn = lambda rollout: None,
-    keep: Keep | None = None,
-    checkpoint: RolloutCheckpoint | None = None,
 ) -> Rollout:
-    """Run one rollout, unscored. Errors of the policy or the sandbox are recorded on it; only a lost model is raised.
-
-    `keep` is a callback after every turn. With `checkpoint` it resumes there, in a sandbox in that state.
-    """
+    """Run one rollout, unscored. Errors of the policy or the sandbox are recorded on it; a lost model is raised."""
     toolset = harness.toolset(task)
-    rollout = checkpoint.rollout if checkpoint else Rollout(rollout_id, task.id, group, toolset.names)
+    rollout = Rollout(rollout_id, task.id, group, tuple(toolset.tools))
     rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
-    episode = _Episode(task, rollout, sandbox, toolset, chat, policy, harness, on_turn, keep)
-    episode.begin(checkpoint)
     wall_s = harness.limits.wall_s
+    began = time.monotonic()
+    episode = _Episode(task, rollout, sandbox, toolset, chat, policy, harness, on_turn)
     # Before its first turn a rollout waits for the model's server and nothing else.
     try:
-        async with asyncio.timeout(wall_s - rollout.usage.seconds):
-            rollout.stop = (checkpoint and checkpoint.stop) or await episode.run()
+        async with asyncio.timeout(wall_s):
+            rollout.stop = await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
         if harness.tools_in_api and not rollout.usage.turns:
@@ -118,7 +101,7 @@ async def run_agent(
     except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
         record_crash(rollout, error)
     await take_changes(rollout, task, sandbox)
-    rollout.usage.seconds = time.monotonic() - episode.started
+    rollout.usage.seconds = time.monotonic() - began
     count_tokens(rollout.segments, chat, rollout.usage)
     return rollout
 
@@ -170,45 +153,18 @@ def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collecti
         record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
 
 
-async def run_calls(
-    calls: Sequence[ToolCall],
+async def run_call(
+    call: ToolCall,
     toolset: Toolset,
     bench: Workbench | None,
     record: Callable[[str, str], None] = lambda kind, detail: None,
-    took: Callable[[ToolCall, float], None] = lambda call, seconds: None,
-) -> list[tuple[CallStatus, str]]:
-    """The answers to the calls of one message, in their order. Calls run concurrently, except for those that run alone:
-    a command sees the edit before it, and two edits of a file are both kept. Without a workbench valid calls have empty
-    answers."""
-    slots = asyncio.Semaphore(CALLS_AT_ONCE)
-
-    async def run(call: ToolCall) -> tuple[CallStatus, str]:
-        async with slots:
-            began = time.monotonic()
-            try:
-                return await _run_call(call, toolset, bench, record)
-            finally:  # also on a timeout of the rollout
-                took(call, time.monotonic() - began)
-
-    answers: list[tuple[CallStatus, str]] = []
-    for alone, group in groupby(calls, lambda call: call.name in toolset.tools and toolset.tools[call.name].alone):
-        if alone:
-            answers += [await run(call) for call in group]
-        else:
-            answers += await asyncio.gather(*map(run, group))
-    return answers
-
-
-async def _run_call(
-    call: ToolCall, toolset: Toolset, bench: Workbench | None, record: Callable[[str, str], None]
 ) -> tuple[CallStatus, str]:
+    """The answer to a call. Without a workbench a valid call has an empty answer."""
     if call.error:
         return "malformed", f"error: {call.error}"
-    if call.name not in toolset.tools:
-        return "unknown_tool", f"error: there is no tool {call.name}"
     problem = toolset.check(call)
     if problem:
-        return "malformed", f"error: {problem}"
+        return "malformed" if call.name in toolset.tools else "unknown_tool", f"error: {problem}"
     if bench is None:
         return "ok", ""
     try:
@@ -236,7 +192,6 @@ class _Episode:
         policy: Policy,
         harness: Harness,
         on_turn: OnTurn,
-        keep: Keep | None,
     ):
         self.task = task
         self.rollout = rollout
@@ -246,42 +201,27 @@ class _Episode:
         self.harness = harness
         self.limits = harness.limits
         self.on_turn = on_turn
-        self.keep = keep
         self.bench = Workbench(sandbox, harness.limits, test_command=task.test_command)
         self.packages = own_packages(task.tree)
-        self.started = time.monotonic() - rollout.usage.seconds
         self.interrupted = False
         self.fed: list[int] = []  # the ids of this segment that the policy has seen and written
         # What must stay free at the end of a window: the query and the summary.
         asking = len(chat.block("user", prompt("summarize")))
         self.reserved = self.limits.summary_tokens + asking if self.limits.summarize_at else 0
-
-    def begin(self, checkpoint: RolloutCheckpoint | None) -> None:
-        if checkpoint is None:
-            self._open_segment(first_message(self.task))
-            return
-        self.transcript = Transcript.after(self.rollout.segments[-1], self.chat, self.toolset.specs())
-        self.bench.todos = [*checkpoint.todos]  # type: ignore[list-item]
-        self.interrupted = checkpoint.interrupted
-
-    async def _keep(self, stop: StopReason | None = None) -> None:
-        if self.keep is not None:
-            self.rollout.usage.seconds = time.monotonic() - self.started
-            todos: list[dict[str, str]] = [dict(item) for item in self.bench.todos]  # type: ignore[arg-type]
-            await self.keep(RolloutCheckpoint(self.rollout, todos, self.interrupted, stop))
+        self._open_segment(first_message(task))
 
     def record(self, kind: str, detail: str) -> None:
         record_at_end(self.rollout, kind, detail)
 
     async def run(self) -> StopReason:
-        limits, usage = self.limits, self.rollout.usage
+        limits = self.limits
+        usage = self.rollout.usage
         while usage.turns < limits.turns:
             length = len(self.transcript.prompt())
             window = limits.context - length - self.reserved
             has_begun = any(self.transcript.segment.sampled)
             if has_begun and limits.summarize_at and (length >= limits.summarize_at or window <= 0):
                 await self._summarize()
-                await self._keep()
                 continue
             budget = limits.tokens - sum(len(segment.ids) for segment in self.rollout.segments)
             room = min(limits.message_tokens, budget, window)
@@ -299,13 +239,13 @@ class _Episode:
                 self.record("interrupted", interrupt.text)
                 stop = None
             self.on_turn(self.rollout)
-            await self._keep(stop)
             if stop:
                 return stop
         return "turns"
 
     async def _sample(self, room: int) -> Message:
-        usage, prices = self.rollout.usage, self.harness.prices
+        usage = self.rollout.usage
+        prices = self.harness.prices
         ids = self.transcript.prompt()
         usage.drift += ids[: len(self.fed)] != self.fed
         asked = time.monotonic()
@@ -321,17 +261,22 @@ class _Episode:
 
     async def _answer(self, message: Message) -> bool:
         """Run the message's calls and add their answers. True if one ends the task."""
-        usage, bench = self.rollout.usage, self.bench
-
-        def took(call: ToolCall, seconds: float) -> None:
-            if seconds > usage.longest_call_seconds:
-                said = " ".join([call.name, *map(str, call.arguments.values())])
-                usage.longest_call, usage.longest_call_seconds = " ".join(said.split())[:LONGEST_CHARS], seconds
-
-        answers = await run_calls(message.calls, self.toolset, bench, self.record, took)
+        usage = self.rollout.usage
+        bench = self.bench
+        answers = []
+        for call in message.calls:
+            began = time.monotonic()
+            try:
+                answers.append(await run_call(call, self.toolset, bench, self.record))
+            finally:  # also on a timeout of the rollout
+                seconds = time.monotonic() - began
+                if seconds > usage.longest_call_seconds:
+                    usage.longest_call_seconds = seconds
+                    said = " ".join([call.name, *map(str, call.arguments.values())])
+                    usage.longest_call = " ".join(said.split())[:LONGEST_CHARS]
         record_opened(self.rollout, bench.opened, self.packages)
-        usage.timeouts += bench.timeouts
-        bench.opened, bench.timeouts = [], 0
+        bench.opened = []
+        usage.timeouts = bench.timeouts
         finished = False
         for call, (status, text) in zip(message.calls, answers, strict=True):
             self.transcript.add("tool", self._fitting(text), status)
@@ -344,7 +289,9 @@ class _Episode:
 
     async def _summarize(self) -> None:
         """Ask for a summary at the end of this segment and start a new one from it."""
-        usage, limits, segment = self.rollout.usage, self.limits, self.transcript.segment
+        usage = self.rollout.usage
+        limits = self.limits
+        segment = self.transcript.segment
         usage.summaries += 1
         self.transcript.add("user", prompt("summarize"))
         room = max(1, min(limits.summary_tokens, limits.context - len(self.transcript.prompt())))
@@ -359,8 +306,8 @@ class _Episode:
         said = [f"## {one.role}\n{one.text}" for one in segment.messages]
         await self.bench.sandbox.publish(name, "\n\n".join(said))
         asked = [first_message(self.task)]
-        if self.task.interrupt and self.interrupted:
-            asked.append(self.task.interrupt.text)
+        if self.interrupted:
+            asked.append(self.task.interrupt.text)  # type: ignore[union-attr]
         self._open_segment(
             prompt("resume").format(
                 task="\n\n".join(asked),
@@ -422,3 +369,56 @@ def first_message(task: Task) -> str:
     if not shown:
         return task.instruction
     return "\n\n".join([task.instruction, "My editor, as it is now (not all of it has to do with this):", *shown])
+
+
+class NotRestored(OffbookError):
+    """The sandbox could not be restored to its earlier state."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """A rollout right before one of its messages."""
+
+    rollout: Rollout
+    at: At
+    task: Task
+    harness: Harness
+    chat: Chat
+
+    @asynccontextmanager
+    async def sandbox(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """A fresh sandbox in the state of that point: every earlier call that may have written is run again."""
+        toolset = self.harness.toolset(self.task)
+        async with await suite_sandbox(self.task.tree, self.task.suite, spec) as sandbox:
+            bench = Workbench(sandbox, self.harness.limits, test_command=self.task.test_command)
+            for use in Trajectory(self.rollout, self.task).uses:
+                if use.at >= self.at:
+                    break
+                if use.may_write:
+                    status, _ = await run_call(use.call, toolset, bench)
+                    if use.answer is None or status != use.answer.status:
+                        raise NotRestored("a call before it went otherwise when it was made again")
+            yield sandbox
+
+    async def with_message(self, sampled: Completion, sandbox: Sandbox | None) -> Rollout:
+        """The rollout with this message and its tools' answers. Without a sandbox valid calls have empty ones."""
+        toolset, (number, message) = self.harness.toolset(self.task), self.at
+        transcript = Transcript.after(self.rollout.segments[number].up_to(message), self.chat, toolset.specs())
+        # It may have been sampled after a hint that is not here, so its own routes would be at other positions.
+        said = transcript.add_sampled(replace(sampled, routes=transcript.segment.routes))
+        bench = Workbench(sandbox, self.harness.limits, test_command=self.task.test_command) if sandbox else None
+        stop: StopReason = "turns" if said.calls else "answer"
+        for call in said.calls:
+            status, text = await run_call(call, toolset, bench)
+            transcript.add("tool", text, status)
+            if status == "ok" and toolset.finishes(call, text):
+                stop = "finish"
+        changed = {} if sandbox is None else await sandbox.changes()
+        return replace(
+            self.rollout,
+            segments=[*self.rollout.segments[:number], transcript.segment],
+            stop=stop,
+            changed=changed,
+            diff=diff_of(self.task, changed),
+            events=[event for event in self.rollout.events if (event.segment, event.message) < self.at],
+        )

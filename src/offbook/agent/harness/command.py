@@ -5,8 +5,6 @@ connections through a socket to this process, which records requests and answers
 always. Left out: a task's interruption by the user; it is unknown when such an agent reads messages.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tempfile
@@ -15,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from offbook.agent.harness.agent import first_message, record_at_end, record_opened, take_changes
-from offbook.agent.recorder import Session
-from offbook.agent.serve.app import MODEL, Sessions, make_app
+from offbook.agent.recorder import Recorder
+from offbook.agent.serve.app import MODEL, Serving, Sessions, listen_at, make_app
 from offbook.agent.serve.client import agent_environment
-from offbook.agent.serve.server import Serving, listen_at
 from offbook.sandbox import BwrapSandbox, ExecResult, Sandbox
 from offbook.sandbox.access import own_packages
 from offbook.sandbox.egress import DOOR, forwarded
@@ -54,12 +51,12 @@ class Door:
         assert self._place is not None
         return f"{DOOR}/{SOCKET}" if isinstance(sandbox, BwrapSandbox) else str(self._place / SOCKET)
 
-    def admit(self, session: Session) -> str:
+    def admit(self, recorder: Recorder) -> str:
         """Register a session and return the key for its agent."""
-        return self._sessions.add(session)
+        return self._sessions.add(recorder)
 
-    def dismiss(self, session: Session) -> None:
-        self._sessions.remove(session.rollout.id)
+    def dismiss(self, recorder: Recorder) -> None:
+        self._sessions.remove(recorder.rollout.id)
 
     def is_shown(self, path: str) -> bool:
         return path.startswith(tuple(f"{where}/" for where in (DOOR, *self._folders)))
@@ -71,21 +68,21 @@ class Door:
         self._serving = self._place = None
 
 
-async def run_command(task: Task, sandbox: Sandbox, session: Session, command: str, door: Door) -> Rollout:
+async def run_command(task: Task, sandbox: Sandbox, recorder: Recorder, command: str, door: Door) -> Rollout:
     """One rollout, unscored, as `run_agent` gives it."""
     variables = {
-        **agent_environment(f"http://127.0.0.1:{PORT}", door.admit(session)),
+        **agent_environment(f"http://127.0.0.1:{PORT}", door.admit(recorder)),
         "OFFBOOK_MODEL": MODEL,
         "OFFBOOK_INSTRUCTION": first_message(task),
     }
     through = forwarded(command, door.socket(sandbox), PORT, variables)
     try:
-        result = await _until_over(sandbox, through, session)
+        result = await _until_over(sandbox, through, recorder)
     finally:
-        door.dismiss(session)
-        rollout = session.end(None)
-    if session.lost is not None:
-        raise session.lost
+        door.dismiss(recorder)
+        rollout = recorder.end(None)
+    if recorder.lost is not None:
+        raise recorder.lost
     rollout.stop = _stop(rollout, result)
     if result is not None and result.opened is not None:
         paths = tuple(path for path in result.opened.paths if not door.is_shown(path))
@@ -96,10 +93,10 @@ async def run_command(task: Task, sandbox: Sandbox, session: Session, command: s
     return rollout
 
 
-async def _until_over(sandbox: Sandbox, command: str, session: Session) -> ExecResult | None:
+async def _until_over(sandbox: Sandbox, command: str, recorder: Recorder) -> ExecResult | None:
     """The command's result; None if it was stopped because its session is over."""
-    running = asyncio.create_task(sandbox.exec(command, session.limits.wall_s))
-    over = asyncio.create_task(session.is_over.wait())
+    running = asyncio.create_task(sandbox.exec(command, recorder.limits.wall_s))
+    over = asyncio.create_task(recorder.is_over.wait())
     try:
         await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({running}, timeout=GRACE_S)

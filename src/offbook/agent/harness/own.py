@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from offbook.agent.harness.index import Chunk, CodeIndex, embedder_of
-from offbook.agent.harness.search import texts_of
 from offbook.agent.harness.tool import Tool, ToolFailed, Workbench, tool_of
-from offbook.agent.harness.tools import BASH, TOOLS, RepositoryPath
+from offbook.agent.harness.tools import BASH, TOOLS, RepositoryPath, texts_of
 from offbook.agent.harness.toolsets import WORDINGS
 from offbook.core.config import ToolsConfig
 from offbook.core.config.tree import cache_folder
@@ -88,7 +87,7 @@ def _tool(name: str, function: Callable[..., Any], where: str) -> Tool:
         return answer
 
     try:
-        tool = tool_of(function, alone=True)  # it may change what other tools see
+        tool = tool_of(function)
     except ValueError as error:
         raise OffbookError(f"{where} {error}") from None
     except Exception as error:  # the border to a user's code

@@ -1,7 +1,5 @@
 """A tool: a function of a workbench. Its annotations describe its parameters to the model and validate calls."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_orig
 from offbook.agent.chat.dialects import can_be_written
 from offbook.sandbox.access import Opened
 from offbook.sandbox.sandbox import Sandbox
-from offbook.types import Limits, ToolSpec
+from offbook.types import Json, Limits, ToolSpec
 
 Status = Literal["pending", "in_progress", "done"]
 MARKS: dict[Status, str] = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
@@ -31,7 +29,7 @@ class TodoItem(TypedDict):
     status: Status
 
 
-@dataclass(slots=True)
+@dataclass
 class Workbench:
     """State that the tools of one rollout share."""
 
@@ -46,14 +44,14 @@ class Workbench:
         return "\n".join(f"{MARKS[item['status']]} {item['text']}" for item in self.todos)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Parameter:
     own_name: str  # what the function calls it, whatever it is shown as
-    schema: dict[str, Any]  # JSON schema
+    schema: Json  # JSON schema
     required: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tool:
     """`function` takes the workbench and then the parameters by their own names; optional ones have defaults there.
 
@@ -65,45 +63,36 @@ class Tool:
     description: str
     parameters: dict[str, Parameter]
     function: Callable[..., Awaitable[str]]
-    alone: bool = False  # it changes what other tools see, so no other runs at the same time
 
     @property
-    def signature(self) -> str:
-        required = [name for name, parameter in self.parameters.items() if parameter.required]
-        return f"{self.name}({', '.join(required)})"
+    def required(self) -> list[str]:
+        return [name for name, parameter in self.parameters.items() if parameter.required]
 
-    def check(self, arguments: dict[str, Any], strict: bool = True) -> str | None:
+    def check(self, arguments: Json, strict: bool = True) -> str | None:
         """What is wrong with the arguments, or None. Only `strict` minds arguments that the tool does not take."""
         for name, parameter in self.parameters.items():
-            if name not in arguments:
-                if parameter.required:
-                    return f"{self.name} needs {name}"
-                continue
-            problem = problem_with(name, arguments[name], parameter.schema)
+            if name not in arguments and parameter.required:
+                return f"{self.name} needs {name}"
+            problem = problem_with(name, arguments[name], parameter.schema) if name in arguments else None
             if problem:
                 return problem
         unknown = [name for name in arguments if name not in self.parameters]
         return f"{self.name} takes no {unknown[0]}" if strict and unknown else None
 
     def spec(self) -> ToolSpec:
+        properties = {name: parameter.schema for name, parameter in self.parameters.items()}
         return ToolSpec(
-            self.name,
-            self.description,
-            {
-                "type": "object",
-                "properties": {name: parameter.schema for name, parameter in self.parameters.items()},
-                "required": [name for name, parameter in self.parameters.items() if parameter.required],
-            },
+            self.name, self.description, {"type": "object", "properties": properties, "required": self.required}
         )
 
-    async def run(self, bench: Workbench, arguments: dict[str, Any]) -> str:
+    async def run(self, bench: Workbench, arguments: Json) -> str:
         """The arguments have passed `check`. The answer can be encoded: file names may hold bytes that are no UTF-8."""
         known = {self.parameters[name].own_name: value for name, value in arguments.items() if name in self.parameters}
         answer = await self.function(bench, **known)
         return answer.encode(errors="replace").decode()
 
 
-def tool_of(function: Callable[..., Any], alone: bool = False) -> Tool:
+def tool_of(function: Callable[..., Any]) -> Tool:
     """A function as a tool: its docstring is the description, `Annotated[str, "words"]` describes a parameter, and a
     parameter with a default is optional. A ValueError says what is missing."""
     description = inspect.getdoc(function)
@@ -120,10 +109,10 @@ def tool_of(function: Callable[..., Any], alone: bool = False) -> Tool:
             raise ValueError(f"must annotate {given.name} as str, int, float, bool, a list or a TypedDict of them")
         described = {"type": schema.pop("type"), "description": words, **schema}
         parameters[given.name] = Parameter(given.name, described, required=given.default is given.empty)
-    return Tool(function.__name__, function.__name__, " ".join(description.split()), parameters, function, alone)
+    return Tool(function.__name__, function.__name__, " ".join(description.split()), parameters, function)
 
 
-def schema_of(kind: Any) -> dict[str, Any] | None:
+def schema_of(kind: Any) -> Json | None:
     """The JSON schema of an annotation, or None if the type is not supported."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType) and len(inner) == 2 and inner[1] is NoneType:
@@ -140,9 +129,9 @@ def schema_of(kind: Any) -> dict[str, Any] | None:
     return {"type": PLAIN[kind]} if kind in PLAIN else None
 
 
-def problem_with(name: str, value: Any, schema: dict[str, Any]) -> str | None:
+def problem_with(name: str, value: Any, schema: Json) -> str | None:
     """What is wrong with a value, or None. A number in quotes is a string and true is no number."""
-    inner: list[tuple[str, Any, dict[str, Any]]] = []
+    inner: list[tuple[str, Any, Json]] = []
     if schema["type"] == "array":
         if type(value) is not list:
             return f"{name} must be a list of {schema['items']['type']}s"

@@ -4,18 +4,21 @@ The docstrings and the texts in the annotations are shown to the agent. What goe
 PathRefused, OSError) and becomes an answer in the agent loop.
 """
 
-from __future__ import annotations
-
 import asyncio
+import difflib
+import json
+import posixpath
+import re
 import shlex
+import sys
+from itertools import islice
 from typing import Annotated, TypedDict
 
 from offbook.agent.chat import SUBMIT
-from offbook.agent.harness.editing import apply_edits
+from offbook.agent.harness import matching
 from offbook.agent.harness.matching import lines_of
-from offbook.agent.harness.search import search
 from offbook.agent.harness.tool import TodoItem, ToolFailed, Workbench, tool_of
-from offbook.sandbox.sandbox import ExecResult
+from offbook.sandbox.sandbox import HISTORY, HOST_ERRORS, ExecResult, Sandbox
 
 RepositoryPath = Annotated[str, "relative to the repository"]
 OUTPUT_CHARS = 8000
@@ -166,7 +169,7 @@ async def search_codebase(
 ) -> str:
     """Search the text of all files, line by line, with a Python regular expression. Version control folders are
     left out."""
-    return await search(bench.sandbox, pattern, path, min(SEARCH_S, bench.limits.command_s))
+    return await _search(bench.sandbox, pattern, path, min(SEARCH_S, bench.limits.command_s))
 
 
 async def list_dir(bench: Workbench, path: RepositoryPath) -> str:
@@ -195,6 +198,200 @@ async def finish(bench: Workbench, message: Annotated[str, "a closing word for t
 
 BASH = tool_of(bash)
 TOOLS = {
-    function.__name__: tool_of(function, alone=function is edit_file)
+    function.__name__: tool_of(function)
     for function in (read_file, edit_file, run_command, search_codebase, list_dir, run_tests, todo, finish)
 }
+
+
+FILE_CHARS = 1_000_000
+ALL_CHARS = 50_000_000
+PATTERN_CHARS = 1000
+SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "__pycache__"})
+
+
+async def _search(sandbox: Sandbox, pattern: str, path: str, timeout_s: float) -> str:
+    if len(pattern) > PATTERN_CHARS:
+        raise ToolFailed(f"what you look for is longer than {PATTERN_CHARS} characters")
+    try:
+        matching.compile_pattern(pattern)
+    except ValueError as error:
+        raise ToolFailed(f"not a regular expression: {error}") from None
+    texts, num_skipped = await texts_of(sandbox, posixpath.normpath(path))
+    hits, left_out = await _in_process(pattern, texts, timeout_s)
+    lines = [f"{path}:{number}: {line}" for path, number, line in hits]
+    if left_out:
+        lines.append(f"[{left_out} more matches; say more closely what you look for]")
+    if num_skipped:
+        lines.append(f"[{num_skipped} files not searched: too large, binary or unreadable]")
+    return "\n".join(lines if hits else ["no match", *lines])
+
+
+async def texts_of(sandbox: Sandbox, path: str) -> tuple[dict[str, str], int]:
+    """The texts to search, and how many files were skipped as binary, unreadable or too large."""
+    texts: dict[str, str] = {}
+    size = 0
+    num_skipped = 0
+    for name in await _names(sandbox, path):
+        try:
+            text = await sandbox.read(name)
+        except OSError as error:
+            if name == path or error.errno in HOST_ERRORS:
+                raise
+            text = "\0"  # found and not readable: the agent took its rights away
+        if len(text) > FILE_CHARS or "\0" in text or size + len(text) > ALL_CHARS:
+            num_skipped += 1
+            continue
+        size += len(text)
+        texts[name] = text
+    return texts, num_skipped
+
+
+async def _names(sandbox: Sandbox, path: str) -> list[str]:
+    if path == HISTORY:
+        return [f"{path}/{name}" for name in await sandbox.list(path)]
+    if posixpath.isabs(path):
+        return [path]
+    inside = [name for name in await sandbox.files() if path in (".", name) or name.startswith(f"{path}/")]
+    if not inside:
+        await sandbox.list(path)  # a path that does not exist or leads out is said so
+    return [name for name in inside if SKIPPED_FOLDERS.isdisjoint(name.split("/")[:-1])]
+
+
+async def _in_process(pattern: str, texts: dict[str, str], timeout_s: float) -> tuple[list[matching.Hit], int]:
+    request = await asyncio.to_thread(json.dumps, {"pattern": pattern, "texts": texts})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        matching.__file__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer, complaint = await process.communicate(request.encode())
+    except TimeoutError:
+        raise ToolFailed(f"the search took more than {timeout_s:g} s; look for less, or in fewer files") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        reason = (complaint.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"])[-1]
+        raise ToolFailed(f"the search broke: {reason}")
+    hits, left_out = json.loads(answer)
+    return hits, left_out
+
+
+MAX_PLACES = 10  # named where a text occurs several times
+MAX_LINES = 4  # of the file, quoted in a mismatch
+QUOTED_CHARS = 120
+COMPARED_LINES = 5000
+SIMILAR = 0.6
+
+
+def apply_edits(path: str, text: str, edits: list[tuple[str, str]]) -> str:
+    """The text after all replacements, in order. An empty text can be given a first one."""
+    if "\ufffd" in text:
+        raise ToolFailed(f"{path} is not UTF-8 text; an edit would damage it")
+    for number, (old, new) in enumerate(edits, 1):
+        try:
+            text = new if number == 1 and not text and not old else replace_once(path, text, old, new)
+        except ToolFailed as error:
+            if len(edits) == 1:
+                raise
+            raise ToolFailed(f"replacement {number} of {len(edits)} fails, so none was made: {error}") from None
+    return text
+
+
+def replace_once(path: str, text: str, old: str, new: str) -> str:
+    """`text` with the only occurrence of `old` replaced."""
+    if not old:
+        raise ToolFailed(f"{path} has text already; say which part of it to replace")
+    if old == new:
+        raise ToolFailed("the new text is the same as the old: nothing would change")
+    # Overlapping occurrences count: which one is meant is just as unclear.
+    found = re.finditer(f"(?={re.escape(old)})", text)
+    places = [match.start() for match in islice(found, MAX_PLACES + 1)]
+    if not places:
+        raise ToolFailed(mismatch(path, text, old))
+    if len(places) > 1:
+        times = f"more than {MAX_PLACES}" if len(places) > MAX_PLACES else str(len(places))
+        lines = ", ".join(str(text.count("\n", 0, place) + 1) for place in places[:MAX_PLACES])
+        raise ToolFailed(
+            f"the text to replace occurs {times} times in {path}, at lines {lines}; give more of what surrounds it"
+        )
+    return text[: places[0]] + new + text[places[0] + len(old) :]
+
+
+def mismatch(path: str, text: str, old: str) -> str:
+    """Explain in at most six lines why `old` is not in `text`."""
+    missing = f"the text to replace is not in {path}"
+    if not text:
+        return f"{missing}, which is empty"
+    if "\r\n" in text and old.replace("\n", "\r\n") in text:
+        return f"{missing}: its lines end in \\r\\n, yours in \\n"
+    if "\\n" in old and old.replace("\\n", "\n") in text:
+        return f"{missing}: you wrote \\n as two characters where the file has line breaks"
+    have, want = lines_of(text), lines_of(old)
+    first = _same_but_for_spaces(have, want)
+    if first is not None:
+        return f"{missing}, but this differs from it in spaces only{_difference(have, want, first)}:" + _quote(
+            have, first, len(want)
+        )
+    nearest = _nearest(have, want)
+    if nearest is None:
+        return f"{missing}, nor anything like it; the file has {len(have)} lines"
+    return f"{missing}; the nearest is:" + _quote(have, nearest, len(want))
+
+
+def _same_but_for_spaces(have: list[str], want: list[str]) -> int | None:
+    bare = ["".join(line.split()) for line in have]
+    wanted = ["".join(line.split()) for line in want]
+    if not any(wanted):
+        return None
+    for first in range(len(bare) - len(wanted) + 1):
+        if bare[first : first + len(wanted)] == wanted:
+            return first
+    return None
+
+
+def _difference(have: list[str], want: list[str], first: int) -> str:
+    """The first line whose indentation differs, in words; nothing where the difference is elsewhere."""
+    for offset, line in enumerate(want):
+        theirs = have[first + offset]
+        indent, wanted = _indent(theirs), _indent(line)
+        if theirs.strip() and indent != wanted:
+            return f" (line {first + offset + 1} starts with {_spelled(indent)}, yours with {_spelled(wanted)})"
+        if theirs.rstrip() == line.rstrip() and theirs != line:
+            return f" (line {first + offset + 1} differs in spaces at its end)"
+    return ""
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _spelled(space: str) -> str:
+    counts = [(space.count(" "), "space"), (space.count("\t"), "tab")]
+    parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
+    return " and ".join(parts) or "no space"
+
+
+def _nearest(have: list[str], want: list[str]) -> int | None:
+    """Where the text would begin, going by the line of the file most like its longest line."""
+    offset, line = max(enumerate(want), key=lambda entry: len(entry[1].strip()))
+    matcher = difflib.SequenceMatcher(b=line.strip()[:QUOTED_CHARS])
+    best, place = SIMILAR, None
+    for number, candidate in enumerate(have[:COMPARED_LINES]):
+        matcher.set_seq1(candidate.strip()[:QUOTED_CHARS])
+        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
+            best, place = matcher.ratio(), max(0, number - offset)
+    return place
+
+
+def _quote(have: list[str], first: int, count: int) -> str:
+    shown = have[first : first + min(count, MAX_LINES)]
+    more = f"\n[{count - MAX_LINES} more lines]" if count > MAX_LINES else ""
+    return "".join(f"\n{number}: {line[:QUOTED_CHARS]}" for number, line in enumerate(shown, first + 1)) + more

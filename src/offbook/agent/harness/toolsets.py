@@ -3,8 +3,6 @@
 They vary from task to task, so that using the tools as listed is a skill that training can reward.
 """
 
-from __future__ import annotations
-
 import difflib
 import random
 import tomllib
@@ -13,17 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
 
 from offbook.agent.chat import Chat
 from offbook.agent.harness.tool import Tool, ToolFailed, Workbench
 from offbook.agent.harness.tools import BASH, TOOLS, submitted
 from offbook.sandbox.sandbox import HOST_ERRORS, PathRefused
-from offbook.types import OffbookError, Role, ToolCall, ToolSpec
+from offbook.types import Json, OffbookError, Role, ToolCall, ToolSpec
 
 PROMPTS = resources.files("offbook.agent.harness") / "prompts"
-WORDINGS: dict[str, Any] = tomllib.loads((PROMPTS / "wordings.toml").read_text())  # other names and words
-PROFILES = ("pocket", "standard", "worked", "bash")
+WORDINGS: Json = tomllib.loads((PROMPTS / "wordings.toml").read_text())  # other names and words
 NEEDED = {  # a way to do it, and the tools that give one; the first is named where none does
     "read": ("read_file", "run_command"),
     "edit": ("edit_file", "run_command"),
@@ -44,15 +40,11 @@ def prompt(name: str) -> str:
     return (PROMPTS / f"{name}.md").read_text().removesuffix("\n")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Toolset:
     tools: dict[str, Tool]  # by the name shown, in the order shown
     strict: bool
     prompt: str  # the file of the system prompt
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.tools)
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """The tools as a chat format or an API describes them. In the bash profile the prompt does."""
@@ -101,7 +93,8 @@ class Toolset:
     def system_prompt(self, telling: str = "") -> str:
         """`telling` describes the tools where neither the chat format nor the API does."""
         if self.prompt != "standard":
-            return prompt(self.prompt).format(signatures=", ".join(tool.signature for tool in self.tools.values()))
+            shown = [f"{tool.name}({', '.join(tool.required)})" for tool in self.tools.values()]
+            return prompt(self.prompt).format(signatures=", ".join(shown))
         words = prompt("standard").format(strictness=STRICTNESS[self.strict])
         return "\n\n".join(filter(None, (words, telling)))
 
@@ -120,13 +113,10 @@ def make_toolset(
     could. The profile `bash` is a format of its own: it has the one tool, whatever the names, and does not vary.
     Those of `own`, the user's, come last and do not vary either, so the others are shown as they are without them.
     """
-    refuse_unknown(profile, PROFILES, "profile")
     for name in names:
-        refuse_unknown(name, {**TOOLS, **own}, "tool")
+        refuse_unknown(name, {**TOOLS, **own})
     if len(set(names)) < len(names):
         raise OffbookError(f"a tool is named twice in {', '.join(names)}")
-    if not 0 <= variation <= 1:
-        raise OffbookError(f"variation is between 0 and 1, not {variation:g}")
     if profile == "bash":
         return Toolset({BASH.name: BASH}, True, "bash")
     lacking = _lacking(names)
@@ -141,10 +131,10 @@ def make_toolset(
     return Toolset({tool.name: tool for tool in shown}, not rng.random() < variation * LENIENT, profile)
 
 
-def refuse_unknown(name: str, known: Iterable[str], kind: str) -> None:
+def refuse_unknown(name: str, known: Iterable[str]) -> None:
     if name not in known:
         nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-        raise OffbookError(f"there is no {kind} {name}; did you mean {nearest}?")
+        raise OffbookError(f"there is no tool {name}; did you mean {nearest}?")
 
 
 def _lacking(names: Iterable[str]) -> str | None:

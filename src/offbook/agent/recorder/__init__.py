@@ -1,4 +1,3 @@
 """Records what any agent asks of a model behind an endpoint, and the answers, token by token, as rollouts."""
 
-from offbook.agent.recorder.said import Answer, Asked, Refused, Said, Shown
-from offbook.agent.recorder.session import Over, Session
+from offbook.agent.recorder.session import Answer, Asked, Over, Recorder, Refused, Said, Shown

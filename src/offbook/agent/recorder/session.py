@@ -1,12 +1,11 @@
 """Records one agent's work at an endpoint as a rollout: requests become ids, the model continues them, ids are kept.
 
 A request whose history is a conversation of this session plus new messages extends that segment: the prompt is the
-recorded ids and new ones. Any other history (edited, summarised, rewound, a sub-agent's) opens a segment. Messages of
-the model in it keep the ids that were sampled, and do not count as sampled, so no token is learned from twice.
-Overlapping requests go on in two segments.
+recorded ids and new ones. Any other history (edited, summarised, rewound, a sub-agent's) opens a segment, in which the
+model's messages do not count as sampled, so no token is learned from twice. Overlapping requests go on in two segments.
 
-A retry of a request gets the answer of the first attempt. A request whose client disconnects while the model writes
-leaves nothing. Thinking stays in the conversation, whether or not the client sends it back.
+A request whose client disconnects while the model writes leaves nothing. Thinking stays in the conversation, whether or
+not the client sends it back.
 
 Left out: a message that the client has begun, sampling parameters (an engine has one temperature), logprobs.
 """
@@ -15,54 +14,159 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from offbook.agent.chat import Chat, Transcript, count_tokens
 from offbook.agent.chat.dialects import Tools
-from offbook.agent.recorder.said import Answer, Asked, Reading, Refused, Said, Shown, in_order, num_shared, status_of
+from offbook.core.thoughts import THINK_END, THINK_START, answer_start
 from offbook.types import (
     INVALID,
     CallStatus,
     Completion,
     Event,
     Limits,
+    Message,
     ModelLost,
     OffbookError,
     Policy,
     Prices,
     Prompt,
     PromptTooLong,
+    Role,
     Rollout,
     Segment,
     StopReason,
+    ToolCall,
 )
 
+
+class Refused(OffbookError):
+    """A request that can never be answered as it is; a retry fails again."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message. `ids` are the client's names of its calls or, of a tool's answer, of the call that it answers."""
+
+    role: Role
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    ids: tuple[str, ...] = ()
+    failed: bool = False  # of a tool's answer: the client says so
+
+    def is_like(self, other: Said) -> bool:
+        """Whether it is the same message: clients send it back without thinking, stripped, with arguments rewritten."""
+        if self.role != other.role or self.failed != other.failed:
+            return False
+        if self.role != "assistant":
+            return self.text == other.text
+        calls = [(call.name, call.arguments) for call in self.calls]
+        return self.text.strip() == other.text.strip() and calls == [(c.name, c.arguments) for c in other.calls]
+
+
+@dataclass(frozen=True)
+class Asked:
+    messages: tuple[Said, ...]
+    tools: Tools = ()
+    max_tokens: int = 0  # 0 is as many as the session allows
+    stream: bool = False
+    id: str = field(default_factory=lambda: secrets.token_hex(12))  # of the answer
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A call that cannot be read stays text. Words after a readable call are in the record only."""
+
+    thinking: str = ""
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    id: str
+    number: int  # in the order of answers
+    shown: Shown
+    call_ids: tuple[str, ...]
+    is_cut: bool  # by a limit
+    prompt_tokens: int
+    sampled_tokens: int
+
+
+def in_order(messages: Sequence[Said]) -> tuple[Said, ...]:
+    """The messages as a model reads them: consecutive assistant messages joined, answers in the order of the calls."""
+    joined: list[Said] = []
+    for said in messages:
+        last = joined[-1] if joined else None
+        if last and last.role == said.role == "assistant":
+            text = "\n".join(filter(None, (last.text, said.text)))
+            joined[-1] = Said("assistant", text, (*last.calls, *said.calls), (*last.ids, *said.ids))
+        else:
+            joined.append(said)
+    for place, said in enumerate(joined):
+        answers = list(takewhile(lambda one: one.role == "tool", joined[place + 1 :]))
+        if len(said.ids) > 1 and {one.ids[:1] for one in answers} == {(id,) for id in said.ids}:
+            joined[place + 1 : place + 1 + len(answers)] = sorted(answers, key=lambda one: said.ids.index(one.ids[0]))
+    return tuple(joined)
+
+
+def num_shared(one: Sequence[Said], other: Sequence[Said]) -> int:
+    """The length of the common prefix."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0].is_like(pair[1]), pairs))
+
+
+def status_of(call: ToolCall, tools: Tools) -> tuple[CallStatus, str]:
+    """Whether a call is of a tool that the client offered, and what is wrong with it."""
+    if call.error:
+        return "malformed", call.error
+    if not tools:  # calls are text between the agent and the model
+        return "ok", ""
+    tool = next((tool for tool in tools if tool.name == call.name), None)
+    if tool is None:
+        return "unknown_tool", f"there is no tool {call.name}"
+    known = tool.parameters.get("properties")
+    missing = [name for name in tool.parameters.get("required") or () if name not in call.arguments]
+    if missing:
+        return "malformed", f"{call.name} needs {', '.join(missing)}"
+    extra = [name for name in call.arguments if known and name not in known]
+    if extra:
+        return "malformed", f"{call.name} takes no {', '.join(extra)}"
+    return "ok", ""
+
+
+def _shown(message: Message, chat: Chat, tools: Tools) -> Shown:
+    """A sampled message as a client sees it. Without tools everything is text."""
+    text = message.text
+    calls = message.calls if tools else ()
+    begin = answer_start(text, chat.thinking)
+    starts = [*(max(begin, call.start) for call in calls), len(text)]
+    said = text[begin : starts[0]]
+    said += "".join(text[starts[n] : starts[n + 1]] for n, call in enumerate(calls) if call.error)
+    thought = text[:begin].strip().removeprefix(THINK_START).removesuffix(THINK_END).strip()
+    return Shown(thought, said.strip(), tuple(call for call in calls if not call.error))
+
+
 FREE = Prices()
-OnShown = Callable[[Shown], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     messages: tuple[Said, ...]
     tools: Tools
 
-    def is_like(self, other: Request) -> bool:
-        count = len(self.messages)
-        same = count == len(other.messages) and self.tools == other.tools
-        return same and num_shared(self.messages, other.messages) == count
 
-
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Track:
     """A segment as of its last answer, and its messages as the client knows them. The next answer makes a new track."""
 
-    tools: Tools
-    said: tuple[Said, ...]  # one for each message of the segment
-    names: tuple[str, ...]  # ids of the answers, empty for other messages
+    request: Request  # with the answer: one message for each of the segment
+    places: dict[str, int]  # of the answers among the messages, by their ids
     segment: Segment
     answer: Answer
     is_busy: bool = False  # a request waits for its next message
@@ -78,7 +182,7 @@ class Line(Policy, Protocol):
     def close(self) -> None: ...
 
 
-class Session:
+class Recorder:
     """`open_line` opens an engine session, by a name for its random numbers: one for the whole session, and more while
     requests overlap. A `line` that is passed in is used first, and its owner closes it."""
 
@@ -102,66 +206,45 @@ class Session:
         self.lost: ModelLost | None = None
         self.is_over = asyncio.Event()  # nothing more will come of it
         self.has_ended = False
+        self.num_waiting = 0  # requests without an answer
         self._open_line = open_line
         self._line = line or open_line(rollout.id)
         self._is_line_own = line is None
         self._is_line_busy = False
         self._numbers = itertools.count(1)
-        self._waiting: dict[asyncio.Future[Answer], Request] = {}
         self._notes: list[tuple[str, str, str]] = []  # answer's id, kind, detail
         self._began = self.touched = time.monotonic()
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether a request waits for an answer."""
-        return bool(self._waiting)
-
-    async def answer(self, asked: Asked, on_shown: OnShown | None = None) -> Answer:
-        """The model's next message. `on_shown` is a callback for the message so far, if the engine streams."""
+    async def answer(self, asked: Asked) -> Answer:
+        """The model's next message."""
         self.touched = time.monotonic()
-        request = self._request(asked)
-        earlier = await self._earlier(request) if asked.retry else None
-        if earlier:
-            return earlier
-        self._refuse_over()
-        for name, value in asked.ignored.items():
-            note = ("", "ignored", f"{name} = {str(value)[:80]}")
-            if note not in self._notes:
-                self._notes.append(note)
-        done = asyncio.get_running_loop().create_future()
-        self._waiting[done] = request
+        request = _request(asked)
+        if self.has_ended:
+            raise Over("this session has ended")
+        if self.rollout.usage.turns + self.num_waiting >= self.limits.turns:
+            self._reach("turns", f"{self.limits.turns} messages (harness.turns)")
+        self.num_waiting += 1
         track = self._continued(request)
         if track is not None:
             track.is_busy = True
         try:
-            answer = await self._sampled(request, track, asked, on_shown)
-            done.set_result(answer)
-            return answer
-        except asyncio.CancelledError:
-            self._notes.append(("", "given_up", "the client disconnected before the answer"))
-            raise
+            return await self._sampled(request, track, asked)
         finally:
             if track is not None:
                 track.is_busy = False
-            del self._waiting[done]
-            done.cancel()
+            self.num_waiting -= 1
             self.touched = time.monotonic()
-
-    def count(self, asked: Asked) -> int:
-        """The tokens of the prompt that this request would be."""
-        request = self._request(asked)
-        return len(self._written(request, self._continued(request)).prompt())
 
     def note(self, kind: str, detail: str, answer: str = "") -> None:
         """Record an event at the answer with this id, or at the last one."""
-        if answer and not any(answer in track.names for track in self.tracks):
+        if answer and not any(answer in track.places for track in self.tracks):
             raise Refused(f"this session has no answer {answer}")
         last = self._last()
         self._notes.append((answer or (last.answer.id if last else ""), kind, detail))
 
     def end(self, stop: StopReason | None = None) -> Rollout:
         """The rollout, complete except for its reward. Without a reason its last message says how it ended."""
-        rollout, usage = self.rollout, self.rollout.usage
+        rollout = self.rollout
         if self.has_ended:
             return rollout
         self.has_ended = True
@@ -171,14 +254,15 @@ class Session:
         last = self._last()
         has_called = last is not None and last.segment.messages[-1].calls
         rollout.stop = self.limit or stop or ("finish" if has_called else "answer")
-        rollout.tools = rollout.tools or next((tuple(tool.name for tool in one.tools) for one in self.tracks), ())
+        if not rollout.tools and self.tracks:
+            rollout.tools = tuple(tool.name for tool in self.tracks[0].request.tools)
         for name, kind, detail in self._notes:
-            places = ((number, track) for number, track in enumerate(self.tracks) if name and name in track.names)
-            number, track = next(places, (0, None))
-            rollout.events.append(Event(track.names.index(name) if track else -1, kind, detail, number))
+            places = [(track.places[name], number) for number, track in enumerate(self.tracks) if name in track.places]
+            message, number = places[0] if places else (-1, 0)
+            rollout.events.append(Event(message, kind, detail, number))
         self._count_calls()
-        usage.seconds = time.monotonic() - self._began
-        count_tokens(rollout.segments, self.chat, usage)
+        rollout.usage.seconds = time.monotonic() - self._began
+        count_tokens(rollout.segments, self.chat, rollout.usage)
         return rollout
 
     def _last(self) -> Track | None:
@@ -186,64 +270,34 @@ class Session:
 
     # Where a request belongs
 
-    def _request(self, asked: Asked) -> Request:
-        """The whole conversation, in a form that can be compared and written."""
-        messages = asked.messages
-        if asked.after:  # its instructions are not carried over
-            before = next((track for track in self.tracks if asked.after in track.names), None)
-            if before is None:
-                raise Refused(f"this session has no answer {asked.after}")
-            history = before.said[: before.names.index(asked.after) + 1]
-            system = [said for said in messages if said.role == "system"]
-            rest = [said for said in (*history, *messages) if said.role != "system"]
-            messages = (*system, *rest)
-        messages = in_order(messages)
-        if not messages or messages[-1].role == "assistant":
-            raise Refused("the last message must be the user's or a tool's: the model begins its messages itself")
-        if messages[0].role not in ("system", "user"):
-            raise Refused("a conversation begins with the system's or the user's message")
-        if asked.tools and messages[0].role != "system":  # which describes them
-            messages = (Said("system", ""), *messages)
-        return Request(messages, asked.tools)
-
-    async def _earlier(self, request: Request) -> Answer | None:
-        """The answer of an equal request, also of one that is still waiting for it."""
-        for done in [done for done, waiting in self._waiting.items() if waiting.is_like(request)]:
-            await asyncio.wait({done})
-            if not done.cancelled():
-                return done.result()
-        answered = (track for track in self.tracks if Request(track.said[:-1], track.tools).is_like(request))
-        return next((track.answer for track in answered), None)
-
     def _continued(self, request: Request) -> Track | None:
         """The longest conversation that the request continues and no other request is using."""
-        found = [
-            track
-            for track in self.tracks
-            if not track.is_busy
-            and track.tools == request.tools
-            and num_shared(track.said, request.messages) == len(track.said)
-        ]
-        return max(found, key=lambda track: len(track.said), default=None)
+        found = []
+        for track in self.tracks:
+            known = track.request
+            is_begin = num_shared(known.messages, request.messages) == len(known.messages)
+            if is_begin and known.tools == request.tools and not track.is_busy:
+                found.append(track)
+        return max(found, key=lambda track: len(track.request.messages), default=None)
 
     def _written(self, request: Request, track: Track | None) -> Transcript:
         """The request as a transcript: a copy of the track's segment and the new messages, or all of it."""
         transcript = Transcript(self.chat, request.tools)
+        begin = 0
         if track is not None:
             old = track.segment
             copy = Segment([*old.ids], [*old.sampled], [*old.logprobs], [*old.versions], [*old.messages])
             transcript = Transcript.after(copy, self.chat, request.tools)
+            begin = len(old.messages)
         try:
-            for index in range(len(track.said) if track else 0, len(request.messages)):
-                said = request.messages[index]
+            for index, said in enumerate(request.messages[begin:], begin):
                 if said.role == "assistant":
-                    ids = self._sampled_before(request, index)
-                    ids = ids or [*self.chat.answer(said.text, said.calls), self.chat.end_id]
+                    ids = [*self.chat.answer(said.text, said.calls), self.chat.end_id]
                     message = transcript.add_sampled(Completion(ids, [0.0] * len(ids), [-1] * len(ids)))
                     transcript.segment.sampled[message.body : message.end] = [False] * (message.end - message.body)
                     continue
                 telling = self.chat.telling(request.tools) if index == 0 else ""
-                status = answer_status(request, index) if said.role == "tool" else None
+                status = _answer_status(request, index) if said.role == "tool" else None
                 transcript.add(said.role, "\n\n".join(filter(None, (said.text, telling))), status)
         except OffbookError:
             raise
@@ -251,44 +305,22 @@ class Session:
             raise Refused(f"the model's chat cannot hold this conversation: {error}") from error
         return transcript
 
-    def _sampled_before(self, request: Request, index: int) -> list[int]:
-        """The ids of an equal message that was sampled in this session, preferably at the same index."""
-        said = request.messages[index]
-        for track in sorted(self.tracks, key=lambda one: -num_shared(one.said, request.messages)):
-            places = [place for place, other in enumerate(track.said) if said.is_like(other)]
-            if places:
-                message = track.segment.messages[index if index in places else places[-1]]
-                return track.segment.ids[message.body : message.body_end + 1]
-        return []
-
     # From the engine to the record
 
-    async def _sampled(self, request: Request, track: Track | None, asked: Asked, on_shown: OnShown | None) -> Answer:
+    async def _sampled(self, request: Request, track: Track | None, asked: Asked) -> Answer:
         usage = self.rollout.usage
         written = self._written(request, track)
         ids = written.prompt()
-        reading = Reading(self.chat, request.tools)
         if track is not None:
             usage.drift += ids[: len(track.segment.ids)] != track.segment.ids
         room = self._room(len(ids), track, asked.max_tokens)
-        heard = (lambda ids: on_shown(reading.so_far(ids))) if on_shown else None
-        prompt = Prompt(ids, tuple(written.segment.messages), request.tools, heard)
-        began = time.monotonic()
-        try:
-            async with self._free_line() as line:
-                completion = await line.complete(prompt, room)
-        except ModelLost as lost:
-            self.lost = lost
-            self.is_over.set()
-            raise
-        finally:
-            usage.model_seconds += time.monotonic() - began
+        completion = await self._complete(Prompt(ids, tuple(written.segment.messages), request.tools), room)
         num_read, num_written = completion.billed or (len(ids), len(completion.ids))
         usage.cost += (self.prices.input * num_read + self.prices.output * num_written) / 1e6
         if self.has_ended:
             raise Over("this session ended before the answer was there")
         message = written.add_sampled(completion)
-        shown = reading.whole(written.segment.ids[message.body : message.body_end])
+        shown = _shown(message, self.chat, request.tools)
         answer = Answer(
             asked.id,
             next(self._numbers),
@@ -298,12 +330,11 @@ class Session:
             prompt_tokens=len(ids),
             sampled_tokens=len(completion.ids),
         )
-        known = track.said if track else ()
-        names = track.names if track else ()
+        known = track.request.messages if track else ()
         own = Said("assistant", shown.text, shown.calls, answer.call_ids)
         said = (*known, *request.messages[len(known) :], own)
-        names = (*names, *[""] * (len(said) - len(names) - 1), answer.id)
-        new = Track(request.tools, said, names, written.segment, answer)
+        places = {**(track.places if track else {}), answer.id: len(said) - 1}
+        new = Track(Request(said, request.tools), places, written.segment, answer)
         if track is None:
             self.tracks.append(new)
         else:
@@ -313,29 +344,26 @@ class Session:
         self.on_turn()
         return answer
 
-    @asynccontextmanager
-    async def _free_line(self) -> AsyncIterator[Line]:
-        """An engine session that is free: each has the KV cache of one conversation."""
-        if not self._is_line_busy:
-            self._is_line_busy = True
-            try:
-                yield self._line
-            finally:
-                self._is_line_busy = False
-            return
-        line = self._open_line(f"{self.rollout.id}/{next(self._numbers)}")
+    async def _complete(self, prompt: Prompt, room: int) -> Completion:
+        """Ask an engine session that is free: each has the KV cache of one conversation."""
+        began = time.monotonic()
+        is_extra = self._is_line_busy
+        line = self._open_line(f"{self.rollout.id}/{next(self._numbers)}") if is_extra else self._line
+        self._is_line_busy = True
         try:
-            yield line
+            return await line.complete(prompt, room)
+        except ModelLost as lost:
+            self.lost = lost
+            self.is_over.set()
+            raise
         finally:
-            line.close()
+            self.rollout.usage.model_seconds += time.monotonic() - began
+            if is_extra:
+                line.close()
+            else:
+                self._is_line_busy = False
 
     # Limits and counts
-
-    def _refuse_over(self) -> None:
-        if self.has_ended:
-            raise Over("this session has ended")
-        if self.rollout.usage.turns + len(self._waiting) >= self.limits.turns:
-            self._reach("turns", f"{self.limits.turns} messages (harness.turns)")
 
     def _reach(self, limit: StopReason, what: str) -> None:
         self.limit = limit
@@ -361,18 +389,31 @@ class Session:
         for number, track in enumerate(self.tracks):
             for index, message in enumerate(track.segment.messages):
                 for call in message.calls if track.segment.is_own(message) else ():
-                    status, problem = status_of(call, track.tools)
+                    status, problem = status_of(call, track.request.tools)
                     usage.calls += 1
                     if status in INVALID:
                         usage.invalid_calls += 1
                         self.rollout.events.append(Event(index, status, problem, number))
 
 
-def answer_status(request: Request, index: int) -> CallStatus:
+def _request(asked: Asked) -> Request:
+    """The conversation, in a form that can be compared and written."""
+    messages = in_order(asked.messages)
+    if not messages or messages[-1].role == "assistant":
+        raise Refused("the last message must be the user's or a tool's: the model begins its messages itself")
+    if messages[0].role not in ("system", "user"):
+        raise Refused("a conversation begins with the system's or the user's message")
+    if asked.tools and messages[0].role != "system":  # which describes them
+        messages = (Said("system", ""), *messages)
+    return Request(messages, asked.tools)
+
+
+def _answer_status(request: Request, index: int) -> CallStatus:
     """How the call went that a tool's message answers: answers follow the calls in their order."""
     begin = index
     while request.messages[begin].role == "tool":
         begin -= 1
-    calls, place = request.messages[begin].calls, index - begin - 1
+    calls = request.messages[begin].calls
+    place = index - begin - 1
     status = status_of(calls[place], request.tools)[0] if place < len(calls) else "ok"
     return "failed" if status == "ok" and request.messages[index].failed else status

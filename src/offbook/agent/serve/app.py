@@ -1,37 +1,35 @@
 """The HTTP routes. A session's key lets an agent talk to the model in that session and nothing else. Rewards and the
 end of a session need the owner's key, so no agent rewards itself."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
 import logging
 import re
 import secrets
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from offbook.agent.recorder import Asked, Over, Refused, Session, Shown
-from offbook.agent.serve.apis import APIS, Api, ChatCompletions, Frame, Messages, Stream, blocks_of
-from offbook.agent.serve.reading import Json, read
-from offbook.types import ModelLost, OffbookError, PromptTooLong, Rollout, StopReason
+from offbook.agent.recorder import Over, Recorder, Refused
+from offbook.agent.serve.apis import APIS, CHAT, Api, member
+from offbook.types import Json, ModelLost, OffbookError, PromptTooLong, Rollout, StopReason
 
 T = TypeVar("T")
 MODEL = "offbook"  # what the model is called here; requests may call it what they like
 MAX_REWARD = 1e6  # sums of such are still exact enough to learn from
 TOKEN_BYTES = 64  # a body with more for each token of the context holds no prompt that fits
 MIN_BYTES = 1 << 20
-SESSION = "x-offbook-session"  # the header that names a session in requests with the owner's key
-RETRIES = "x-stainless-retry-count"  # of the clients of OpenAI and Anthropic
 log = logging.getLogger(__name__)
 
 
@@ -59,31 +57,18 @@ STATUSES: dict[type[Exception], tuple[int, str]] = {
 }
 
 
-def _checked(name: str) -> str:
-    if not re.fullmatch(r"[\w./-]{0,200}", name):
-        raise ValueError("a name has up to 200 letters, digits and ./_-")
-    return name
+def _name(body: Json, name: str, default: str = "") -> str:
+    value = member(body, name, str, default)
+    if not re.fullmatch(r"[\w./-]{0,200}", value):
+        raise Refused(f"{name} must have up to 200 letters, digits and ./_-")
+    return value
 
 
-Name = Annotated[str, AfterValidator(_checked)]
-Amount = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]
-
-
-class Opening(BaseModel):
-    id: Name = ""
-    task: Name = ""
-    group: Name = ""
-
-
-class Earned(BaseModel):
-    value: Amount
-    weight: Amount = 1.0
-    name: Name = "outcome"
-
-
-class Feedback(BaseModel):
-    text: str
-    answer: str = ""
+def _amount(body: Json, name: str, default: float | None = None) -> float:
+    value: Any = body.get(name, default)
+    if type(value) not in (int, float) or not abs(value) <= MAX_REWARD:  # also refuses NaN
+        raise Refused(f"{name} must be a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")
+    return float(value)
 
 
 class Sessions:
@@ -92,7 +77,7 @@ class Sessions:
 
     def __init__(
         self,
-        make: Callable[[Rollout], Session] | None = None,
+        make: Callable[[Rollout], Recorder] | None = None,
         keep: Callable[[Rollout], None] = lambda rollout: None,
         owner: str = "",
         ended: Iterable[str] = (),
@@ -100,11 +85,12 @@ class Sessions:
         self._make = make
         self._keep = keep
         self._owner = owner
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, Recorder] = {}
         self._keys: dict[str, str] = {}  # by their digests, so that a look-up tells nothing about a key
         self._ended = {*ended}  # sessions already in the run folder count, too
+        self.num_kept = len(self._ended)
 
-    def open(self, id: str = "", task: str = "", group: str = "") -> tuple[Session, str]:
+    def open(self, id: str = "", task: str = "", group: str = "") -> tuple[Recorder, str]:
         """Open a session; returns it and the key for its agent."""
         id = id or secrets.token_hex(8)
         if id in self._open or id in self._ended:
@@ -113,7 +99,7 @@ class Sessions:
         session = self._make(Rollout(id, task or id, group or task or id, (), foreign=True))
         return session, self.add(session)
 
-    def add(self, session: Session) -> str:
+    def add(self, session: Recorder) -> str:
         """Register a session that its owner ends. Returns the key for its agent."""
         key = f"ob-{secrets.token_urlsafe(24)}"
         self._open[session.rollout.id] = session
@@ -129,6 +115,7 @@ class Sessions:
         rollout = self.named(id).end(stop)
         if rollout.segments:
             self._keep(rollout)
+            self.num_kept += 1
         self.remove(id)
         self._ended.add(id)
         return rollout
@@ -138,32 +125,22 @@ class Sessions:
         before = time.monotonic() - idle_s
         ended = []
         for id, session in [*self._open.items()]:
-            if session.touched <= before and (not session.is_asked or idle_s < 0):
+            if session.touched <= before and (not session.num_waiting or idle_s < 0):
                 try:
                     ended.append(self.end(id, "wall"))
                 except Exception as error:  # the border of a session
                     log.error(f"the session {id} cannot be kept: {error}", exc_info=error)
         return ended
 
-    def end_all(self) -> list[Rollout]:
-        """End all sessions, as the server stops."""
-        return self.end_idle(-1.0)
-
-    def named(self, id: str) -> Session:
+    def named(self, id: str) -> Recorder:
         if id not in self._open:
             raise Over(f"the session {id} has ended" if id in self._ended else f"there is no session {id}")
         return self._open[id]
 
-    def asking(self, request: Request) -> Session:
-        """The session of a request, by its key, or by a header with the owner's key."""
-        key, name = _key(request), request.headers.get(SESSION, "")
-        if self.is_owner(key):
-            if not name:
-                raise NoKey(f"the owner's key opens no session by itself: name one in the header {SESSION}")
-            known = name in self._open or name in self._ended
-            return self.named(name) if known else self.open(read(Opening, {"id": name}).id)[0]
-        id = self._keys.get(_digest(key), "")
-        if not id or name not in ("", id):
+    def asking(self, request: Request) -> Recorder:
+        """The session of a request, by its key."""
+        id = self._keys.get(_digest(_key(request)), "")
+        if not id:
             raise NoKey("there is no open session with this key")
         return self.named(id)
 
@@ -173,7 +150,7 @@ class Sessions:
 
 def make_app(sessions: Sessions) -> Starlette:
 
-    def posted(path: str, handle: Callable[[Request], Awaitable[Response]], api: type[Api] = ChatCompletions) -> Route:
+    def posted(path: str, handle: Callable[[Request], Awaitable[Response]], api: Api = CHAT) -> Route:
         """A route whose errors are in the API's form."""
 
         async def endpoint(request: Request) -> Response:
@@ -184,16 +161,18 @@ def make_app(sessions: Sessions) -> Starlette:
 
         return Route(path, endpoint, methods=["POST"])
 
-    def answered(api: type[Api]) -> Route:
+    def answered(api: Api) -> Route:
         async def handle(request: Request) -> Response:
             session = sessions.asking(request)
             body = await _body(request, session)
-            asked = replace(api.read(body), retry=request.headers.get(RETRIES, "0") != "0")
+            asked = api.read(body)
             model = str(body.get("model") or MODEL)
-            if asked.stream:
-                return await _streamed(request, session, asked, api, model)
             answer = await _while_there(request, session.answer(asked))
-            return JSONResponse(api(answer.id, model).whole(answer))
+            if not asked.stream:
+                return JSONResponse(api.whole(answer, model))
+            lines = ((f"event: {name}\n" if name else "", json.dumps(data)) for name, data in api.frames(answer, model))
+            stream = "".join(f"{event}data: {data}\n\n" for event, data in lines).encode() + api.last
+            return Response(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
         return posted(api.path, handle, api)
 
@@ -206,18 +185,19 @@ def make_app(sessions: Sessions) -> Starlette:
         return posted(path, checked)
 
     def opened(_: str, body: Json) -> Json:
-        session, key = sessions.open(**read(Opening, body).model_dump())
+        session, key = sessions.open(*(_name(body, name) for name in ("id", "task", "group")))
         return {"id": session.rollout.id, "key": key}
 
     def rewarded(id: str, body: Json) -> Json:
-        earned, reward = read(Earned, body), sessions.named(id).rollout.reward
-        reward.parts[earned.name] = earned.value
-        reward.weights[earned.name] = earned.weight
+        reward = sessions.named(id).rollout.reward
+        value, weight, name = _amount(body, "value"), _amount(body, "weight", 1.0), _name(body, "name", "outcome")
+        reward.parts[name] = value
+        reward.weights[name] = weight
         return {"total": reward.total}
 
     def noted(id: str, body: Json) -> Json:
-        feedback = read(Feedback, body)
-        sessions.named(id).note("feedback", feedback.text, re.split("[-_]", feedback.answer)[-1])
+        answer = member(body, "answer", str, "")
+        sessions.named(id).note("feedback", member(body, "text", str), re.split("[-_]", answer)[-1])
         return {}
 
     def ended(id: str, body: Json) -> Json:
@@ -227,56 +207,15 @@ def make_app(sessions: Sessions) -> Starlette:
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": MODEL}]})
 
-    async def counted(request: Request) -> Response:
-        session = sessions.asking(request)
-        return JSONResponse({"input_tokens": session.count(Messages.read(await _body(request, session)))})
-
     routes = [
         *map(answered, APIS),
         Route("/v1/models", models),
-        posted(f"{Messages.path}/count_tokens", counted, Messages),
         owned("/sessions", opened),
         owned("/sessions/{id:path}/reward", rewarded),
         owned("/sessions/{id:path}/feedback", noted),
         owned("/sessions/{id:path}/end", ended),
     ]
     return Starlette(routes=routes)
-
-
-async def _streamed(request: Request, session: Session, asked: Asked, api: type[Api], model: str) -> Response:
-    """Server-sent events, as the engine reports tokens. The stream starts with the first tokens: an earlier failure is
-    an HTTP error. A client that disconnects ends the sampling."""
-    news: asyncio.Queue[Shown | None] = asyncio.Queue()
-    work = asyncio.create_task(session.answer(asked, news.put_nowait))
-    work.add_done_callback(lambda _: news.put_nowait(None))
-    try:
-        first = await _while_there(request, news.get())
-        writer = api(asked.id if first else work.result().id, model)
-    except BaseException:
-        work.cancel()
-        raise
-
-    async def events() -> AsyncIterator[bytes]:
-        stream, shown = Stream(writer), first
-        try:
-            yield _lines(writer.begin())
-            while shown is not None:
-                yield _lines(stream.more(blocks_of(shown)))
-                shown = await news.get()
-                while shown is not None and not news.empty():  # older ones are skipped
-                    shown = news.get_nowait()
-            yield _lines(stream.end(await work)) + api.last
-        except OffbookError as error:  # the status is out already
-            yield _lines([("error", api.error("api_error", str(error)))])
-        finally:
-            work.cancel()
-
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
-
-
-def _lines(frames: Iterable[Frame]) -> bytes:
-    lines = ((f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}\n\n" for name, data in frames)
-    return "".join(lines).encode()
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -297,7 +236,7 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
 
 
-async def _body(request: Request, session: Session | None = None) -> Json:
+async def _body(request: Request, session: Recorder | None = None) -> Json:
     most = max(MIN_BYTES, TOKEN_BYTES * session.limits.context) if session else MIN_BYTES
     raw = b""
     async for part in request.stream():
@@ -324,10 +263,87 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _refusal(error: Exception, api: type[Api]) -> Response:
+def _refusal(error: Exception, api: Api) -> Response:
     """The error response. Clients retry after a 5xx, and after none of the others."""
     for kind, (status, code) in STATUSES.items():
         if isinstance(error, kind):
             return JSONResponse(api.error(code, str(error)), status)
     log.error("a request failed", exc_info=error)
     return JSONResponse(api.error("api_error", f"the server failed: {type(error).__name__}"), 500)
+
+
+LAST_S = 2  # shutdown timeout for open requests
+IDLE_S = 3600  # keep-alive timeout: agents hold connections while their tools run
+HEADERS_S = 30  # timeout for a request line and its headers
+
+
+class _Server(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals to the caller."""
+        return nullcontext()
+
+
+class _Protocol(H11Protocol):
+    """Close connections that do not finish a request's headers in time: half requests would hold them forever."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """The timer runs while no request is in progress; bytes of an unfinished one do not restart it."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADERS_S, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def listen(port: int = 0, host: str = "127.0.0.1") -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        raise OffbookError(f"cannot listen on {host}:{port}: {error.strerror}; --port 0 takes any free port") from None
+
+
+def listen_at(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(512)
+    return listener
+
+
+class Serving:
+    """A running server, in a task of the event loop, until it is closed."""
+
+    def __init__(self, app: Starlette, listener: socket.socket):
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http=_Protocol,
+            timeout_graceful_shutdown=LAST_S,
+            timeout_keep_alive=IDLE_S,
+        )
+        self._server = _Server(settings)
+        self._running = asyncio.create_task(self._server.serve([listener]))
+
+    async def aclose(self) -> None:
+        self._server.should_exit = True
+        await self._running

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any, Self
 
 import httpx2
 
-from offbook.types import OffbookError
+from offbook.types import Json, OffbookError
 
 URL, KEY = "OFFBOOK_SERVE_URL", "OFFBOOK_SERVE_KEY"
 TIMEOUT_S = 60.0
@@ -40,15 +39,14 @@ class Serve:
         opened = self.post("/sessions", {"task": task, "group": group, "id": id})
         return AgentSession(self, opened["id"], opened["key"])
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, body: Json) -> Json:
         try:
             response = self._http.post(self.url + path, json=body)
         except httpx2.RequestError as error:
             raise OffbookError(f"the server {self.url} cannot be reached: {error}") from None
         if not response.is_success:
             raise OffbookError(f"the server {self.url} answered {response.status_code}: {response.text}")
-        answer: dict[str, Any] = response.json()
-        return answer
+        return response.json()
 
 
 class AgentSession:
@@ -59,17 +57,20 @@ class AgentSession:
         self.env = agent_environment(serve.url, key)
 
     def reward(self, value: float, name: str = "outcome", weight: float = 1.0) -> None:
-        self._serve.post(f"/sessions/{self.id}/reward", {"value": value, "name": name, "weight": weight})
+        self._post("reward", value=value, name=name, weight=weight)
 
     def feedback(self, text: str, answer: str = "") -> None:
         """About the answer with this id; without one about the last."""
-        self._serve.post(f"/sessions/{self.id}/feedback", {"text": text, "answer": answer})
+        self._post("feedback", text=text, answer=answer)
 
-    def end(self) -> dict[str, Any]:
-        return self._serve.post(f"/sessions/{self.id}/end", {})
+    def end(self) -> Json:
+        return self._post("end")
+
+    def _post(self, what: str, **body: Any) -> Json:
+        return self._serve.post(f"/sessions/{self.id}/{what}", body)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()

@@ -5,22 +5,37 @@ from offbook.core.config.files import (
     load_config,
     recipe_for,
     recipes,
+    refuse_without_effect,
     shipped_models,
 )
-from offbook.core.config.judging import (
+from offbook.core.config.tree import (
     EFFORT_KINDS,
     JUDGED,
+    CheckpointConfig,
+    Config,
     EffortConfig,
+    EngineConfig,
+    EvalConfig,
     FeedbackConfig,
+    HarnessConfig,
     JudgeConfig,
+    LinearConfig,
+    LiveConfig,
+    LoraConfig,
     MonitorsConfig,
+    MtpConfig,
+    Precision,
+    PretrainConfig,
+    RanksConfig,
     RewardsConfig,
+    SandboxConfig,
+    SftConfig,
+    StageConfig,
+    TasksConfig,
     TeachersConfig,
+    ToolsConfig,
+    TrainConfig,
+    VllmConfig,
+    cache_folder,
+    is_url,
 )
-from offbook.core.config.running import EvalConfig, LiveConfig
-from offbook.core.config.section import Precision
-from offbook.core.config.stages import PretrainConfig, SftConfig, StageConfig
-from offbook.core.config.training import CheckpointConfig, LinearConfig, LoraConfig, MtpConfig, RanksConfig, TrainConfig
-from offbook.core.config.tree import Config, cache_folder, is_url
-from offbook.core.config.verbs import refuse_without_effect
-from offbook.core.config.world import EngineConfig, HarnessConfig, SandboxConfig, TasksConfig, ToolsConfig, VllmConfig

@@ -1,21 +1,20 @@
 """From files and options to a configuration: a recipe that fits the model, TOML files left to right, then dotted
-overrides. A key that does not exist is refused with the nearest one that does."""
-
-from __future__ import annotations
+overrides. A key that does not exist is refused with the nearest one that does, and so is an option that a verb
+would ignore (verbs.toml)."""
 
 import difflib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from offbook.core.config.tree import Config, is_url
-from offbook.types import OffbookError
+from offbook.types import Json, OffbookError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z0-9])")  # billions of parameters in a hub id
@@ -30,18 +29,17 @@ def recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def shipped_models() -> dict[str, dict[str, Any]]:
+def shipped_models() -> dict[str, Json]:
     """The config.json of common models, by hub id: only what their shapes follow from."""
-    found: dict[str, dict[str, Any]] = json.loads((RECIPES / "models.json").read_text())
-    return found
+    return json.loads((RECIPES / "models.json").read_text())
 
 
 def recipe_for(model: str) -> str:
     """The name of the recipe that fits a model: that of its family, or of its size. Checkpoints of the pocket model say
     that they are, adapters go by their base."""
-    names = [model, *(str(one.get("base_model_name_or_path")) for one in _about_adapters(model))]
-    described = [path.read_text() for name in names for path in _files(name, "config.json")]
-    if model in ("pocket", "pocket-moe") or any("offbook_profile" in text for text in described):
+    names = [model, *(str(one.get("base_model_name_or_path")) for one in _described(model, "adapter_config.json"))]
+    described = [one for name in names for one in _described(name, "config.json")]
+    if model in ("pocket", "pocket-moe") or any("offbook_profile" in one for one in described):
         return "pocket"
     if is_url(model):
         return "remote"
@@ -52,48 +50,42 @@ def recipe_for(model: str) -> str:
     return next(recipe for most, recipe in BY_SIZE if max(sizes, default=0.0) <= most)
 
 
-def _billions(described: str) -> float:
+def _billions(shape: Json) -> float:
     """About how many parameters a model has, by its config.json; 0 where it says too little."""
     try:
-        shape = json.loads(described)
         inner = shape.get("moe_intermediate_size") or shape["intermediate_size"]
         layer = 4 * shape["hidden_size"] + 3 * inner * (shape.get("num_experts") or 1)
         return float(shape["hidden_size"] * (shape["num_hidden_layers"] * layer + shape["vocab_size"]) / 1e9)
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return 0.0
 
 
-def _files(model: str, name: str) -> list[Path]:
-    """Files of a name in a model's folder, or in a run's checkpoints, the newest last."""
-    folders = [Path(model), *sorted(Path(model).glob("ckpt/step_*"))]
-    return [folder / name for folder in folders if (folder / name).is_file()]
-
-
-def _about_adapters(model: str) -> list[dict[str, Any]]:
-    """What peft says of the adapters in a model's folder."""
+def _described(model: str, name: str) -> list[Json]:
+    """JSON files of a name in a model's folder, or in a run's checkpoints, the newest last."""
     found = []
-    for path in _files(model, "adapter_config.json"):
+    for folder in [Path(model), *sorted(Path(model).glob("ckpt/step_*"))]:
         try:
-            found.append(json.loads(path.read_text()))
-        except FileNotFoundError:  # a run that goes on has dropped this checkpoint
+            found.append(json.loads((folder / name).read_text()))
+        except (FileNotFoundError, NotADirectoryError):  # a run that goes on may have dropped this checkpoint
             continue
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"{folder / name} cannot be read: {str(error).splitlines()[0]}") from None
     return found
 
 
-def _take_adapter(tree: dict[str, Any], asked: Any) -> None:
+def _take_adapter(tree: Json, asked: Any) -> None:
     """Take `train.lora` from a model that is an adapter: it is trained on as it is. `asked` is the rank in options."""
-    adapters = [one for one in _about_adapters(str(tree.get("model", ""))) if one.get("peft_type") == "LORA"]
+    described = _described(str(tree.get("model", "")), "adapter_config.json")
+    adapters = [one for one in described if one.get("peft_type") == "LORA"]
     if not adapters or not isinstance(tree.setdefault("train", {}), dict):
         return
-    lora: dict[str, Any] = {"rank": adapters[-1].get("r", 8), "alpha": adapters[-1].get("lora_alpha", 8)}
-    names = adapters[-1].get("target_modules")
-    lora["targets"] = sorted(names) if isinstance(names, list) else []  # it may be an expression
-    if str(asked) not in ("None", str(lora["rank"])):
-        problem = f"{tree['model']} is an adapter of rank {lora['rank']}, not {asked}"
+    rank = adapters[-1].get("r", 8)
+    if str(asked) not in ("None", str(rank)):
+        problem = f"{tree['model']} is an adapter of rank {rank}, not {asked}"
         raise ConfigError(f"{problem}; leave train.lora out, or merge it first (offbook export --merged)")
-    tree["train"]["lora"] = lora
+    names = adapters[-1].get("target_modules")
+    targets = sorted(names) if isinstance(names, list) else []  # it may be an expression
+    tree["train"]["lora"] = {"rank": rank, "alpha": adapters[-1].get("lora_alpha", 8), "targets": targets}
 
 
 def load_config(
@@ -106,10 +98,10 @@ def load_config(
     """
     ours = recipes()
     paths = [RECIPES / f"{file}.toml" if str(file) in ours else Path(file) for file in files]
-    given: dict[str, Any] = {}
+    given: Json = {}
     for branch in (*_branches(defaults or {}), *map(_read_toml, paths), *_branches(overrides)):
         _merge(given, branch)
-    tree: dict[str, Any] = {}
+    tree: Json = {}
     if not any(path.resolve().parent == RECIPES.resolve() for path in paths):
         _merge(tree, _read_toml(RECIPES / f"{recipe_for(str(given.get('model', '')))}.toml"))
     _merge(tree, given)
@@ -132,17 +124,16 @@ def load_config(
         raise ConfigError(problem + _example(where)) from None
 
 
-def _branches(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _branches(values: Mapping[str, Any]) -> Iterator[Json]:
     """Dotted keys as trees of one leaf each."""
     for key, text in values.items():
-        *parents, name = key.split(".")
-        branch: dict[str, Any] = {name: _parse_value(key, text)}
-        for parent in reversed(parents):
-            branch = {parent: branch}
+        branch = _parse_value(key, text)
+        for name in reversed(key.split(".")):
+            branch = {name: branch}
         yield branch
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> Json:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -171,7 +162,7 @@ def _parse_value(key: str, text: Any) -> Any:
     return value
 
 
-def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+def _merge(into: Json, new: Json) -> None:
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
@@ -192,8 +183,8 @@ def _unknown_key(key: str) -> str:
     known = _paths(Config)
     same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     near = difflib.get_close_matches(key, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.5)
-    for path in near:
-        return f"unknown configuration key {key}; did you mean {path}{_example(path)}?"
+    if near:
+        return f"unknown configuration key {key}; did you mean {near[0]}{_example(near[0])}?"
     return f"unknown configuration key {key}; `offbook train --model pocket --dry-run` prints all of them"
 
 
@@ -204,3 +195,20 @@ def _example(key: str) -> str:
         value = getattr(value, name, None)
     shown = str(value).lower() if isinstance(value, bool) else value
     return f", as in: --{key} {shown}" if isinstance(value, str | int | float) and value != "" else ""
+
+
+ALWAYS = ("out", "model", "seed", "threads")
+
+
+def keys_read() -> dict[str, list[str]]:
+    return tomllib.loads(Path(__file__).with_name("verbs.toml").read_text())
+
+
+def refuse_without_effect(verb: str, given: Iterable[str]) -> None:
+    """Refuse an option of the command line that `verb` does not read."""
+    places = keys_read().get(verb, [])
+    for key in given:
+        matching = [place for place in places if f"{key}.".startswith(f"{place.lstrip('!')}.")]
+        if places and (not matching or any(place.startswith("!") for place in matching)):
+            read = ", ".join(place for place in places if place not in ALWAYS and not place.startswith("!"))
+            raise ConfigError(f"{key} has no effect on `offbook {verb}`, which reads {read}; leave it out")

@@ -18,8 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field, NonNegativeInt, ValidationError
 
-from offbook.core.asking import Answers, ask_json, object_of
-from offbook.core.client import NoAnswer
+from offbook.core.client import Answers, NoAnswer, ask_json, object_of
 from offbook.signals.judge.record import cut, is_sampled, quotable, show, text_of, who
 from offbook.signals.trajectory import Trajectory, spoken
 from offbook.types import PromptTooLong, Rollout, Task

@@ -147,7 +147,7 @@ def claimed_success(trajectory: Trajectory) -> Found:
 def more_than_needed(trajectory: Trajectory, times: float = TIMES) -> Found:
     """A rollout that spent over three times the tokens of its lean siblings, at the first call that was not needed.
 
-    Up to a place in its middle a rollout is judged by what all of it spent (harness/again.py keeps that), so a look can
+    Up to a place in its middle a rollout is judged by what all of it spent (harness/agent.py keeps that), so a look can
     ask whether another message in that place would have been needed.
     """
     most = max(map(spent, _lean(trajectory)), default=0)
