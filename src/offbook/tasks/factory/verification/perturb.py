@@ -358,6 +358,7 @@ async def answered(
             or is_unknown(data)
             or (isinstance(data, list) and data[:1] == ["digest"])
             or (case.result.endswith(KIND) and not isinstance(data, bool))
+            or (case.result == "empty" and isinstance(data, list) and len(data) > 1)  # made of nothing
             or (isinstance(data, list) and "null" in text and case.function not in padded and not _has_none(case))
         ):
             continue
