@@ -276,76 +276,54 @@ def test_the_rest_still_imports_and_the_visible_tests_pass(tmp_path: Path, level
 HELPER = {"m.py": "def top():\n    return _deep()\n\n\ndef _deep():\n    return 1\n", "n.py": "import m\n\n\n"}
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"n.py": "from m import _deep\n\ndef use():\n    return _deep()\n"},
-        {"n.py": "import m\n\ndef use():\n    return m._deep()\n"},
-        {"n.py": "def use():\n    from m import _deep\n    return _deep()\n"},
-        {"n.py": "import m\n\ndef use():\n    return getattr(m, '_deep')()\n"},
-        {"n.py": "def use(m, k):\n    getattr(m, f'_dee_{k}')\n", "m.py": "def top(): pass; 1\ndef _dee_p(): 1\n"},
-        {"n.py": "from m import _deep\nTABLE = {'a': _deep}\n"},
-        {"n.py": "from m import *\nfrom m import _deep as d\nclass A:\n    x = d\n"},
-        {"tests/test_m.py": "from m import _deep\n\ndef test_a():\n    assert _deep()\n"},
-        {"tests/test_m.py": "def test_a(mocker):\n    mocker.patch('m._deep')\n"},
-    ],
-)  # fmt: skip
-def test_a_helper_that_something_left_over_names_is_stubbed(more: dict[str, str]) -> None:
-    files = {**HELPER, **more}
-    name = "_dee_p" if "_dee_p" in files["m.py"] else "_deep"
-    deletion = take(files, "hybrid", "m.py::top", f"m.py::{name}")
-    assert names_of(deletion.stubbed) == sorted([name, "top"])
-    assert set(deletion.files) == {"m.py"}
+USED = "hybrid", ["_deep", "top"], []
+UNUSED = "hybrid", ["top"], ["_deep"]
+PUBLIC = "gone", ["top"], ["_deep"]
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("level", "stubbed", "deleted", "more"),
     [
-        {"m.py": HELPER["m.py"] + "def use(_deep):\n    return _deep\n"},  # a local name
-        {"m.py": HELPER["m.py"] + "def use():\n    for _deep in []:\n        return _deep\n"},
-        {"n.py": "import other\n\ndef use():\n    return other._deep\n"},
-        {"n.py": '"""Not like m._deep."""\n'},
-        {"n.py": "from m import _deep\n"},  # nobody uses the import
+        (*USED, {"n.py": "from m import _deep\n\ndef use():\n    return _deep()\n"}),
+        (*USED, {"n.py": "import m\n\ndef use():\n    return m._deep()\n"}),
+        (*USED, {"n.py": "def use():\n    from m import _deep\n    return _deep()\n"}),
+        (*USED, {"n.py": "from m import _deep\nTABLE = {'a': _deep}\n"}),
+        (*USED, {"n.py": "from m import *\nfrom m import _deep as d\nclass A:\n    x = d\n"}),
+        (*USED, {"tests/test_m.py": "from m import _deep\n\ndef test_a():\n    assert _deep()\n"}),
+        (*USED, {"tests/test_m.py": "def test_a(mocker):\n    mocker.patch('m._deep')\n"}),
+        (*UNUSED, {"m.py": HELPER["m.py"] + "def use(_deep):\n    return _deep\n"}),  # a local name
+        (*UNUSED, {"m.py": HELPER["m.py"] + "def use():\n    for _deep in []:\n        return _deep\n"}),
+        (*UNUSED, {"n.py": "import other\n\ndef use():\n    return other._deep\n"}),
+        (*UNUSED, {"n.py": '"""Not like m._deep."""\n'}),
+        (*UNUSED, {"n.py": "from m import _deep\n"}),  # an import that is not used
+        (*PUBLIC, {"n.py": "import m\n\ndef use():\n    return m.top()\n"}),
+        (*PUBLIC, {"n.py": "from m import top as t\n\ndef use(x=t):\n    return x\n"}),
+        (*PUBLIC, {"n.py": "import m\nfor f in [1]:\n    m.top\nif m.top: pass\n"}),
+        (*PUBLIC, {"tests/conftest.py": "from m import top\n"}),
+        (*PUBLIC, {"n.py": "import m\nalias = m.top\n\ndef use():\n    return alias()\n"}),
+        (*PUBLIC, {"n.py": "import m\nHANDLERS = {'first': m.top}\n"}),
     ],
 )
-def test_a_name_that_means_something_else_keeps_no_helper(more: dict[str, str]) -> None:
-    deletion = take({**HELPER, **more}, "hybrid", "m.py::top", "m.py::_deep")
-    assert names_of(deletion.deleted) == ["_deep"]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"n.py": "import m\n\ndef use():\n    return m.top()\n"},
-        {"n.py": "from m import top as t\n\ndef use(x=t):\n    return x\n"},
-        {"n.py": "import m\nfor f in [1]:\n    m.top\nif m.top: pass\n"},
-        {"tests/conftest.py": "from m import top\n"},
-        {"pyproject.toml": '[project.scripts]\nrun = "m:top"\n'},
-        {"n.py": "import m\nalias = m.top\n\ndef use():\n    return alias()\n"},
-        {"n.py": "import m\nfast = make(m, 'top')\n"},
-        {"n.py": "import m\nHANDLERS = {'first': m.top}\n"},
-    ],
-)
-def test_at_gone_a_public_name_that_cannot_be_cleaned_away_is_stubbed(more: dict[str, str]) -> None:
-    deletion = take({**HELPER, **more}, "gone", "m.py::top", "m.py::_deep")
-    assert names_of(deletion.stubbed) == ["top"]
-    assert names_of(deletion.deleted) == ["_deep"]
-    assert set(deletion.files) == {"m.py"}
+def test_what_something_left_over_names_is_stubbed(
+    level: Level, stubbed: list[str], deleted: list[str], more: dict[str, str]
+) -> None:
+    deletion = take({**HELPER, **more}, level, "m.py::top", "m.py::_deep")
+    assert (names_of(deletion.stubbed), names_of(deletion.deleted)) == (stubbed, deleted)
 
 
 @pytest.mark.parametrize(
     ("asked", "more", "used"),
     [
-        ("gone", {}, "gone"),
-        ("gone", {"n.py": "import m\n\ndef use():\n    return m.top()\n"}, "hybrid"),
-        ("gone", {"n.py": "import m\n\ndef use():\n    return m.top() + m._deep()\n"}, "stub"),
-        ("hybrid", {}, "hybrid"),
-        ("hybrid", {"n.py": "from m import _deep\nTABLE = {'a': _deep}\n"}, "stub"),
-        ("stub", {}, "stub"),
+        ("gone", "", "gone"),
+        ("gone", "import m\n\ndef use():\n    return m.top()\n", "hybrid"),
+        ("gone", "import m\n\ndef use():\n    return m.top() + m._deep()\n", "stub"),
+        ("hybrid", "", "hybrid"),
+        ("hybrid", "from m import _deep\nTABLE = {'a': _deep}\n", "stub"),
+        ("stub", "", "stub"),
     ],
 )
-def test_the_level_is_the_one_that_came_of_it(asked: Level, more: dict[str, str], used: Level) -> None:
-    files, (target, helper) = {**HELPER, **more}, map(FunctionKey.of, ("m.py::top", "m.py::_deep"))
+def test_the_level_is_the_one_that_came_of_it(asked: Level, more: str, used: Level) -> None:
+    files, (target, helper) = {**HELPER, "n.py": more}, map(FunctionKey.of, ("m.py::top", "m.py::_deep"))
     feature = Feature("it", "single", (target,), (target, helper), ())
     assert delete(files, read_symbols(files, (".",)), feature, asked).level == used
 

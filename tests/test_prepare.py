@@ -9,7 +9,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -142,7 +141,7 @@ def test_from_a_folder_to_a_repository_and_not_again(tmp_path: Path, monkeypatch
                 [project]
                 name = "My-Pkg"
                 version = "1.5"
-                dependencies = ["helper>=3"]
+                dependencies = ["helper>=3; python_version >= '3'", "not-for-this; python_version < '3'"]
                 optional-dependencies = {test = ["no-wheel-of-this", "mypy", "my-pkg[more]"], more = ["pytest-timeout"]}
                 [project.entry-points.things]
                 one = "my_pkg:double"
@@ -188,8 +187,6 @@ def test_from_a_folder_to_a_repository_and_not_again(tmp_path: Path, monkeypatch
     told.clear()
     assert asyncio.run(prepare(str(repo), folder, BOX, told.append, LIMITS)) == repository
     assert told == []
-    with pytest.raises(Unprepared, match="already holds"):
-        ready(tmp_path, folder)
     moved = folder.rename(tmp_path / "moved")
     assert load_repository(moved).tree == moved / "tree"
 
@@ -216,30 +213,6 @@ def test_a_copy_of_the_package_among_its_dependencies_goes(tmp_path: Path, monke
     monkeypatch.setattr(dependencies, "LIMIT_MB", 0)
     with pytest.raises(Unprepared, match="take 2 MB, more than 0"):
         asyncio.run(install(Project("other", "2"), deps, base))
-
-
-def test_an_install_that_is_stopped_leaves_nothing_of_pips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an index that never answers."""
-    common, folder = tmp_path / "tmp", tmp_path / "folder"
-    common.mkdir()
-    monkeypatch.setenv("TMPDIR", str(common))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.delenv("PIP_NO_INDEX", raising=False)
-
-    async def stop() -> None:
-        base = Path(os.path.realpath(sys.executable))
-        installing = asyncio.create_task(install(Project("pkg", "2"), folder / "deps", base))
-        while not [*tmp_path.rglob("pip-*")]:
-            assert not installing.done()
-            await asyncio.sleep(0.05)
-        installing.cancel()
-        await asyncio.wait([installing])
-
-    with socket.create_server(("127.0.0.1", 0)) as index:
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.getsockname()[1]}/simple")
-        asyncio.run(stop())
-    assert [*common.iterdir()] == []
-    assert [path.name for path in folder.iterdir()] == ["deps"]
 
 
 # --- which tests are relied on, and what they can see
@@ -398,13 +371,6 @@ def test_the_tested_code_sees_its_dependencies_and_no_more(deps: Path, tmp_path:
     asyncio.run(part())
 
 
-def test_a_suite_of_too_many_tests_does_not_run(deps: Path, tmp_path: Path) -> None:
-    limits = PrepareSettings(baseline=BaselineLimits(max_tests=9))
-    hostile = GOOD | {"conftest.py": "def pytest_runtest_setup(): import time; time.sleep(9)\n"}
-    repo = write(tmp_path / "repo", hostile)
-    assert refused(repo, installed(deps, tmp_path / "made"), limits) == "repo has more than 9 tests"
-
-
 def test_a_test_that_cannot_be_stopped(deps: Path, tmp_path: Path) -> None:
     stuck = """
         import time
@@ -452,14 +418,13 @@ def test_warnings_as_errors_and_equal_names_are_tried_another_way(deps: Path, tm
             GOOD | {"pyproject.toml": "[project]\nname='pkg'\nrequires-python='>=99'"},
             "pkg needs Python >=99 and this is 3.",
         ),
-        (GOOD | {"pyproject.toml": "[project]\nname='pkg'\nrequires-python='>=3.16'"}, "; say --python 3.16"),
         (
             GOOD | {"pyproject.toml": "[project]\nname='Pluggy'"},
             "Pluggy comes with the test runner, so its tests would run on the very code that is deleted",
         ),
         ({f"{number}.py": "" for number in range(201)}, "holds more than 200 files"),
-        (GOOD | {"pyproject.toml": "[project]\nname='/some/where'"}, "name '/some/where' is not a name by PEP 508"),
-        (GOOD | {"pyproject.toml": "[project]\nname='pkg'\nversion='1/../../x'"}, "is not a version by PEP 440"),
+        (GOOD | {"pyproject.toml": "[project]\nname='/some/where'"}, "name is invalid: '/some/where'"),
+        (GOOD | {"pyproject.toml": "[project]\nname='pkg'\nversion='1/../../x'"}, "Invalid version: '1/../../x'"),
         (
             GOOD | {"pyproject.toml": "[project]\nname='pkg'\n[tool.setuptools_scm]\nwrite_to='../version.py'"},
             "'../version.py' is no path inside",
@@ -498,24 +463,6 @@ def test_refused_after_a_look_in_the_sandbox(files: dict[str, str], sentence: st
     assert said in (folder / "prepare.log").read_text()
 
 
-def test_a_conftest_that_cannot_be_loaded_takes_only_its_folder_along(deps: Path, tmp_path: Path) -> None:
-    more = {
-        "tests/one/__init__.py": "import pytest\npytest.importorskip('nothing_here')\n",
-        "tests/one/conftest.py": "",
-        "tests/one/test_one.py": "def test_one(): pass\n",
-        "tests/two/conftest.py": "import nothing_there\n",
-        "tests/two/test_two.py": "def test_two(): pass\n",
-    }
-    made = ready(write(tmp_path / "repo", GOOD | more), installed(deps, tmp_path / "made"))
-    assert made.test_files == ("tests/test_pkg.py",)
-    assert {*made.support_files} >= {*more}
-    assert made.excluded == {
-        "tests/one/conftest.py": "cannot be loaded: Skipped: could not import 'nothing_here': No module named "
-        "'nothing_here'",
-        "tests/two/conftest.py": "cannot be loaded: ModuleNotFoundError: No module named 'nothing_there'",
-    }
-
-
 def test_what_never_ends_is_refused(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forever = "while True: pass\n"
     short = PrepareSettings(LIMITS.source, BaselineLimits(suite_s=300.0, per_test_s=2.0, collect_s=3.0, min_tests=10))
@@ -541,21 +488,10 @@ def test_where_an_interpreter_comes_from(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / f"python{major}.{minor}").symlink_to(own.path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = asyncio.run(find_interpreter(f"{major}.{minor}"))
-    assert (found.path, found.markers["python_version"]) == (own.path, f"{major}.{minor}")
-    for wanted, words in (
-        ("3.99", "there is no Python 3.99 on the PATH: install it (apt install python3.99, or uv python install"),
-        ("/bin/true", "--python /bin/true is no Python interpreter and no version such as 3.12"),
-        ("nowhere/python", "--python nowhere/python is no Python interpreter and no version such as 3.12"),
-    ):
-        with pytest.raises(OffbookError, match=re.escape(words)):
+    assert (found.path, found.version) == (own.path, own.version)
+    for wanted, command in (("3.99", "python3.99"), ("/bin/true", "/bin/true"), ("nowhere/python", "nowhere/python")):
+        with pytest.raises(OffbookError, match=f"{command} is no Python interpreter: install it"):
             asyncio.run(find_interpreter(wanted))
-
-
-def test_requirements_are_those_of_the_interpreter(tmp_path: Path) -> None:
-    lines = ["old; python_version < '3.12'", "new; python_version >= '3.12'"]
-    write(tmp_path, {"pyproject.toml": f"[project]\nname = 'p'\ndependencies = {lines}\n"})
-    assert read_project(tmp_path, "p", "1", {"python_version": "3.12"}).needs == ["new"]
-    assert read_project(tmp_path, "p", "1", {"python_version": "3.11"}).needs == ["old"]
 
 
 # --- what a repository says of itself
@@ -567,27 +503,25 @@ def test_requirements_are_those_of_the_interpreter(tmp_path: Path) -> None:
         (
             {"PKG-INFO": "Name: p\nVersion: 2\nRequires-Dist: a>1\nRequires-Dist: b; python_version<'3'\n"
              "Requires-Dist: e; python_version>'3'\nRequires-Dist: c; extra == 'tests'\n"
+             "Requires-Dist: f; python_version > '3' and extra == 'tests'\n"
              "Requires-Dist: d; extra == 'docs'\nProvides-Extra: tests\n"
              "Provides-Extra: docs\n\nRequires-Dist: not this\n"},
-            ["a>1", "e"],
-            ["c"],
+            ["a>1", 'b; python_version < "3"', 'e; python_version > "3"'],
+            ["c", 'f; python_version > "3"'],
         ),
         (
             {"p.egg-info/PKG-INFO": "Name: p\n",
              "p.egg-info/requires.txt": "a\n\n[test]\nb\n\n[:python_version<'3']\nc\n"},
-            ["a"],
+            ["a", 'c; python_version < "3"'],
             ["b"],
         ),
         ({"pyproject.toml": "[project]\nname='p'\ndependencies=['a']\n[dependency-groups]\n"
-          "x=['b', {include-group='y'}]\ny=[{include-group='x'}]\n"
-          "test=[{include-group='x'}, 'c', 'ruff', 'pytest-cov']"}, ["a"], ["b", "c"]),
+          "x=['b', {include-group='y'}]\ny=['d']\n"
+          "test=[{include-group='x'}, 'c', 'ruff', 'pytest-cov']"}, ["a"], ["b", "d", "c"]),
         ({"pyproject.toml": "[project]\nname='p'\noptional-dependencies={dev=['p[test]','d'],test=['t']}"}, [], ["t"]),
         ({"pyproject.toml": "[project]\nname='p'\noptional-dependencies={dev=['p[x]','d'],x=['y']}"}, [], ["y", "d"]),
         ({"pyproject.toml": "[tool.poetry]\nname='p'\n[tool.poetry.dependencies]\npython='^3'\na='^1'\n"
-          "b={version='1',optional=true}\n[tool.poetry.group.dev.dependencies]\nc='*'"}, ["a"], ["c"]),
-        ({"setup.cfg": "[metadata]\nname=p\n[options]\ninstall_requires=\n  a\n  b>1\n"
-          "[options.extras_require]\ntesting=\n  c"}, ["a", "b>1"], ["c"]),
-        ({"requirements-test.txt": "-r other.txt\nb==1  # why\ngit+https://x/y\nmypy\n"}, [], ["b==1"]),
+          "[tool.poetry.group.dev.dependencies]\nc='*'"}, ["a"], ["c"]),
         ({"setup.cfg": "not an ini file", "setup.py": "def (", "PKG-INFO": "\n"}, [], []),
     ],
 )  # fmt: skip
@@ -623,10 +557,8 @@ def test_settings_of_pytest(tmp_path: Path) -> None:
         tmp_path, {"tox.ini": settings, "p.py": "", "checks/check_a.py": "", "check_b.py": "", "checks/test_c.py": ""}
     )
     layout = find_layout(tmp_path, read_project(tmp_path, "p", ""))
-    assert layout.test_files == ("checks/check_a.py",)
-    assert layout.options == ("-c", "tox.ini", "-p", "plugin", "-m", "not slow", "--ignore=x")
-    (tmp_path / "tox.ini").write_text("[pytest]\ntestpaths = .\n")
-    assert find_layout(tmp_path, read_project(tmp_path, "p", "")).test_files == ("checks/test_c.py",)
+    assert layout.test_files == ("check_b.py", "checks/check_a.py")
+    assert layout.pytest_options == ("-c", "tox.ini", "--ignore=x")
 
 
 def test_a_version_file_that_building_would_write(deps: Path, tmp_path: Path) -> None:
@@ -636,4 +568,4 @@ def test_a_version_file_that_building_would_write(deps: Path, tmp_path: Path) ->
     }
     repository = ready(write(tmp_path / "repo", files), installed(deps, tmp_path / "made"))
     assert len(repository.tests) == 10
-    assert json.loads((tmp_path / "made" / "source.json").read_text())["version"] == "4.2"
+    assert json.loads((tmp_path / "made" / "source.json").read_text())["project"]["version"] == "4.2"

@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +19,6 @@ from hypothesis import strategies as st
 from little_repo import deps, feature, little, with_deps
 from test_held import given as small
 from test_remote import reply, serving
-from test_tasks import run_script
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder
@@ -31,14 +27,13 @@ from offbook.rl.rollout_buffer import RolloutBuffer, read_journal
 from offbook.rl.tasks import Selected
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task, load_tasks
-from offbook.tasks.check import check_all, gold_changes
+from offbook.tasks.check import check_all
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.factory.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.features import Finder
 from offbook.tasks.factory.harden import NO_WAY, THERE, feature_of, harden, workshop_of
 from offbook.tasks.factory.instruction.instruct import rewriter, usable
-from offbook.tasks.factory.instruction.needs import TEXTS, missing_in
 from offbook.tasks.factory.make import MakeSettings, Outcome, make_task
 from offbook.tasks.factory.pipeline import (
     Made,
@@ -48,14 +43,13 @@ from offbook.tasks.factory.pipeline import (
 from offbook.tasks.factory.records import funnel, split_of
 from offbook.tasks.factory.types import Feature
 from offbook.tasks.factory.workshop import Workshop
-from offbook.tasks.folder import instructions_of, write_files, write_whole
-from offbook.tasks.grade import grade
-from offbook.tasks.perturbed import FEWEST, read_apart
+from offbook.tasks.folder import instructions_of, write_files
 from offbook.types import OffbookError, Reward, Rollout, Task
 
 __all__ = ["deps", "small"]
 
 BOX = SandboxSpec()
+Factory = tuple[Path, Path, list[Made]]
 SETTINGS = MakeSettings(jobs=2, heldout=0.0)
 
 
@@ -73,7 +67,7 @@ def leftovers(out: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Made]]:
+def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """All tasks of the little repository, made in two goes: the first is stopped when two candidates are done."""
     place = tmp_path_factory.mktemp("factory")
     source, out = little(place / "little"), place / "out"
@@ -95,11 +89,11 @@ def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pa
 
 
 @pytest.fixture(scope="module")
-def workshop(made: tuple[Path, Path, list[Made]]) -> Workshop:
+def workshop(made: Factory) -> Workshop:
     return workshop_of(load_tasks(made[1] / "train")[0])
 
 
-def prepared(made: tuple[Path, Path, list[Made]], out: Path) -> tuple[Path, Path]:
+def prepared(made: Factory, out: Path) -> tuple[Path, Path]:
     """The repository, and another place for tasks where it is prepared already."""
     source, before, _ = made
     shutil.copytree(before / ".factory", out / ".factory", symlinks=True, copy_function=os.link)
@@ -107,7 +101,7 @@ def prepared(made: tuple[Path, Path, list[Made]], out: Path) -> tuple[Path, Path
     return source, out
 
 
-def test_a_stopped_call_is_gone_on_with_and_nothing_is_done_twice(made: tuple[Path, Path, list[Made]]) -> None:
+def test_a_stopped_call_is_gone_on_with_and_nothing_is_done_twice(made: Factory) -> None:
     source, out, (result,) = made
     names = recorded(out, source)
     assert len(names) == len(set(names)) == result.candidates == len(result.outcomes)
@@ -124,7 +118,7 @@ def test_a_stopped_call_is_gone_on_with_and_nothing_is_done_twice(made: tuple[Pa
     )
 
 
-def test_the_funnel_says_what_became_of_every_candidate(made: tuple[Path, Path, list[Made]]) -> None:
+def test_the_funnel_says_what_became_of_every_candidate(made: Factory) -> None:
     _, _, (result,) = made
     reasons = funnel(result.outcomes)
     assert reasons["a trivial body solves it"] >= 1
@@ -134,7 +128,7 @@ def test_the_funnel_says_what_became_of_every_candidate(made: tuple[Path, Path, 
     assert list(funnel(rows).items()) == [("b", 2), ("a", 1)]
 
 
-def test_every_task_holds_and_leaks_nothing(made: tuple[Path, Path, list[Made]]) -> None:
+def test_every_task_holds_and_leaks_nothing(made: Factory) -> None:
     tasks = load_tasks(made[1] / "train")
     shares: list[float] = []
     assert asyncio.run(check_all(tasks, shares.append)) == [""] * len(tasks)
@@ -155,35 +149,7 @@ def named(out: Path, name: str) -> Task:
     return next(task for task in load_tasks(out / "train") if f"-{name}-" in task.id)
 
 
-def test_what_a_folder_does_not_show_is_found_in_it(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
-    assert [missing_in(task) for task in load_tasks(made[1] / "train")] == [[]] * len(load_tasks(made[1] / "train"))
-    task = named(made[1], "initials")
-    folder = tmp_path / "silent"
-    write_whole(task, folder)
-    hidden, removed = folder / "tests/hidden/tests/test_words.py", folder / "solution/removed.json"
-    name = task.fail_to_pass[0].rpartition("::")[2]
-    hidden.write_text(hidden.read_text() + f"\ndef {name}(): assert initials('x') == 'unheard of'\n")
-    removed.write_text(json.dumps({"little/words.py::initials": "return 'unheard of'"}))
-    changed = load_task(folder)
-    assert [missing.reason for missing in missing_in(changed)] == [TEXTS]
-    assert missing_in(replace(changed, instruction=task.instruction + " It is unheard of.")) == []
-
-
-def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Made]]) -> None:
-    task = named(made[1], "plural")
-    assert len(list(read_apart(task).cases)) >= FEWEST
-    right = gold_changes(task)
-    many = {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
-    table = {(word, 2): words for word, words in many.items()} | {("cat", 1): "cat", ("time", 1): "time"}
-    before, _, after = re.split(r"(    if count == 1.*?\"s\"\)\n)", right["little/words.py"] or "", flags=re.S)
-    changed = {**right, "little/words.py": f"{before}    return {table}.get((word, count))\n{after}"}
-    result = asyncio.run(grade(task, changed, BOX, 60.0))
-    assert (result.solved, [one.kind for one in result.findings]) == (False, ["perturbed"])
-    assert asyncio.run(grade(task, changed, BOX, 60.0, "finding")).solved
-    assert asyncio.run(grade(task, right, BOX, 60.0)).findings == ()
-
-
-def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, list[Made]]) -> None:
+def test_a_tree_has_one_commit_and_not_the_deleted_code(made: Factory) -> None:
     task = named(made[1], "squeeze")
 
     def git(*arguments: str) -> str:
@@ -204,24 +170,7 @@ def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, 
     assert load_task(task.folder, "terse").instruction != task.instruction
 
 
-def test_the_folders_scripts_solve_and_score(
-    made: tuple[Path, Path, list[Made]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_whole(named(made[1], "initials"), tmp_path / "whole")
-    task = load_task(tmp_path / "whole")
-    app, logs = tmp_path / "app", tmp_path / "logs"
-    shutil.copytree(task.tree, app)
-    # An image has the import roots on its path, as environment/Dockerfile says.
-    assert "ENV PYTHONPATH=/app\n" in (task.folder / "environment/Dockerfile").read_text()
-    for _, wanted in (("", "0\n"), ("solution/solve.sh", "1\n")):
-        if wanted == "1\n":
-            run_script(task.folder / "solution/solve.sh", app, logs)
-        run_script(task.folder / "tests/test.sh", app, logs)
-        assert (logs / "verifier/reward.txt").read_text() == wanted
-    assert "pytest==" in (task.folder / "environment/requirements.txt").read_text()
-
-
-def test_the_agents_sandbox_has_the_tasks_python_and_nothing_of_offbooks(made: tuple[Path, Path, list[Made]]) -> None:
+def test_the_agents_sandbox_has_the_tasks_python_and_nothing_of_offbooks(made: Factory) -> None:
     task = named(made[1], "squeeze")
     look = (
         "import os, sys, sysconfig; lib = f'{sys.base_prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}'; "
@@ -246,7 +195,7 @@ def test_the_agents_sandbox_has_the_tasks_python_and_nothing_of_offbooks(made: t
 
 
 def test_no_more_tasks_than_asked_for_and_a_bad_repository_does_not_stop_the_others(
-    made: tuple[Path, Path, list[Made]], tmp_path: Path
+    made: Factory, tmp_path: Path
 ) -> None:
     source, out = prepared(made, tmp_path / "out")
     bad = tmp_path / "bad"
@@ -267,7 +216,7 @@ def test_no_more_tasks_than_asked_for_and_a_bad_repository_does_not_stop_the_oth
 
 
 def test_an_error_of_the_factory_in_one_repository_leaves_the_others(
-    made: tuple[Path, Path, list[Made]], deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Factory, deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = prepared(made, tmp_path / "out")
     other = little(tmp_path / "other", {"pyproject.toml": '[project]\nname = "other"\nversion = "1"\n'})
@@ -317,7 +266,7 @@ def test_a_repository_stays_where_it_is_and_a_second_one_is_held_out(
 
 
 def test_a_repository_that_is_added_later_leaves_the_first_where_it_is(
-    made: tuple[Path, Path, list[Made]], deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Factory, deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a fork, which has the same name and the same code, nothing is held out either."""
     source, out = prepared(made, tmp_path / "out")
@@ -390,7 +339,7 @@ def test_an_interrupted_task_leaves_nothing(workshop: Workshop, tmp_path: Path) 
 # --- export
 
 
-def test_an_exported_instance_applies(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
+def test_an_exported_instance_applies(made: Factory, tmp_path: Path) -> None:
     task = named(made[1], "runs")
     instance = swebench_instance(task)
     assert (instance["repo"], instance["version"]) == ("little", "2.1")
@@ -404,9 +353,6 @@ def test_an_exported_instance_applies(made: tuple[Path, Path, list[Made]], tmp_p
     original = little(tmp_path / "original")
     for path in ("little/figures.py", "tests/test_figures.py", "tests/test_words.py"):
         assert (tree / path).read_text() == (original / path).read_text()
-
-
-# --- proposals
 
 
 # --- a model's words
@@ -439,36 +385,15 @@ def test_a_models_words_are_kept_where_they_can_be_used(workshop: Workshop) -> N
             assert asyncio.run(rewrite(words, deletion)) == {}
 
 
-def test_a_model_says_the_instruction_of_a_task(workshop: Workshop, tmp_path: Path) -> None:
-    good = "Could you write `squeeze` again? It makes every run of spaces one space."
-    with serving(reply(json.dumps({"normal": good}))) as server:
-        rewrite = rewriter(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
-        outcome = asyncio.run(
-            make_task(
-                workshop,
-                feature(workshop, "words.squeeze"),
-                "stub",
-                tmp_path / "it",
-                BOX,
-                MakeSettings(rewrite=rewrite),
-            )
-        )
-    assert outcome.refused == ""
-    assert load_task(tmp_path / "it").instruction.startswith(good + "\n\nFor example:")
-    assert load_task(tmp_path / "it", "terse").instruction != good
-
-
 # --- harder
 
 
-def test_each_way_of_making_a_task_harder(
-    made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path
-) -> None:
+def test_each_way_of_making_a_task_harder(made: Factory, workshop: Workshop, tmp_path: Path) -> None:
     task = named(made[1], "plural")
     outcomes = asyncio.run(harden(task, tmp_path / "harder", BOX, workshop=workshop))
     by_way = dict(zip(("terser", "gone", "widen", "merge"), outcomes, strict=True))
     needed = by_way.pop("gone")
-    assert (needed.refused, needed.evidence) == (NO_WAY, "its names are gone already, or what is left needs them")
+    assert (needed.refused, needed.evidence) == (NO_WAY, "gone")
     assert [outcome.refused for outcome in by_way.values()] == [""] * 3, outcomes
     tasks = {way: load_task(tmp_path / "harder" / outcome.id) for way, outcome in by_way.items()}
     assert tasks["terser"].instruction == load_task(tasks["terser"].folder, "terse").instruction
@@ -485,10 +410,10 @@ def test_each_way_of_making_a_task_harder(
     (there,) = asyncio.run(harden(task, tmp_path / "harder", BOX, ["terser"], workshop))
     assert (there.refused, there.evidence) == (THERE, str(tasks["terser"].folder))
     (nowhere,) = asyncio.run(harden(named(made[1], "squeeze"), tmp_path / "harder", BOX, ["widen"], workshop))
-    assert (nowhere.refused, nowhere.evidence) == (NO_WAY, "nothing that could be deleted too uses it")
+    assert (nowhere.refused, nowhere.evidence) == (NO_WAY, "widen")
 
 
-def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
+def test_easy_tasks_are_made_harder_during_a_run(made: Factory, tmp_path: Path) -> None:
     """One that is always solved, where others are often enough. Killed in the middle, the run takes it up again; none
     comes twice."""
     config = Config.model_validate({"tasks": {"harden": 0.8, "order": "select"}})
@@ -540,107 +465,24 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
     assert {one.id for one in drawn} == {one.id for one in added}
 
 
-SOLVED = """
-import asyncio, base64, json, sys
-from pathlib import Path
-from offbook.core import config
-from offbook.engine.local import LocalSession
-from offbook.rl import collector
-from offbook.rl import train
-from offbook.tasks import load_task
-from offbook.tasks.check import gold_changes
-from offbook.agent.chat import render_call
-from offbook.types import Completion
-
-settings = json.loads(sys.argv[1])
-chat = collector.chat_of(Path(settings["model"]), config.load_config(["standard"], settings))
-places = Path(settings["tasks.source"]) / "train", Path(settings["out"]) / "harder"
-
-async def complete(session, prompt, max_tokens):
-    id = session.key.split("/")[1]
-    say = "I do not know."
-    if session.turn == 0 and not id.endswith(("-terser", "-gone", "-widen", "-merge")):  # those are too hard for it
-        files = gold_changes(load_task(next(place / id for place in places if (place / id).is_dir())))
-        write = "".join(f"open({path!r}, 'w').write({text!r});" for path, text in files.items())
-        code = base64.b64encode(write.encode()).decode()
-        command = f"python3 -c \\"import base64; exec(base64.b64decode('{code}'))\\""
-        say = render_call("run_command", {"command": command})
-    session.turn += 1
-    ids = [*chat.encode(say), chat.end_id]
-    assert len(ids) < max_tokens, (len(ids), max_tokens)
-    return Completion(ids, [-0.5] * len(ids), [session.engine.version] * len(ids))
-
-LocalSession.complete = complete
-train.train(config.load_config(["standard"], settings))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_run_makes_harder_tasks_and_survives_kills(
-    made: tuple[Path, Path, list[Made]], small: dict[str, str], tmp_path: Path
-) -> None:
-    """By a solver that knows the three tasks which there are at first: then they are easy, and what follows is harder.
-    The run is killed while it makes some, and when it has."""
-    source, run, steps = tmp_path / "real", tmp_path / "run", 5
-    shutil.copytree(made[1], source, symlinks=True, copy_function=os.link)
-    first = {named(source, name).id for name in ("plural", "runs", "squeeze")}
-    for task in load_tasks(source / "train"):
-        if task.id not in first:
-            shutil.rmtree(task.folder)
-    more = {
-        "tasks.source": str(source), "tasks.order": "select", "tasks.harden": "0.8", "train.steps": str(steps),
-        "train.no_signal_steps": "0",
-        "harness.turns": "2", "harness.context": "32768", "harness.message_tokens": "16384",
-        "harness.profile": "standard", "sandbox.backend": "bwrap", "checkpoint.every": "2",
-        "train.learning_rate": "1e-6", "out": str(run),
-    }  # fmt: skip
-    command = [sys.executable, "-c", SOLVED, json.dumps({**small, **more})]
-
-    def lines(state: str) -> list[dict[str, Any]]:
-        return [line for line in read_journal(run) if line["state"] == state]
-
-    def begun() -> bool:
-        return any((run / "harder").glob("*")) and not lines("harder")
-
-    for is_due in (begun, lambda: lines("harder")):
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        while process.poll() is None and not is_due():
-            time.sleep(0.02)
-        assert process.poll() is None, process.stderr.read()
-        process.kill()
-        process.wait()
-    assert len(lines("trained")) < steps
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    new = [id for line in lines("harder") for id in line["made"]]
-    assert len({*new}) == len(new) > 0
-    folder = RunFolder(run)
-    drawn = [folder.rollouts(step)[0][0].task for step in folder.steps()]
-    assert len({*drawn}) == len(drawn) == steps
-    assert {*drawn[:3]} == first
-    assert {*drawn[3:]} <= {*new}
-    assert len({line["task"] for line in lines("easy")}) == len(lines("easy"))
-
-
-def test_names_that_were_stubs_go(made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path) -> None:
+def test_names_that_were_stubs_go(made: Factory, workshop: Workshop, tmp_path: Path) -> None:
     task = named(made[1], "squeeze")
     assert "def squeeze" in (task.tree / "little/words.py").read_text()
     (gone,) = asyncio.run(harden(task, tmp_path, BOX, ["gone"], workshop))
     harder = load_task(tmp_path / gone.id)
     assert "def squeeze" not in (harder.tree / "little/words.py").read_text()
     (again,) = asyncio.run(harden(harder, tmp_path, BOX, ["gone"], workshop))
-    assert (again.refused, again.evidence) == (NO_WAY, "its names are gone already, or what is left needs them")
+    assert (again.refused, again.evidence) == (NO_WAY, "gone")
 
 
-def test_a_foreign_task_cannot_be_made_harder(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
+def test_a_foreign_task_cannot_be_made_harder(made: Factory, tmp_path: Path) -> None:
     task = named(made[1], "runs")
     for foreign in (replace(task, deleted=None), replace(task, suite=replace(task.suite, environment=None))):
         with pytest.raises(OffbookError, match="was not made from a repository that is still here"):
             asyncio.run(harden(foreign, tmp_path, BOX))
 
 
-def test_the_feature_of_a_task_is_found_again(made: tuple[Path, Path, list[Made]], workshop: Workshop) -> None:
+def test_the_feature_of_a_task_is_found_again(made: Factory, workshop: Workshop) -> None:
     task = named(made[1], "initials")
     found = feature_of(task, workshop)
     assert [key.name for key in found.functions] == ["_parts", "initials"]

@@ -13,9 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from offbook.sandbox import SandboxSpec
+from offbook.tasks import load_task
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, make_tasks
 from offbook.tasks.factory.records import funnel
+from offbook.tasks.git import touched_by
 
 JUMPS = (
     *("cachetools==5.3.0..6.2.0", "more-itertools==10.1.0..10.7.0", "parse==1.18.0..1.20.2", "sqlparse==0.4.4..0.5.5"),
@@ -23,11 +25,18 @@ JUMPS = (
 )
 
 
-def row(made: Made) -> str:
+def size_of(folder: Path) -> tuple[int, int, int]:
+    """Changed lines, files and characters of the request."""
+    changed = touched_by((folder / "solution" / "gold.patch").read_text())
+    product = [sum(lines) for path, lines in changed.items() if path.endswith(".py")]
+    return sum(product), len(product), len(load_task(folder).instruction)
+
+
+def row(made: Made, out: Path) -> str:
     if made.unprepared:
         return f"| {made.source} | | | | | | {made.unprepared} |"
     done = made.verified
-    sizes = [(one.changed, one.files, one.characters) for one in done]
+    sizes = [size_of(out / made.split / one.id) for one in done]
     medians = [f"{statistics.median(values):g}" for values in zip(*sizes, strict=True)] if done else ["", "", ""]
     refused = "; ".join(f"{count} {reason}" for reason, count in funnel(made.outcomes).items())
     cells = [made.source.removeprefix("release:"), str(made.candidates), str(len(done)), *medians, refused]
@@ -51,12 +60,12 @@ def main() -> None:
         except Exception as error:
             print(f"| {jump} | | | | | | {type(error).__name__}: {error} |", flush=True)
             continue
-        print(row(result[-1]), flush=True)
+        print(row(result[-1], options.out), flush=True)
         if options.json:
             options.json.write_text(json.dumps([asdict(made) for made in result], indent=1))
-    every = [one for made in result for one in made.verified]
+    every = [options.out / made.split / one.id for made in result for one in made.verified]
     if every:
-        values = zip(*((one.changed, one.files, one.characters) for one in every), strict=True)
+        values = zip(*map(size_of, every), strict=True)
         print(f"\n{len(every)} tasks; medians: {', '.join(f'{statistics.median(one):g}' for one in values)}")
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from offbook.sandbox import SandboxSpec
 from offbook.signals.monitors.rules import annotated
+from offbook.tasks import load_task
 from offbook.tasks.factory.make import MakeSettings
 from offbook.tasks.factory.pipeline import Made, make_tasks
 from offbook.tasks.factory.records import funnel
@@ -57,7 +58,7 @@ def main() -> None:
         sources = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
     made = asyncio.run(make_tasks(sources, out, SandboxSpec(), settings, say, tell))
     seconds, cpu = time.monotonic() - began, cpu_s() - cpu_began
-    result = {**numbers(made, seconds, cpu, num_folders(out) - before), **size_of(out)}
+    result = {**numbers(made, out, seconds, cpu, num_folders(out) - before), **size_of(out)}
     if not arguments.no_again:
         result |= again(out)
     text = report(made, result, " ".join(sys.argv))
@@ -102,16 +103,14 @@ def size_of(out: Path) -> dict[str, float]:
     }
 
 
-def numbers(made: list[Made], seconds: float, cpu: float, new: int) -> dict[str, Any]:
+def numbers(made: list[Made], out: Path, seconds: float, cpu: float, new: int) -> dict[str, Any]:
     tried = [outcome for one in made for outcome in one.outcomes]
     verified = [outcome for outcome in tried if not outcome.refused]
     clusters = [outcome for outcome in verified if outcome.kind == "cluster"]
     if not verified:
         raise SystemExit("\n".join(f"{one.source}: {one.unprepared or 'no task'}" for one in made))
-    stages: dict[str, float] = {}
-    for outcome in tried:
-        for stage, stage_s in outcome.stages.items():
-            stages[stage] = stages.get(stage, 0.0) + stage_s
+    folders = [out / one.split / outcome.id for one in made for outcome in one.verified]
+    tasks = [load_task(folder) for folder in folders]
     return {
         "verified": len(verified),
         "candidates": len(tried),
@@ -120,15 +119,14 @@ def numbers(made: list[Made], seconds: float, cpu: float, new: int) -> dict[str,
         "cores": os.cpu_count(),
         "cpu_s_a_task": round(cpu / max(1, new), 2),
         "per_minute_and_core": round(60 * new / cpu, 2),
-        "stages": {stage: round(stage_s / sum(stages.values()), 3) for stage, stage_s in stages.items()},
         "multi_file_share": round(sum(outcome.files > 1 for outcome in verified) / len(verified), 3),
         "clusters": len(clusters),
         "cluster_median_lines": statistics.median(outcome.lines for outcome in clusters) if clusters else 0,
         "cluster_median_files": statistics.median(outcome.files for outcome in clusters) if clusters else 0,
-        "median_characters": statistics.median(outcome.characters for outcome in verified),
+        "median_characters": statistics.median(len(task.instruction) for task in tasks),
         "median_files": statistics.median(outcome.files for outcome in verified),
         "median_lines": statistics.median(outcome.lines for outcome in verified),
-        "mean_floor": round(statistics.mean(outcome.floor for outcome in verified), 3),
+        "mean_floor": round(statistics.mean(task.deleted.floor for task in tasks if task.deleted), 3),
         "levels": {level: sum(o.level == level for o in verified) for level in ("stub", "hybrid", "gone")},
         "refused": funnel(tried),
         "repositories": {

@@ -65,7 +65,6 @@ def make(
     from offbook.tasks.factory.make import MakeSettings
     from offbook.tasks.factory.pipeline import make_tasks
     from offbook.tasks.factory.prepare.prepare import PrepareSettings
-    from offbook.tasks.factory.records import held_out
     from offbook.tasks.factory.workers import workers as started
 
     if not sources:
@@ -113,7 +112,7 @@ def make(
     if not num:
         raise typer.Exit(1)
     if heldout and not any((out / "heldout").glob("[!.]*")):
-        names = ", ".join(held_out(out))
+        names = ", ".join(made.name for made in result if made.split == "heldout")
         why = f"{names} was to be held out and gave no task" if names else "repositories are held out as a whole"
         print(
             f"no task is held out: {why}. To measure on unseen code, add another repository: offbook tasks make "
@@ -129,7 +128,7 @@ def _show_made(result: list[Made]) -> None:
     cells = [["repository", "split", "tests", "left out", "candidates", "tasks"]]
     for made in result:
         if made.unprepared:
-            note(f"{made.source}: {made.unprepared}" + (f" (see {made.log})" if made.log else ""))
+            note(f"{made.source}: {made.unprepared}")
         else:
             numbers = [made.num_tests, made.num_excluded, made.candidates, len(made.verified)]
             cells.append([f"{made.name} {made.version}", made.split, *map(str, numbers)])

@@ -53,8 +53,7 @@ def _leads_out(name: str) -> bool:
 class SourceLimits:
     """How much of a source is taken before it counts as too large."""
 
-    archive_mb: int = 64  # as it is downloaded
-    tree_mb: int = 256  # unpacked
+    tree_mb: int = 256  # as it is downloaded, and unpacked
     files: int = 20_000
     seconds: float = 180.0  # for a download or a clone
 

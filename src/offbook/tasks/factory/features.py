@@ -14,6 +14,8 @@ from pathlib import PurePosixPath
 from offbook.tasks.factory.delete.symbols import Function, Symbols
 from offbook.tasks.factory.types import BUILTIN, Feature, FunctionKey, Kind, Map, identity_of
 
+ERRORS = ("Error", "Exception", "Warning")
+
 
 @dataclass(frozen=True)
 class FeatureSettings:
@@ -40,13 +42,12 @@ class Finder:
         # Functions with the same tests have the same closure.
         self._by_tests: dict[frozenset[str], list[FunctionKey]] = defaultdict(list)
         self._methods: dict[FunctionKey, set[FunctionKey]] = defaultdict(set)  # that tests enter, by class
-        for key, entering in map.tests_of.items():
-            if key not in symbols.functions:
-                continue
-            if key not in map.at_import and entering & reliable:
+        for key, function in symbols.functions.items():
+            entering = map.tests_of.get(key, frozenset())
+            if entering & reliable and key not in map.at_import:
                 self._by_tests[entering & reliable].append(key)
-            if owner := symbols.functions[key].owner:
-                self._methods[FunctionKey(key.path, owner)].add(key)
+            if entering and function.owner:
+                self._methods[FunctionKey(key.path, function.owner)].add(key)
         self._tests_of = {key: entering for entering, keys in self._by_tests.items() for key in keys}
         self._uses = self._used()
 
@@ -96,10 +97,10 @@ class Finder:
             found.add(key)
             waiting += self._uses[key]
             own = FunctionKey(key.path, self.symbols.functions[key].owner)
-            for owner in {own, *(self.symbols.calls[key].classes - self.symbols.errors)}:
-                methods = self._methods.get(owner, set())
-                if all(map(is_ours, methods)):
-                    waiting += methods
+            for owner in {own, *self.symbols.calls[key].classes}:
+                is_error = owner != own and owner.name.endswith(ERRORS)
+                if not is_error and all(map(is_ours, self._methods[owner])):
+                    waiting += self._methods[owner]
         return found
 
     def _singles(self, entering: frozenset[str]) -> Iterator[Feature]:
@@ -122,29 +123,33 @@ class Finder:
             target = min(possible, key=preference).key
             closure = self.closure([target], entering)
             left -= closure
-            if self._is_right_size(closure):
+            inside = [self.symbols.functions[key] for key in closure]
+            real = [f for f in inside if not f.is_declaration and not (f.is_property and f.statements == 1)]
+            statements = sum(function.statements for function in real if not function.nested)
+            has_substance = statements >= self.settings.min_statements and not all(f.dunder for f in real)
+            if has_substance and self._is_small(closure):
                 yield self.feature("single", [target], closure, entering)
 
-    def _is_right_size(self, closure: Collection[FunctionKey]) -> bool:
-        settings = self.settings
-        functions = [self.symbols.functions[key] for key in closure]
-        real = [f for f in functions if not f.is_declaration and not (f.is_property and f.statements == 1)]
-        statements = sum(function.statements for function in real if not function.nested)
-        if statements < settings.min_statements or all(function.dunder for function in real):
-            return False
-        return len(functions) <= settings.max_functions and gold_lines(closure, self.symbols) <= settings.max_lines
+    def _is_small(self, functions: Collection[FunctionKey]) -> bool:
+        is_short = gold_lines(functions, self.symbols) <= self.settings.max_lines
+        return is_short and len(functions) <= self.settings.max_functions
 
     def feature(
         self, kind: Kind, targets: Iterable[FunctionKey], functions: Iterable[FunctionKey], tests: Iterable[str]
     ) -> Feature:
-        targets = tuple(sorted(set(targets)))
-        functions = tuple(sorted(set(functions)))
+        targets = tuple(sorted({*targets}))
+        functions = tuple(sorted({*functions}))
         path = PurePosixPath(targets[0].path)
         module = path.parent.name if path.name == "__init__.py" else path.stem
         name = targets[0].name if kind == "single" else f"{targets[0].name}-and-{len(targets) - 1}"
         digest = hashlib.sha256("\n".join(map(str, functions)).encode()).hexdigest()[:6]
         identity = identity_of(self.settings.repo, module, name, digest)
-        return Feature(identity, kind, targets, functions, tuple(sorted(set(tests))))
+        return Feature(identity, kind, targets, functions, tuple(sorted({*tests})))
+
+    def merged(self, one: Feature, other: Feature) -> Feature:
+        """One feature of two."""
+        functions = one.functions + other.functions
+        return self.feature("cluster", one.targets + other.targets, functions, one.tests + other.tests)
 
     def _largest_first(self, features: Iterable[Feature]) -> list[Feature]:
         return sorted(features, key=lambda feature: (-gold_lines(feature.functions, self.symbols), feature.id))
@@ -156,11 +161,8 @@ class Finder:
             return sum(self.symbols.functions[key].body_lines + 1 for key in functions)
 
         mine = {*feature.functions}
-        for other in others:
-            theirs = {*other.functions}
-            if lines(mine & theirs) > self.settings.max_overlap * lines(mine | theirs):
-                return False
-        return True
+        shared = ((mine.intersection(other.functions), mine.union(other.functions)) for other in others)
+        return not any(lines(both) > self.settings.max_overlap * lines(either) for both, either in shared)
 
     def _clusters(self, singles: list[Feature]) -> list[Feature]:
         """Greedy: each single grows by its nearest neighbours until it is large enough. Each single is used once."""
@@ -169,54 +171,41 @@ class Finder:
         for seed in self._largest_first(singles):
             if len(clusters) >= self.settings.clusters * len(singles):
                 break
-            members = self._grown(seed, free.values()) if seed.id in free else []
-            whole = self.merged(members) if members else None
-            if whole and self._is_new(whole, singles):
-                clusters.append(whole)
-                for member in members:
-                    del free[member.id]
+            whole = seed
+            members = [seed.id]
+            while seed.id in free and len(members) < self.settings.max_members:
+                other = self.nearest(whole, free.values())
+                if other is None:
+                    break
+                whole = self.merged(whole, other)
+                members.append(other.id)
+                is_large = gold_lines(whole.functions, self.symbols) >= self.settings.min_cluster_lines
+                if is_large and len(_files(whole)) > 1:
+                    if self._is_new(whole, singles):
+                        clusters.append(whole)
+                        for member in members:
+                            del free[member]
+                    break
         return sorted(clusters, key=lambda feature: feature.targets)
 
-    def merged(self, members: Collection[Feature]) -> Feature:
-        """One feature of several."""
-        targets = [key for member in members for key in member.targets]
-        return self.feature("cluster", targets, _functions(members), _tests(members))
-
-    def _grown(self, seed: Feature, free: Collection[Feature]) -> list[Feature]:
-        """The seed and its neighbours, or nothing where they do not get large enough within the limits."""
-        members = [seed]
-        while len(members) < self.settings.max_members:
-            nearest = self.nearest(members, free)
-            if nearest is None:
-                return []
-            members.append(nearest)
-            lines = gold_lines(_functions(members), self.symbols)
-            if len(_files(members)) > 1 and lines >= self.settings.min_cluster_lines:
-                return members
-        return []
-
-    def nearest(self, members: Collection[Feature], others: Iterable[Feature]) -> Feature | None:
-        """The feature that goes best with them, within the limits of a cluster: one of another file first (a cluster
+    def nearest(self, whole: Feature, others: Iterable[Feature]) -> Feature | None:
+        """The feature that goes best with it, within the limits of a cluster: one of another file first (a cluster
         spans two), then by calls between them. Lying in one folder is no reason."""
-        whole = _functions(members)
+        mine = {*whole.functions}
         best = None
         best_nearness = (False, 0, "")
         for other in others:
             own = {*other.functions}
-            calls = sum(caller in own for key in whole for caller in self.symbols.callers[key])
-            calls += sum(caller in whole for key in own for caller in self.symbols.callers[key])
-            nearness = (not _files([other]) <= _files(members), calls, other.id)
-            is_part = own <= whole or whole <= own
-            if calls and nearness > best_nearness and not is_part and self._fits([*members, other]):
+            calls = sum(caller in own for key in mine for caller in self.symbols.callers[key])
+            calls += sum(caller in mine for key in own for caller in self.symbols.callers[key])
+            nearness = (not _files(other) <= _files(whole), calls, other.id)
+            is_part = own <= mine or mine <= own
+            if not calls or is_part or nearness <= best_nearness or not self._is_small(mine | own):
+                continue
+            if len({*whole.tests, *other.tests}) <= self.settings.max_cluster_share * self.num_tests:
                 best = other
                 best_nearness = nearness
         return best
-
-    def _fits(self, members: Collection[Feature]) -> bool:
-        functions = _functions(members)
-        few_tests = len(_tests(members)) <= self.settings.max_cluster_share * self.num_tests
-        few_functions = len(functions) <= self.settings.max_functions
-        return few_tests and few_functions and gold_lines(functions, self.symbols) <= self.settings.max_lines
 
 
 def gold_lines(functions: Iterable[FunctionKey], symbols: Symbols) -> int:
@@ -225,13 +214,5 @@ def gold_lines(functions: Iterable[FunctionKey], symbols: Symbols) -> int:
     return sum(symbols.functions[key].body_lines for key in whole if not key.is_inside(whole))
 
 
-def _functions(features: Iterable[Feature]) -> set[FunctionKey]:
-    return {key for feature in features for key in feature.functions}
-
-
-def _tests(features: Iterable[Feature]) -> set[str]:
-    return {test for feature in features for test in feature.tests}
-
-
-def _files(features: Iterable[Feature]) -> set[str]:
-    return {key.path for key in _functions(features)}
+def _files(feature: Feature) -> set[str]:
+    return {key.path for key in feature.functions}

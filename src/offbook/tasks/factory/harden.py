@@ -17,13 +17,8 @@ from offbook.types import OffbookError, Task
 
 Way = Literal["terser", "gone", "widen", "merge"]
 WAYS: tuple[Way, ...] = get_args(Way)
-NO_WAY = "there is no such way"
+NO_WAY = "it cannot be made harder in this way"
 THERE = "it is there already"
-WHY_NOT = {
-    "gone": "its names are gone already, or what is left needs them",
-    "widen": "nothing that could be deleted too uses it",
-    "merge": "no neighbour goes with it within the limits",
-}
 
 
 def workshop_of(task: Task) -> Workshop:
@@ -50,11 +45,10 @@ async def harden(
     """
     workshop = workshop or workshop_of(task)
     assert task.deleted is not None
-    feature = feature_of(task, workshop)
     if task.deleted.kind == "release":
         raise OffbookError(f"{task.folder} was made from two releases, and only deletions are made harder")
+    feature = feature_of(task, workshop)
     level = next(known for known in LEVELS if known == task.deleted.level)
-    settings = settings or MakeSettings()
     out.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for way in ways:
@@ -62,11 +56,11 @@ async def harden(
         folder = out / f"{(harder or feature).id}-{way}"
         outcome = Outcome(task.id, workshop.repository.name, task.deleted.kind, way)
         if harder is None:
-            outcome = replace(outcome, refused=NO_WAY, evidence=WHY_NOT[way])
+            outcome = replace(outcome, refused=NO_WAY, evidence=way)
         elif folder.is_dir():
             outcome = replace(outcome, refused=THERE, evidence=str(folder))
         else:
-            wording = replace(settings, wording="terse" if way == "terser" else "normal")
+            wording = replace(settings or MakeSettings(), wording="terse" if way == "terser" else "normal")
             new_level = "gone" if way == "gone" else level
             outcome = await make_task(workshop, replace(harder, id=folder.name), new_level, folder, spec, wording)
         outcomes.append(outcome)
@@ -78,8 +72,7 @@ def feature_of(task: Task, workshop: Workshop) -> Feature:
     targets = tuple(map(FunctionKey.of, task.deleted.targets))
     functions = tuple(map(FunctionKey.of, task.deleted.functions))
     tests = {test for key in functions for test in workshop.map.tests_of.get(key, ())}
-    kind: Literal["single", "cluster"] = "cluster" if task.deleted.kind == "cluster" else "single"
-    return Feature(task.id, kind, targets, functions, tuple(sorted(tests)))
+    return Feature(task.id, "cluster" if len(targets) > 1 else "single", targets, functions, tuple(sorted(tests)))
 
 
 def _harder(workshop: Workshop, feature: Feature, way: Way) -> Feature | None:
@@ -91,8 +84,8 @@ def _harder(workshop: Workshop, feature: Feature, way: Way) -> Feature | None:
     settings = FeatureSettings(repo=workshop.repository.name)
     finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, settings)
     if way == "merge":
-        other = finder.nearest([feature], finder.features())
-        return finder.merged([feature, other]) if other else None
+        other = finder.nearest(feature, finder.features())
+        return finder.merged(feature, other) if other else None
     users = {user for key in feature.targets for user in workshop.symbols.callers[key]} - {*feature.functions}
     tests = {*feature.tests} | {test for user in users for test in workshop.map.tests_of.get(user, ())}
     functions = finder.closure([*feature.targets, *users], tests) | {*feature.functions}

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbook.core.copies import shared_code, sketch_of
 from offbook.sandbox import SandboxSpec
-from offbook.tasks.blanks import Blanks
 from offbook.tasks.check import check_gold
 from offbook.tasks.factory.delete.delete import delete
-from offbook.tasks.factory.delete.symbols import Function
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.context import context_of
 from offbook.tasks.factory.instruction.instruct import Rewrite, complete, instructions
 from offbook.tasks.factory.instruction.needs import Needs
 from offbook.tasks.factory.prepare.prepare import PrepareSettings
 from offbook.tasks.factory.types import Deletion, Feature, Level
-from offbook.tasks.factory.verification.verify import Clock, Verdict, VerifySettings, verify
+from offbook.tasks.factory.verification.verify import Verdict, VerifySettings, verify
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
-from offbook.tasks.folder import Contents, load_task, places, rewrite_mutants, rewrite_settings, write_task
-from offbook.tasks.git import gold_patch, single_commit, touched_by
+from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, write_task
+from offbook.tasks.git import gold_patch, single_commit
 from offbook.tasks.mutants import base_of
 from offbook.tasks.shared import share
 from offbook.types import Deleted, OffbookError, Task
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
-HELPER_LINES = 12
 EASY = 20  # lines, and what further files and callers count as
 HARD = 60
 FILE_LINES = 10
@@ -70,22 +67,14 @@ class Outcome:
     id: str
     repository: str
     kind: str
-    level: str
+    level: str  # that was asked for; the task says which came of it
     refused: str = ""
     evidence: str = ""
     lines: int = 0
     files: int = 0
-    changed: int = 0  # lines of the gold patch, those that come and those that go
-    characters: int = 0  # of the request
     num_tests: int = 0
-    floor: float = 0.0
-    mutants: int = 0  # tests that have one with another value or error
-    blank: int = 0  # tests that need the feature and whose expected values can all be hidden
-    shown: int = 0  # the others that need it
-    bare: int = 0  # of these, those without a mutant
-    stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
+    shown: int = 0  # tests that need the feature and whose expected values cannot all be hidden
     sketch: tuple[int, ...] = ()  # of the deleted code (core/copies.py)
-    asked: str = ""  # the level that was asked for, of which `level` came
 
 
 @dataclass(frozen=True)
@@ -129,11 +118,8 @@ async def make_task(
     settings: MakeSettings,
     taken: Taken | None = None,
 ) -> Outcome:
-    began = time.monotonic()
     deletion = await asyncio.to_thread(delete, workshop.files, workshop.symbols, feature, level)
-    stages = {"delete": time.monotonic() - began}
-    outcome = await task_from(workshop, deletion, folder, spec, settings, taken)
-    return replace(outcome, asked=level, stages=stages | outcome.stages)
+    return replace(await task_from(workshop, deletion, folder, spec, settings, taken), level=level)
 
 
 async def task_from(
@@ -150,34 +136,21 @@ async def task_from(
     `taken` is what tasks of other repositories took away: what is nearly the same makes no task. `show` says what the
     agent sees of it.
     """
-    clock = Clock()
-    feature = deletion.feature
     removed = deletion.removed
+    feature = deletion.feature
     sketch = sketch_of(removed.values())
     outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level)
-
-    def ended(refused: str, evidence: str = "") -> Outcome:
-        return replace(outcome, refused=refused, evidence=evidence, stages=clock.stages)
-
-    if not removed:
-        return ended("there is nothing to delete")
-    if taken and (other := taken.repeats(outcome.repository, sketch)):
-        return ended(REPEATED, other)
-    leaks = await asyncio.to_thread(workshop.leaks, deletion, deletion.files, library=True)
-    clock.mark("leaks")
-    if leaks:
-        return ended(COPIED, str(leaks[0]))
     shown: Shown
     words: dict[str, str] = {}
+
+    def ended(refused: str, evidence: str = "") -> Outcome:
+        return replace(outcome, refused=refused, evidence=evidence)
 
     async def objection(seen: Verdict) -> tuple[str, str] | None:
         """Whether what the agent sees and is asked gives the code away, or does not say what the tests ask for."""
         nonlocal shown
         shown = await asyncio.to_thread(show, workshop, deletion, seen)
-        clock.mark("words")
-        leaks = await asyncio.to_thread(workshop.leaks, deletion, shown.tree, library=False)  # as before
-        clock.mark("leaks")
-        if leaks:
+        if leaks := await asyncio.to_thread(workshop.leaks, deletion, shown.tree):
             return COPIED, str(leaks[0])
         if not shown.words:
             return "nothing says what it is to do", ", ".join(deletion.targets)
@@ -187,16 +160,18 @@ async def task_from(
             if why := shared_code(text, removed):
                 return "the instruction gives it away", why
         lacking = shown.needs.missing(words[settings.wording])
-        clock.mark("words")
         return (lacking[0].reason, lacking[0].evidence) if lacking else None
 
-    verdict = await verify(workshop, deletion, spec, settings.verify, objection, clock)
+    if not removed:
+        return ended("there is nothing to delete")
+    verdict = await verify(workshop, deletion, spec, settings.verify, objection)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":
         task = replace(task, context=context_of(workshop, deletion, shown.tree))
+    mutants = verdict.mutants
     contents = Contents(
         tree=shown.tree,
         gold={path: workshop.files[path] for path in deletion.files},
@@ -205,21 +180,19 @@ async def task_from(
         requirements=requirements_of(workshop.repository),
         instructions=words,
         removed=removed,
-        mutants=verdict.mutants,
+        mutants=mutants,
         apart=verdict.apart,
     )
-    mutants = verdict.mutants
+
+    def write() -> None:
+        write_task(task, contents, harbor=False)
+        single_commit(task.tree)
+
     shutil.rmtree(draft, ignore_errors=True)
-    writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
+    writing = asyncio.ensure_future(asyncio.to_thread(write))
     try:
         await asyncio.shield(writing)
-        clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
-        if why and mutants.blanks != Blanks():  # tests that cannot be run twice in a process
-            mutants = replace(mutants, blanks=Blanks())
-            rewrite_mutants(task, mutants)
-            why = await check_gold(load_task(draft), spec)
-        clock.mark("gold")
         if why:
             return ended("the finished task does not hold", why)
         blank = mutants.blank(task.fail_to_pass)
@@ -230,44 +203,28 @@ async def task_from(
                 rewrite_settings(settings.annotate(load_task(draft)))
             except OffbookError as error:
                 return ended("no monitor can judge its gold patch", str(error))
-        clock.mark("monitors")
-        if taken and (other := taken.repeats(outcome.repository, sketch)):  # made meanwhile
+        if taken and (other := taken.repeats(outcome.repository, sketch)):
             return ended(REPEATED, other)
         share(draft, workshop.repository.tree)
         draft.rename(folder)
-        clock.mark("write")
     finally:
         await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
     assert task.deleted is not None
-    touched = touched_by((folder / "solution" / "gold.patch").read_text())
-    others = {base_of(node) for node in task.fail_to_pass} - blank
     return replace(
         ended(""),
         lines=task.deleted.lines,
         files=task.deleted.files,
-        changed=sum(sum(lines) for path, lines in touched.items() if path.endswith(".py")),
-        characters=len(task.instruction),
         num_tests=len(task.fail_to_pass),
-        floor=verdict.floor,
-        mutants=len(mutants.tests),
-        blank=len(blank),
-        shown=len(others),
-        bare=len(others - mutants.tests),
+        shown=len({base_of(node) for node in task.fail_to_pass} - blank),
         sketch=sketch,
     )
-
-
-def _write(task: Task, contents: Contents) -> None:
-    write_task(task, contents, harbor=False)
-    single_commit(task.tree)
 
 
 def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Path, instruction: str) -> Task:
     repository = workshop.repository
     feature = deletion.feature
-    symbols = workshop.symbols
-    users = {user for key in feature.targets for user in symbols.callers.get(key, ())} - {*feature.functions}
+    users = {user for key in feature.targets for user in workshop.symbols.callers.get(key, ())} - {*feature.functions}
     code = {path: text for path, text in deletion.files.items() if path.endswith(".py")}
     patch = gold_patch({path: workshop.files[path] for path in code}, code)
     facts = Deleted(
@@ -275,11 +232,14 @@ def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Pa
         level=deletion.level,
         targets=deletion.targets,
         functions=tuple(map(str, feature.functions)),
-        lines=sum(line.startswith("+") and not line.startswith("+++") for line in patch.split("\n")),
+        lines=len(re.findall(r"^\+(?!\+\+)", patch, re.M)),
         files=len(code),
         callers=len(users),
         floor=round(verdict.floor, 3),
     )
+    # From what can be counted before any attempt: lines to write, files they go to, functions that call them.
+    num_files = len({key.path for key in feature.functions})
+    effort = facts.lines + FILE_LINES * max(0, num_files - 1) + min(facts.callers, MAX_CALLERS)
     return Task(
         **places(folder),
         instruction=instruction,
@@ -289,21 +249,9 @@ def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Pa
         pass_to_pass=verdict.pass_to_pass,
         tools=TOOLS,
         origin=f"{repository.name}=={repository.version}",
-        difficulty=difficulty(facts, [symbols.functions[key] for key in feature.functions]),
+        difficulty="easy" if effort < EASY else "normal" if effort < HARD else "hard",
         test_command=TEST_COMMAND,
         suite=repository.suite,
         sources=product_of(repository),
         deleted=facts,
     )
-
-
-def difficulty(facts: Deleted, functions: Sequence[Function]) -> str:
-    """From what can be counted, before anyone has tried: lines to write, files they go to, functions that call them.
-
-    One short private function is a thing of its own: it is little to write, and its caller says what it is for.
-    """
-    if len(functions) == 1 and not functions[0].public and facts.lines < HELPER_LINES:
-        return "helper"
-    files = max(1, len({function.key.path for function in functions}))  # a release may bring none
-    effort = facts.lines + FILE_LINES * (files - 1) + min(facts.callers, MAX_CALLERS)
-    return "easy" if effort < EASY else "normal" if effort < HARD else "hard"

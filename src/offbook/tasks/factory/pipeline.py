@@ -17,15 +17,13 @@ machines, may work into one folder: a repository belongs to one at a time (a loc
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import random
 import re
 import shutil
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -50,8 +48,7 @@ MIX: tuple[Level, ...] = ("hybrid", "hybrid", "gone", "gone", "stub")  # how oft
 REPOSITORIES = 2  # that candidates are taken from at a time: while one is read, another one's tests run
 POLL_S = 2.0  # between looks at what another process holds
 OURS = "an error of the factory"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
-LATE = re.compile(r"Timeout|stopped in|imported within|longer than \d+ s|did not end|timed out")
+AGAIN = (ENDLESS, OURS)  # reasons that parallel work may have caused: the next call tries again
 
 
 @dataclass
@@ -63,7 +60,6 @@ class Made:
     version: str = ""
     split: str = "train"
     unprepared: str = ""  # why there is nothing
-    log: str = ""
     num_tests: int = 0
     num_excluded: int = 0
     candidates: int = 0
@@ -74,16 +70,10 @@ class Made:
         return [outcome for outcome in self.outcomes if not outcome.refused]
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    id: str
-    kind: str
-    level: str
-    make: Callable[[Path, SandboxSpec, MakeSettings, Taken], Awaitable[Outcome]]  # into that folder
-
-
+Make = Callable[[Path, SandboxSpec, MakeSettings, Taken], Awaitable[Outcome]]  # a task in that folder
+Candidate = tuple[Outcome, Make]
 OnOutcome = Callable[[Made], None]
-_MADE = TypeAdapter(Made)
+_OUTCOMES = TypeAdapter(list[Outcome])
 
 
 async def make_tasks(
@@ -100,39 +90,29 @@ async def make_tasks(
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
     run = _Run(out, spec, settings, progress, on_outcome)
     result = [Made(source) for source in dict.fromkeys(map(one_spelling, sources))]
-    try:
-        await run.each(result, settings.jobs, run.prepare)
-        for made in result:
-            if LATE.search(made.unprepared):  # a timeout that parallel work may have caused
-                progress(f"{made.source}: {made.unprepared}; once more, alone")
-                made.unprepared = ""
-                await run.each([made], 1, run.prepare)
-        ready = [made for made in result if not made.unprepared]
-        if ready:
-            splits = settle(out, [made.name for made in ready], settings.heldout)
-            for made in ready:
-                made.split = splits[made.name]
-        await run.each(ready, REPOSITORIES, run.make)
-    except BaseExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+    await run.each(result, settings.jobs, run.prepare)
+    ready = [made for made in result if not made.unprepared]
+    splits = settle(out, [made.name for made in ready], settings.heldout) if ready else {}
+    for made in ready:
+        made.split = splits[made.name]
+    await run.each(ready, REPOSITORIES, run.make)
     return result
 
 
+@dataclass
 class _Run:
     """One call of `make_tasks`."""
 
-    def __init__(self, out: Path, spec: SandboxSpec, settings: MakeSettings, progress: Progress, on_outcome: OnOutcome):
-        self.out = out
-        self.spec = spec
-        self.settings = settings
-        self.progress = progress
-        self.on_outcome = on_outcome
-        self.slots = asyncio.Semaphore(settings.jobs)  # candidates at a time, of all repositories
-        self.taken = Taken(out / ".factory")
-        self.asked = {"level": settings.level, "limit": settings.max_tasks}  # what made.json is the answer to
+    out: Path
+    spec: SandboxSpec
+    settings: MakeSettings
+    progress: Progress
+    on_outcome: OnOutcome
+
+    def __post_init__(self) -> None:
+        self.slots = asyncio.Semaphore(self.settings.jobs)  # candidates at a time, of all repositories
+        self.taken = Taken(self.out / ".factory")
+        self.asked = {"level": self.settings.level, "limit": self.settings.max_tasks}  # what made.json answers
 
     def folder(self, made: Made) -> Path:
         return self.out / ".factory" / folder_name(made.source)
@@ -156,9 +136,12 @@ class _Run:
                             self.progress(f"{made.name or made.source}: {said} works on it")
                 await asyncio.sleep(POLL_S)
 
-        async with asyncio.TaskGroup() as jobs:
-            for made in order:
-                jobs.create_task(one(made))
+        try:
+            async with asyncio.TaskGroup() as jobs:
+                for made in order:
+                    jobs.create_task(one(made))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def prepare(self, made: Made) -> None:
         """Prepare and map one repository; `made.unprepared` says why it cannot be done."""
@@ -166,16 +149,13 @@ class _Run:
         ready = prepare_release if is_release(made.source) else prepare
         try:
             repository = await ready(made.source, folder, self.spec, self.progress, self.settings.prepare)
-            if not (folder / "map.json").is_file():
-                self.progress(f"{repository.name}: finding out which test enters which function")
+            self.progress(f"{repository.name}: finding out which test enters which function")
             await map_tests(repository, self.spec)
         except Exception as error:  # the border of a repository: the others go on
-            made.unprepared = str(error)
-            if not isinstance(error, Unprepared):
-                made.unprepared = f"it cannot be prepared ({_described(error)})"
+            why = _described(error)
+            made.unprepared = why if isinstance(error, Unprepared) else f"it cannot be prepared ({why})"
             if not (folder / "outcomes.jsonl").is_file():  # or its tasks need the folder
                 clear(folder)
-            made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
             self.on_outcome(made)
             return
         made.name = repository.name
@@ -186,129 +166,85 @@ class _Run:
     async def make(self, made: Made) -> None:
         """What ends one repository leaves the others, and its own tasks as far as they are."""
         try:
-            if not self._found_made(made):
+            path = self.folder(made) / "made.json"
+            earlier = json.loads(path.read_bytes()) if path.is_file() else {}
+            if earlier.get("asked") == self.asked:  # all of this was done by an earlier call, or by another process
+                made.candidates = earlier["candidates"]
+                made.outcomes = _OUTCOMES.validate_python(earlier["outcomes"])
+            else:
                 await self._make(made)
-            if 0 < self.settings.max_tasks < len(made.verified):
-                self.progress(f"{made.name}: {len(made.verified)} tasks are there and stay, more than --limit asks for")
-        except (OffbookError, ExceptionGroup):
+        except OffbookError:
             raise
         except Exception as error:  # the border of a repository
             made.unprepared = f"{OURS} ({_described(error)})"
         self.on_outcome(made)
-
-    def _found_made(self, made: Made) -> bool:
-        """Whether an earlier call has done all that this one would, and its folders are there."""
-        with suppress(OSError, ValueError, KeyError):
-            data = json.loads((self.folder(made) / "made.json").read_bytes())
-            found = _MADE.validate_python(data["made"])
-            folders = [self.out / made.split / outcome.id for outcome in found.verified]
-            if data["asked"] == self.asked and all((folder / "task.toml").is_file() for folder in folders):
-                made.candidates = found.candidates
-                made.outcomes = found.outcomes
-                return True
-        return False
 
     async def _make(self, made: Made) -> None:
         folder = self.folder(made)
         self.progress(f"{made.name}: reading everything that an agent could read")
         workshop = await asyncio.to_thread(open_workshop, folder)
         (self.out / made.split).mkdir(parents=True, exist_ok=True)
-        find = self._pieces if is_release(made.source) else self._features
-        candidates = await find(made, workshop)
+        candidates = await self._candidates(made, workshop)
         made.candidates = len(candidates)
         earlier = earlier_outcomes(folder / "outcomes.jsonl")
-        late: list[_Candidate] = []
 
-        async def one(candidate: _Candidate, alone: bool = False) -> None:
+        async def one(candidate: Outcome, make: Make) -> None:
+            place = self.out / made.split / candidate.id
+            outcome = earlier.get((candidate.id, candidate.level))
             async with self.slots:
-                outcome = await self._outcome(made, candidate, earlier, alone)
-            if outcome is None:
-                return
-            if not alone and (is_late(outcome) or outcome.refused == OURS):  # a full pipe, a process that was killed
-                late.append(candidate)
-                return
+                if place.is_dir() and (outcome is None or outcome.refused):
+                    outcome = replace(candidate, refused="a task of that name is there", evidence=str(place))
+                if outcome is None or not (outcome.refused or place.is_dir()):
+                    if self._has_enough(made):
+                        return
+                    try:
+                        outcome = await make(place, self.spec, self.settings, self.taken)
+                    except Exception as error:  # the border of a candidate
+                        outcome = replace(candidate, refused=OURS, evidence=_described(error)[:300])
+                    if self._has_enough(made) and not outcome.refused:
+                        shutil.rmtree(place)  # others were under way when the last one was made
+                        return
+                    if outcome.refused not in AGAIN:
+                        record(folder / "outcomes.jsonl", outcome)
             made.outcomes.append(outcome)
             self.on_outcome(made)
 
         async with asyncio.TaskGroup() as jobs:
             # In an order that says nothing, so that the first so many are like all of them.
-            for candidate in sorted(candidates, key=lambda candidate: zlib.crc32(candidate.id.encode())):
-                jobs.create_task(one(candidate))
-        for candidate in late:
-            await one(candidate, alone=True)
-        if not any(outcome.refused == OURS for outcome in made.outcomes):
-            found = {"asked": self.asked, "made": _MADE.dump_python(made, mode="json")}
+            for candidate, make in sorted(candidates, key=lambda pair: zlib.crc32(pair[0].id.encode())):
+                jobs.create_task(one(candidate, make))
+        if not any(outcome.refused in AGAIN for outcome in made.outcomes):
+            outcomes = _OUTCOMES.dump_python(made.outcomes, mode="json")
+            found = {"asked": self.asked, "candidates": made.candidates, "outcomes": outcomes}
             write_atomic(folder / "made.json", json.dumps(found))
 
-    async def _features(self, made: Made, workshop: Workshop) -> list[_Candidate]:
+    async def _candidates(self, made: Made, workshop: Workshop) -> list[Candidate]:
+        candidates: list[Candidate] = []
+        if is_release(made.source):
+            release = open_release(workshop)
+            hunks = hunks_between(release.product, release.newer)
+            cut = await cut_release(release, hunks, self.spec, self.progress)
+            for piece in cut.pieces:
+                candidate = Outcome(identity(release, hunks, piece), made.name, "release", "release")
+                candidates.append((candidate, partial(make_piece, release, hunks, piece, cut.stable)))
+            return candidates
         finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
-        candidates = []
         for feature in finder.features():
-            level = level_of(feature.id, self.settings.level)
-            candidates.append(_Candidate(feature.id, feature.kind, level, partial(make_task, workshop, feature, level)))
+            mixed = MIX[zlib.crc32(feature.id.encode()) % len(MIX)]
+            level = next((known for known in LEVELS if known == self.settings.level), mixed)
+            candidate = Outcome(feature.id, made.name, feature.kind, level)
+            candidates.append((candidate, partial(make_task, workshop, feature, level)))
         return candidates
-
-    async def _pieces(self, made: Made, workshop: Workshop) -> list[_Candidate]:
-        release = open_release(workshop)
-        hunks = hunks_between(release.product, release.newer)
-        cut = await cut_release(release, hunks, self.spec, self.progress)
-        candidates = []
-        for piece in cut.pieces:
-            make = partial(make_piece, release, hunks, piece, cut.stable)
-            candidates.append(_Candidate(identity(release, hunks, piece), "release", "release", make))
-        return candidates
-
-    async def _outcome(
-        self, made: Made, candidate: _Candidate, earlier: Mapping[tuple[str, str], Outcome], alone: bool
-    ) -> Outcome | None:
-        """What became of it, now or in an earlier call; None where there are tasks enough."""
-        folder = self.out / made.split / candidate.id
-        known = earlier.get((candidate.id, candidate.level))
-        if folder.is_dir():  # made at any level
-            made_before = [each for each in earlier.values() if each.id == candidate.id and not each.refused]
-            there = Outcome(
-                candidate.id, made.name, candidate.kind, candidate.level, "a task of that name is there", str(folder)
-            )
-            return made_before[0] if made_before else known or there
-        if known is not None and known.refused:
-            return known
-        if self._has_enough(made):
-            return None
-        try:
-            outcome = await candidate.make(folder, self.spec, self.settings, self.taken)
-        except Exception as error:  # the border of a candidate
-            why = _described(error)[:300]
-            return Outcome(candidate.id, made.name, candidate.kind, candidate.level, OURS, why)
-        if self._has_enough(made) and not outcome.refused:
-            shutil.rmtree(folder)  # others were under way when the last one was made
-            return None
-        if alone or not is_late(outcome):
-            record(self.folder(made) / "outcomes.jsonl", outcome)
-        return outcome
 
     def _has_enough(self, made: Made) -> bool:
         return 0 < self.settings.max_tasks <= len(made.verified)
 
 
 def _described(error: Exception) -> str:
-    """The words of an error; raised again where the next repository would meet it too."""
-    if isinstance(error, OSError) and error.errno in FULL:
-        raise error
     return str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}"
-
-
-def is_late(outcome: Outcome) -> bool:
-    """Whether it was refused for a timeout, which parallel work may have caused."""
-    return bool(outcome.refused) and (outcome.refused == ENDLESS or bool(LATE.search(outcome.evidence)))
 
 
 def folder_name(source: str) -> str:
     """What a repository's folder is called: readable, and another one for every source."""
     plain = re.sub(r"[^a-zA-Z0-9._-]+", "-", source.removeprefix("pypi:")).strip("-.")[-60:]
     return plain if source.startswith("pypi:") else f"{plain}-{zlib.crc32(source.encode()):08x}"
-
-
-def level_of(feature_id: str, level: str) -> Level:
-    if level == "mix":
-        return MIX[zlib.crc32(feature_id.encode()) % len(MIX)]
-    return next(known for known in LEVELS if known == level)

@@ -40,7 +40,7 @@ def _outcomes_in(data: bytes) -> Iterator[Outcome]:
 def earlier_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
     """What became of candidates in earlier calls, by id and level asked for, so that none is tried twice."""
     data = path.read_bytes() if path.is_file() else b""
-    return {(outcome.id, outcome.asked or outcome.level): outcome for outcome in _outcomes_in(data)}
+    return {(outcome.id, outcome.level): outcome for outcome in _outcomes_in(data)}
 
 
 def funnel(outcomes: Iterable[Outcome]) -> dict[str, int]:
@@ -52,15 +52,9 @@ def settle(out: Path, names: Iterable[str], heldout: float) -> dict[str, str]:
     """Which side prepared repositories are on. What was settled before stays."""
     place = out / ".factory" / "splits.json"
     with FileLock(place.with_suffix(".lock")):
-        splits = split_of(names, heldout, known_splits(out))
+        splits = split_of(names, heldout, json.loads(place.read_bytes()) if place.is_file() else {})
         write_atomic(place, json.dumps(splits, indent=1, sort_keys=True) + "\n")
     return splits
-
-
-def known_splits(out: Path) -> dict[str, str]:
-    place = out / ".factory" / "splits.json"
-    known: dict[str, str] = json.loads(place.read_bytes()) if place.is_file() else {}
-    return known
 
 
 def split_of(names: Iterable[str], heldout: float, settled: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -72,11 +66,6 @@ def split_of(names: Iterable[str], heldout: float, settled: Mapping[str, str] | 
     count = min(max(1, round(heldout * total)), total - 1) if heldout else 0
     count -= sum(split == "heldout" for split in splits.values())
     return splits | {name: "heldout" if place < count else "train" for place, name in enumerate(order)}
-
-
-def held_out(out: Path) -> list[str]:
-    """Repositories that are to be, whether they have tasks or not."""
-    return sorted(name for name, split in known_splits(out).items() if split == "heldout")
 
 
 class Taken:
@@ -95,10 +84,8 @@ class Taken:
         for path in sorted(self._factory.glob("*/outcomes.jsonl")):
             with open(path, "rb") as file:
                 file.seek(self._read.get(path, 0))
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[path] = self._read.get(path, 0) + len(whole)
-            self._known += [outcome for outcome in _outcomes_in(whole) if outcome.sketch and not outcome.refused]
+                self._known += [outcome for outcome in _outcomes_in(file.read()) if outcome.sketch]
+                self._read[path] = file.tell()
         for outcome in self._known:
             if outcome.repository != repository and shared(sketch, outcome.sketch) >= SAME:
                 return outcome.id

@@ -45,10 +45,6 @@ class FunctionKey:
     def simple(self) -> str:
         return self.name.rpartition(".")[2]
 
-    @property
-    def dunder(self) -> bool:
-        return self.simple.startswith("__") and self.simple.endswith("__")
-
     def is_inside(self, others: Collection[FunctionKey]) -> bool:
         """Whether a function or class around it is among them."""
         parts = self.name.split(".")

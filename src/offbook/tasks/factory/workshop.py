@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
@@ -25,11 +26,10 @@ class Workshop:
     symbols: Symbols
     corpus: Corpus  # of the tree and the installed packages
 
-    def leaks(self, deletion: Deletion, files: Mapping[str, str | None], library: bool) -> list[Leak]:
-        """Where removed code can still be read, in the tree with these files, its packages, and maybe the library."""
+    def leaks(self, deletion: Deletion, files: Mapping[str, str | None]) -> list[Leak]:
+        """Where removed code can still be read: in the tree with these files, its packages, the standard library."""
         found = self.corpus.leaks(deletion.removed, files=files)
-        if library:
-            found += standard_library(self.repository.folder).leaks(deletion.removed)
+        found += standard_library(self.repository.folder).leaks(deletion.removed)
         return given_away(found, deletion.removed, deletion.targets, product_of(self.repository))
 
 
@@ -57,25 +57,20 @@ def read_texts(tree: Path) -> dict[str, str]:
 
 def product_of(repository: Repository) -> tuple[str, ...]:
     """The packages and modules below the import roots."""
-    found = set()
-    for path in repository.source_files:
-        root = next((root for root in repository.import_roots if root != "." and path.startswith(f"{root}/")), "")
-        inside = PurePosixPath(path).relative_to(root) if root else PurePosixPath(path)
-        found.add(str(PurePosixPath(root, inside.parts[0])))
-    return tuple(sorted(found))
+    (root,) = repository.import_roots
+    inside = (PurePosixPath(path).relative_to(root).parts[0] for path in repository.source_files)
+    return tuple(sorted({str(PurePosixPath(root, name)) for name in inside}))
 
 
 def hidden_of(repository: Repository) -> dict[str, str | bytes]:
     """The tests and what they need, as the repository has them, with the file that `-c` names for pytest."""
     settings = {following for option, following in pairwise(repository.pytest_options) if option == "-c"}
-    settings = {path for path in settings if (repository.tree / path).is_file()}
-    paths = {*repository.test_files, *repository.support_files, *settings}
-    return {path: (repository.tree / path).read_bytes() for path in sorted(paths)}
+    files = sorted({*repository.test_files, *repository.support_files, *settings})
+    return {path: (repository.tree / path).read_bytes() for path in files if (repository.tree / path).is_file()}
 
 
 def requirements_of(repository: Repository) -> tuple[str, ...]:
     """What is installed, with versions, for an image. Without the repository's own metadata."""
-    named = (folder.name.removesuffix(".dist-info") for folder in sorted(repository.deps.glob("*.dist-info")))
-    found = [(name, version) for name, _, version in (name.rpartition("-") for name in named)]
     own = canonicalize_name(repository.name)
-    return tuple(f"{name}=={version}" for name, version in found if canonicalize_name(name) != own)
+    found = metadata.distributions(path=[str(repository.deps)])
+    return tuple(sorted(f"{one.name}=={one.version}" for one in found if canonicalize_name(one.name) != own))

@@ -10,13 +10,14 @@ Imports that only deleted code used go as well. Documents stay.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from offbook.core import pycode
 from offbook.tasks.factory.delete.surgery import Orders, operate
-from offbook.tasks.factory.delete.symbols import Symbols, read_in
+from offbook.tasks.factory.delete.symbols import Module, Symbols, read_in
 from offbook.tasks.factory.delete.visible import without_tests
-from offbook.tasks.factory.types import COMMON, Deletion, Feature, FunctionKey, Level, is_test_code
+from offbook.tasks.factory.types import COMMON, Deletion, Feature, FunctionKey, Level, is_test_code, last
 
 
 def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: Level) -> Deletion:
@@ -30,17 +31,18 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
     for path, module in symbols.modules.items():
         top = {imported.bound for imported in module.imports if imported.top} | {*(module.exports or ())}
         remove = {key.name for key in doomed if key.path == path}
-        lost = {name for name in top if symbols.resolver.place(path, name) in doomed} if doomed else set()
+        lost = {name for name in top if symbols.place(path, name) in doomed} if doomed else set()
         stub = {key.name for key in feature.functions if key.path == path} - remove
         if not (lost or remove or stub):
             continue
         after = operate(files[path], Orders(stub=stub, remove=remove, lost=lost | remove))
         removed |= {f"{path}::{name}": text for name, text in after.removed.items()}
-        text = after.source
-        if doomed and text != files[path] and not path.endswith("__init__.py"):
-            text = operate(text, Orders(lost=_unused_imports(files, symbols, path, text))).source
-        if text != files[path]:
-            changed[path] = text
+        if after.source == files[path]:
+            continue
+        changed[path] = after.source
+        if doomed and not path.endswith("__init__.py"):
+            unused = _unused_imports(files, module, after.source)
+            changed[path] = operate(after.source, Orders(lost=unused)).source
     deleted = {key for key in feature.functions if key in doomed or key.is_inside(doomed | {*feature.functions})}
     stubbed = {key for key in feature.functions if str(key) in removed} - deleted
     if not any(key in doomed or key.is_inside(doomed) for key in feature.targets):  # the level that came of it
@@ -53,16 +55,16 @@ def delete_functions(
 ) -> dict[str, str]:
     """The tree with some functions stubbed, each a path and a name, and without the tests that fail then; all else
     keeps its bytes, imports that nothing uses any more included."""
-    by_file: dict[str, set[str]] = {}
+    by_file: dict[str, set[str]] = defaultdict(set)
     for path, name in names:
-        by_file.setdefault(path, set()).add(name)
-    changed: dict[str, str | None] = {**without_tests(files, tuple(failing))}
+        by_file[path].add(name)
+    changed = without_tests(files, tuple(failing))
     for path, stubbed in by_file.items():
         after = operate(files[path], Orders(stub=stubbed))
         if lacking := stubbed - after.removed.keys():
             raise ValueError(f"there is no function {min(lacking)} with a body in {path}")
         changed[path] = after.source
-    return {path: text for path in files if (text := changed.get(path, files[path])) is not None}
+    return {path: text for path, text in {**files, **changed}.items() if text is not None}
 
 
 def _may_go(symbols: Symbols, feature: Feature, level: Level) -> set[FunctionKey]:
@@ -78,7 +80,7 @@ def _may_go(symbols: Symbols, feature: Feature, level: Level) -> set[FunctionKey
         function.key
         for function in functions
         if not (function.nested or function.dunder or (level == "hybrid" and function.public))
-        and not symbols.resolver.is_override(function.key)
+        and not symbols.is_override(function.key)
     }
     for owner in {FunctionKey(function.key.path, function.owner) for function in functions if function.owner}:
         hidden = any(part.startswith("_") for part in owner.name.split("."))
@@ -89,22 +91,21 @@ def _may_go(symbols: Symbols, feature: Feature, level: Level) -> set[FunctionKey
 
 def _is_whole_class(owner: FunctionKey, symbols: Symbols, feature: Feature) -> bool:
     """All its methods are in the feature, or at least all by which an instance is made or none is needed."""
-    whole = set(feature.functions)
     methods = [f for f in symbols.functions.values() if f.key.path == owner.path and f.owner == owner.name]
     makers = {method.key for method in methods if method.simple in {"__init__", "__new__"}}
     free = {method.key for method in methods if {"classmethod", "staticmethod"} & {*method.decorators}}
-    return (bool(makers) and makers | free <= whole) or all(method.key in whole for method in methods)
+    needed = makers | free if makers else {method.key for method in methods}
+    return needed <= {*feature.functions}
 
 
 def _named_outside(files: Mapping[str, str], doomed: set[FunctionKey], level: Level) -> set[FunctionKey]:
-    """Those that test code or an entry point names. At `gone` the visible tests are cleaned of the names, all but
-    conftest files, which every test needs."""
+    """Those that test code names. At `gone` the visible tests are cleaned of the names, all but conftest files, which
+    every test needs."""
     if not doomed:
         return set()
     kept = (p for p in files if is_test_code(p) and (level != "gone" or p.endswith("conftest.py")))
     words = {word for path in kept for word in re.findall(r"\w+", files[path])}
-    entries = "\n".join(text for path, text in files.items() if path.endswith((".toml", ".cfg", "setup.py")))
-    return {key for key in doomed if key.simple in words or f":{key.name}" in entries}
+    return {key for key in doomed if key.simple in words}
 
 
 def _needed(symbols: Symbols, feature: Feature, doomed: set[FunctionKey], found: set[FunctionKey]) -> set[FunctionKey]:
@@ -112,31 +113,26 @@ def _needed(symbols: Symbols, feature: Feature, doomed: set[FunctionKey], found:
     gone = doomed | {*feature.functions}
     needed = {*found}
     left = [calls for key, calls in symbols.calls.items() if key not in gone and not key.is_inside(gone)]
-    unknown = {name for calls in left for name in calls.unknown}
-    strings = {text for calls in left for text in calls.strings}
-    starts = {text for text in strings if len(text) > 3 and text.endswith("_")}  # "visit_" + kind
-    for calls in left:  # what a base class calls on self need not be a method of a class that goes
-        needed |= {key for key in calls.functions if not key.is_inside(doomed)} | calls.classes
-    for key in doomed:
-        simple = key.simple
-        is_spelled = simple in strings or any(text.endswith(f".{key.name}") for text in strings)
-        is_method = key in symbols.functions and bool(symbols.functions[key].owner)
-        is_attribute = is_method and simple in unknown and simple not in COMMON
-        if is_spelled or is_attribute or any(simple.startswith(text) for text in starts):
-            needed.add(key)
+    unknown = {name for calls in left for name in calls.unknown} - COMMON
+    for calls in left:
+        needed |= calls.functions | calls.classes
+    methods = (key for key in doomed & symbols.functions.keys() if symbols.functions[key].owner)
+    needed |= {key for key in methods if key.simple in unknown}
     needed |= {FunctionKey(key.path, key.name.rpartition(".")[0]) for key in needed}  # a method needs its class
     return needed & doomed
 
 
-def _unused_imports(files: Mapping[str, str], symbols: Symbols, path: str, after: str) -> set[str]:
+def _unused_imports(files: Mapping[str, str], module: Module, after: str) -> set[str]:
     """Imports that only deleted code used. One that others import from here, or that a test patches, stays."""
-    module = symbols.modules[path]
     tree = pycode.parse(after)
     left = {name.partition(".")[0] for name in read_in(tree)} | {*pycode.strings_in(tree)}
-    before = {name.partition(".")[0] for name in read_in(pycode.parse(files[path]))}
-    unused = {
-        imported.bound for imported in module.imports if imported.top and imported.bound in before - left
-    }  # those of __future__ are never read
-    others = "\n".join(text for other, text in files.items() if other != path and other.endswith(".py"))
-    own = module.name.rpartition(".")[2]
-    return {name for name in unused if not re.search(rf"\b{own}\b[^\n]*\b{name}\b", others)}
+    before = {name.partition(".")[0] for name in read_in(pycode.parse(files[module.path]))}
+    others = "\n".join(text for path, text in files.items() if path != module.path and path.endswith(".py"))
+    own = last(module.name)
+    return {  # those of __future__ are never read
+        imported.bound
+        for imported in module.imports
+        if imported.top
+        and imported.bound in before - left
+        and not re.search(rf"\b{own}\b[^\n]*\b{imported.bound}\b", others)
+    }

@@ -1,23 +1,31 @@
-"""A static picture of a repository's product code: its modules, its functions, and what uses what.
+"""A static picture of a repository's product code: its modules, its functions, and who uses whom.
 
-Read with `ast`, so nothing is run. Who uses whom is resolved (calls.py), and not guessed by bare names.
+Read with `ast`, so nothing is run. A name leads through imports and re-exports to its definition. A method is found on
+`self`, `super()` and a class; an attribute of anything else is kept by its bare name. Left out: types of values, names
+built at run time.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import PurePosixPath
+from typing import TypeGuard
 
 from offbook.core import pycode
 from offbook.core.pycode import Function as Definition
-from offbook.core.pycode import rooted
-from offbook.tasks.factory.delete.calls import Calls, Resolver, is_export
+from offbook.core.pycode import arguments_of, local_names, nodes, plain_dotted, rooted
 from offbook.tasks.factory.types import FunctionKey, last
 
 PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abstractproperty"}
+STARS = 4  # star imports in a row
+DEPTH = 8  # re-exports in a row
+MAKERS = ("__init__", "__new__", "__post_init__")
+Place = str | FunctionKey  # what a name stands for: a dotted module, or a function or class
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,13 @@ class Import:
 
     @property
     def whole(self) -> str:
-        """Absolute and dotted."""
+        """What is imported, absolute and dotted."""
         return f"{self.module}.{self.name}" if self.name else self.module
+
+    @property
+    def stands_for(self) -> str:
+        """What the bound name means: `a` after `import a.b`."""
+        return self.bound if self.whole.startswith(f"{self.bound}.") and not self.name else self.whole
 
 
 @dataclass(frozen=True)
@@ -53,11 +66,11 @@ class Function:
     lines: tuple[tuple[int, int], ...]  # first and last line of each definition, decorators included
     signature: str  # of the last definition that is no overload
     docstring: str
-    public: bool
     owner: str  # qualified name of the class; empty for a function
     decorators: tuple[str, ...]
     statements: int  # of all bodies; docstrings, pass and ... do not count
     body_lines: int
+    public: bool = False
 
     def source(self, text: str) -> str:
         """All its definitions, of the text of its file."""
@@ -74,7 +87,7 @@ class Function:
 
     @property
     def dunder(self) -> bool:
-        return self.key.dunder
+        return self.simple.startswith("__") and self.simple.endswith("__")
 
     @property
     def is_property(self) -> bool:
@@ -83,26 +96,205 @@ class Function:
     @property
     def is_declaration(self) -> bool:
         """There is no body to implement: an overload, or an abstract method without statements."""
-        kinds = {last(name) for name in self.decorators}
-        return self.statements == 0 or "abstractmethod" in kinds
+        return self.statements == 0 or "abstractmethod" in map(last, self.decorators)
+
+
+@dataclass
+class Calls:
+    """What the body of a function, of a class or of a module uses."""
+
+    functions: set[FunctionKey] = field(default_factory=set)
+    classes: set[FunctionKey] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)  # attributes of things of unknown class
 
 
 @dataclass(frozen=True)
-class Symbols:
-    functions: dict[FunctionKey, Function]
-    modules: dict[str, Module]  # by path
-    callers: dict[FunctionKey, tuple[FunctionKey, ...]]
-    import_roots: tuple[str, ...]
-    calls: dict[FunctionKey, Calls]  # of functions, class bodies, and modules, which have an empty name
-    resolver: Resolver = field(repr=False, compare=False)
+class Body:
+    """Statements that run together, and what names mean in them."""
 
-    @property
-    def errors(self) -> frozenset[FunctionKey]:
-        """Exception classes."""
-        return self.resolver.errors
+    key: FunctionKey  # of the function or class; a module has an empty name
+    node: Definition | ast.ClassDef | ast.Module
+    owner: FunctionKey | None  # the class around it
+    local: frozenset[str] = frozenset()
+
+
+class Symbols:
+    """A product's modules, functions and classes, and who uses whom."""
+
+    def __init__(self, files: Mapping[str, str], import_roots: Iterable[str]):
+        self.import_roots = tuple(import_roots)
+        self.modules: dict[str, Module] = {}  # by path
+        self.functions: dict[FunctionKey, Function] = {}
+        self.classes: dict[FunctionKey, ast.ClassDef] = {}
+        self._bodies: list[Body] = []
+        for path in sorted(files):
+            if path.endswith(".py") and (tree := pycode.try_parse(files[path])):
+                self.modules[path] = read_module(path, tree, self.import_roots)
+                self._bodies.append(Body(FunctionKey(path, ""), tree, None))
+                self._collect(tree, FunctionKey(path, ""), None, frozenset())
+        self._paths = {module.name: path for path, module in self.modules.items()}
+        # A name that its own `__all__` keeps back is public all the same where a package imports it for others.
+        packages = [module for path, module in self.modules.items() if path.endswith("__init__.py")]
+        shown = {imported.whole for package in packages for imported in package.imports if imported.top}
+        for key, function in self.functions.items():
+            module = self.modules[key.path]
+            first = key.name.partition(".")[0]
+            is_shown = module.exports is None or first in module.exports or f"{module.name}.{first}" in shown
+            self.functions[key] = replace(function, public=is_shown and is_public(key))
+        self.calls: dict[FunctionKey, Calls] = defaultdict(Calls)  # of functions, class bodies and modules
+        for body in self._bodies:
+            for part in _parts(body.node):
+                self._add(self.calls[body.key], part, body)
+            self.calls[body.key].functions.discard(body.key)
+        self.callers: dict[FunctionKey, tuple[FunctionKey, ...]] = dict.fromkeys(self.functions, ())
+        for key in sorted(self.functions):
+            for callee in self.calls[key].functions:
+                self.callers[callee] += (key,)
+
+    def _collect(self, node: ast.AST, around: FunctionKey, owner: FunctionKey | None, local: frozenset[str]) -> None:
+        """`around` is the function or class around a node, with `.` or `.<locals>.` after its name."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Definition | ast.ClassDef):
+                key = FunctionKey(around.path, around.name + child.name)
+                if isinstance(child, ast.ClassDef):
+                    self.classes[key] = child
+                    self._bodies.append(Body(key, child, key, local))
+                    self._collect(child, FunctionKey(key.path, f"{key.name}."), key, local)
+                    continue
+                imported = {alias.asname or alias.name.partition(".")[0] for alias in nodes(child, ast.alias)}
+                inside = local | (local_names(child) - imported)  # imported names mean what they mean to the module
+                is_method = owner is not None and around.name == f"{owner.name}."
+                function = _function(key, child, owner.name if owner and is_method else "")
+                self.functions[key] = _merged(self.functions.get(key, function), function)
+                self._bodies.append(Body(key, child, owner, inside))
+                self._collect(child, FunctionKey(key.path, f"{key.name}.<locals>."), owner, inside)
+            else:
+                self._collect(child, around, owner, local)
 
     def path_of(self, module: str) -> str | None:
-        return next((path for path, known in self.modules.items() if known.name == module), None)
+        return self._paths.get(module)
+
+    # --- names
+
+    def place(self, path: str, name: str, depth: int = DEPTH) -> Place | None:
+        """What a dotted name means at the top level of a module."""
+        first, *rest = name.split(".")
+        found = self._top(path, first, depth)
+        for part in rest:
+            found = self._member(found, part, depth)
+        return found
+
+    def _top(self, path: str, name: str, depth: int) -> Place | None:
+        key = FunctionKey(path, name)
+        if key in self.functions or key in self.classes:
+            return key
+        module = self.modules.get(path)
+        for imported in module.imports if module and depth else ():
+            if imported.bound == name:
+                if imported.name:
+                    return self._member(imported.module, imported.name, depth - 1)
+                return imported.stands_for
+            inside = self._paths.get(imported.module) if imported.name == "*" else None
+            if inside and (found := self._top(inside, name, depth - 1)):
+                return found
+        return None
+
+    def _member(self, place: Place | None, name: str, depth: int) -> Place | None:
+        if not isinstance(place, str):
+            return self.method(place, name) if place in self.classes else None
+        path = self._paths.get(place)
+        found = self._top(path, name, depth) if path else None
+        module = f"{place}.{name}"
+        return module if found is None and module in self._paths else found
+
+    def _definition(self, path: str, name: str) -> FunctionKey | None:
+        place = self.place(path, name) if name else None
+        return place if isinstance(place, FunctionKey) else None
+
+    # --- classes
+
+    def ancestry(self, owner: FunctionKey) -> list[FunctionKey]:
+        """The class and its bases, near ones first."""
+        found: list[FunctionKey] = []
+        waiting = [owner]
+        while waiting:
+            one = waiting.pop(0)
+            if one in self.classes and one not in found:
+                found.append(one)
+                bases = (self._definition(one.path, rooted(base)) for base in self.classes[one].bases)
+                waiting += filter(None, bases)
+        return found
+
+    def method(self, owner: FunctionKey, name: str, above: bool = False) -> FunctionKey | None:
+        """A method or nested class; `above` looks at the bases only, as super() does."""
+        for one in self.ancestry(owner)[above:]:
+            key = FunctionKey(one.path, f"{one.name}.{name}")
+            if key in self.functions or key in self.classes:
+                return key
+        return None
+
+    def is_override(self, key: FunctionKey) -> bool:
+        owner = FunctionKey(key.path, self.functions[key].owner)
+        return self.method(owner, key.simple, above=True) is not None
+
+    def meaning(self, node: ast.Name | ast.Attribute, body: Body) -> FunctionKey | None:
+        """The function or class that an expression names."""
+        path = body.key.path
+        if isinstance(node, ast.Name):
+            around = body.key.name
+            while around and isinstance(body.node, Definition):  # a function inside of this one or of one around it
+                inside = FunctionKey(path, f"{around}.<locals>.{node.id}")
+                if inside in self.functions:
+                    return inside
+                around = around.rpartition(".<locals>.")[0]
+            member = FunctionKey(path, f"{body.key.name}.{node.id}")
+            if isinstance(body.node, ast.ClassDef) and member in self.functions:
+                return member
+        elif body.owner and _is_own(node):
+            return self.method(body.owner, node.attr, above=isinstance(node.value, ast.Call))
+        name = plain_dotted(node)
+        return None if name.partition(".")[0] in body.local else self._definition(path, name)
+
+    # --- uses
+
+    def _add(self, calls: Calls, part: ast.Name | ast.Attribute, body: Body) -> None:
+        meaning = self.meaning(part, body)
+        if meaning in self.functions:
+            calls.functions.add(meaning)
+        elif meaning is not None:
+            calls.classes.add(meaning)
+            makers = {self.method(meaning, name) for name in MAKERS}
+            calls.functions |= {maker for maker in makers if maker in self.functions}
+        elif isinstance(part, ast.Attribute) and not (body.owner and _is_own(part)):
+            calls.unknown.add(part.attr)
+
+
+def _is_own(node: ast.Name | ast.Attribute) -> TypeGuard[ast.Attribute]:
+    """An attribute of self, cls or super()."""
+    own = node.value if isinstance(node, ast.Attribute) else None
+    return isinstance(own, ast.Name | ast.Call) and rooted(own) in {"self", "cls", "super"}
+
+
+def _parts(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+    """Names and attributes of a body. Of definitions inside of it only what is read where they stand."""
+    waiting: list[ast.AST] = [*node.body]  # type: ignore[attr-defined]
+    while waiting:
+        part = waiting.pop()
+        match part:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                annotations = (argument.annotation for argument in arguments_of(part.args))
+                read = [*part.args.defaults, *part.args.kw_defaults, *annotations, part.returns]
+                waiting += [*part.decorator_list, *filter(None, read)]
+                continue
+            case ast.ClassDef():
+                waiting += [*part.decorator_list, *part.bases, *part.keywords]
+                continue
+            case ast.Attribute() | ast.Name(ctx=ast.Load()):
+                yield part
+        waiting += ast.iter_child_nodes(part)
+
+
+read_symbols = Symbols
 
 
 @lru_cache(maxsize=4096)
@@ -118,17 +310,15 @@ def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> M
     name = module_name(path, import_roots)
     package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
     imports = tuple(_imports(tree, package, top=True))
-    return Module(path, name, ast.get_docstring(tree) or "", _exports(tree), imports, frozenset(_bound(tree)))
+    names = frozenset([*_bound(tree), *(imported.bound for imported in imports if imported.top)])
+    return Module(path, name, ast.get_docstring(tree) or "", _exports(tree), imports, names)
 
 
 def module_name(path: str, import_roots: Iterable[str]) -> str:
     """`src/pkg/a.py` is `pkg.a` where `src` is an import root."""
     inside = PurePosixPath(path)
-    for root in sorted(import_roots, key=len, reverse=True):
-        if root not in {".", ""} and inside.is_relative_to(root):
-            inside = inside.relative_to(root)
-            break
-    parts = inside.with_suffix("").parts
+    roots = [root for root in import_roots if root and inside.is_relative_to(root)]
+    parts = inside.relative_to(max(roots, key=len, default="")).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -148,113 +338,57 @@ def _imports(node: ast.AST, package: str, top: bool) -> Iterator[Import]:
 
 
 def _exports(tree: ast.Module) -> tuple[str, ...] | None:
-    found: list[str] | None = None
+    values = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and is_export(node):
-            if not isinstance(node.value, ast.List | ast.Tuple):
-                return None  # computed: cannot be read
-            found = (found or []) + [str(e.value) for e in node.value.elts if isinstance(e, ast.Constant)]
-    return None if found is None else tuple(found)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            values += [node.value] if "__all__" in map(rooted, targets) else []
+    if not values or not all(isinstance(value, ast.List | ast.Tuple) for value in values):
+        return None  # computed: cannot be read
+    return tuple(text for value in values for text in pycode.strings_in(value))
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
+    """Names that are given a value outside of functions and classes, imports left out."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition | ast.ClassDef):
             yield child.name
-        elif isinstance(child, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in child.names)
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
             yield child.id
         else:
             yield from _bound(child)
 
 
-def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbols:
-    roots = tuple(import_roots)
-    modules: dict[str, Module] = {}
-    functions: dict[FunctionKey, Function] = {}
-    trees: dict[str, ast.Module] = {}
-    for path in sorted(files):
-        if not path.endswith(".py"):
-            continue
-        try:
-            tree = trees[path] = pycode.parse(files[path])
-        except pycode.NO_PYTHON:
-            continue
-        modules[path] = read_module(path, tree, roots)
-    # A name that its own `__all__` keeps back is public all the same where a package imports it for others.
-    shown = {
-        (imported.module, imported.name)
-        for path, module in modules.items()
-        if path.endswith("__init__.py")
-        for imported in module.imports
-        if imported.top
-    }
-    for path, tree in trees.items():
-        module = modules[path]
-        for function in _functions(path, tree, "", ""):
-            first = function.key.name.partition(".")[0]
-            is_shown = module.exports is None or first in module.exports or (module.name, first) in shown
-            whole = _merged(functions.get(function.key), function)
-            functions[function.key] = replace(whole, public=is_shown and is_public(function.key))
-    resolver = Resolver(trees, modules)
-    calls = resolver.all_calls()
-    callers: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in functions}
-    for key in sorted(functions):
-        for callee in calls[key].functions & functions.keys():
-            callers[callee].append(key)
-    return Symbols(functions, modules, {key: tuple(found) for key, found in callers.items()}, roots, calls, resolver)
-
-
-def _functions(path: str, node: ast.AST, prefix: str, owner: str) -> Iterator[Function]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Definition):
-            yield _function(FunctionKey(path, prefix + child.name), child, owner)
-            yield from _functions(path, child, f"{prefix}{child.name}.<locals>.", "")
-        elif isinstance(child, ast.ClassDef):
-            yield from _functions(path, child, f"{prefix}{child.name}.", prefix + child.name)
-        else:
-            yield from _functions(path, child, prefix, owner)
-
-
 def _function(key: FunctionKey, node: Definition, owner: str) -> Function:
     decorators = tuple(filter(None, map(rooted, node.decorator_list)))
     body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-    if any(last(name) == "overload" for name in decorators):
-        body = []
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    inside = [part for statement in body for part in nodes(statement, ast.stmt) if not isinstance(part, ast.Pass)]
+    statements = sum(not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)) for part in inside)
+    first = min(part.lineno for part in (node, *node.decorator_list))
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     prefix = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     return Function(
-        key,
-        ((first, node.end_lineno or first),),
-        f"{prefix} {node.name}({ast.unparse(node.args)}){returns}",
-        ast.get_docstring(node) or "",
-        False,
-        owner,
-        decorators,
-        sum(map(_statements, body)),
-        (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0,
+        key=key,
+        lines=((first, node.end_lineno or first),),
+        signature=f"{prefix} {node.name}({ast.unparse(node.args)}){returns}",
+        docstring=ast.get_docstring(node) or "",
+        owner=owner,
+        decorators=decorators,
+        statements=statements,
+        body_lines=(body[-1].end_lineno or 0) - body[0].lineno + 1 if statements else 0,
     )
 
 
 def is_public(key: FunctionKey) -> bool:
     """By its name alone."""
     parts = key.name.split(".")
-    hidden = any(part.startswith("_") and not (part.startswith("__") and part.endswith("__")) for part in parts)
+    hidden = any(part.startswith("_") and not part.endswith("__") for part in parts)
     return not hidden and "<locals>" not in parts
 
 
-def _statements(node: ast.AST) -> int:
-    own = isinstance(node, ast.stmt) and not isinstance(node, ast.Pass)
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        own = False  # a docstring or an ellipsis
-    return own + sum(map(_statements, ast.iter_child_nodes(node)))
-
-
-def _merged(before: Function | None, after: Function) -> Function:
+def _merged(before: Function, after: Function) -> Function:
     """Overloads come first, so the last definition with a body is the function; the first docstring is its own."""
-    if before is None:
+    if before is after:
         return after
     speaker = after if after.statements or not before.statements else before
     if before.is_property and before.statements:
@@ -274,28 +408,20 @@ def _merged(before: Function | None, after: Function) -> Function:
 
 def lost_names(before: Mapping[str, str], after: Mapping[str, str], import_roots: tuple[str, ...]) -> set[str]:
     """Absolute dotted names, of modules too, that the first version binds and the second does not."""
-    now = _names_of_modules(after, import_roots)
-    lost = set()
-    for module, names in _names_of_modules(before, import_roots).items():
-        lost |= {f"{module}.{name}" for name in names - now.get(module, set())}
-        lost |= set() if module in now else {module}
-    return lost
+    return _names_in(before, import_roots) - _names_in(after, import_roots)
 
 
-def _names_of_modules(files: Mapping[str, str], import_roots: tuple[str, ...]) -> dict[str, set[str]]:
-    """What the top level of each module binds; names of star imports included."""
-    python = {path: text for path, text in files.items() if path.endswith(".py")}
-    found = [module for path, text in python.items() if (module := module_of(path, text, import_roots))]
-    modules = {module.name: module for module in found}
-
-    def names(module: Module, seen: frozenset[str]) -> set[str]:
-        own = set(module.names) - {"*"}
-        for imported in module.imports:
-            if imported.name == "*" and imported.module in modules.keys() - seen:
-                own |= names(modules[imported.module], seen | {module.name})
-        return own
-
-    return {name: names(module, frozenset({name})) for name, module in modules.items()}
+def _names_in(files: Mapping[str, str], import_roots: tuple[str, ...]) -> set[str]:
+    """The modules and what the top level of each binds, names of star imports included."""
+    python = (module_of(path, text, import_roots) for path, text in files.items() if path.endswith(".py"))
+    modules = [module for module in python if module]
+    names = {module.name: {*module.names} for module in modules}
+    for _ in range(STARS):
+        for module in modules:
+            for imported in module.imports:
+                if imported.name == "*":
+                    names[module.name] |= names.get(imported.module, set())
+    return {*names} | {f"{module}.{name}" for module, inside in names.items() for name in inside}
 
 
 def lost_in(module: Module, read: Iterable[str], lost: set[str]) -> dict[str, str]:
@@ -303,18 +429,14 @@ def lost_in(module: Module, read: Iterable[str], lost: set[str]) -> dict[str, st
     found = {}
     used = {*read}
     for imported in module.imports:
-        if imported.name == "*":
-            ways = {name: f"{imported.module}.{name}" for name in used}
-        else:
-            start = imported.whole
-            ways = {imported.bound: imported.module if imported.module in lost else start}
-            if not imported.name and imported.bound == start.partition(".")[0]:
-                start = imported.bound  # import a.b binds a
-            inside = (name for name in used if name.startswith(f"{imported.bound}."))
-            ways |= {name: start + name.removeprefix(imported.bound) for name in inside}
+        ways = {imported.bound: imported.whole}
+        for name in used:
+            if imported.name == "*":
+                ways[name] = f"{imported.module}.{name}"
+            elif name.startswith(f"{imported.bound}."):
+                ways[name] = imported.stands_for + name.removeprefix(imported.bound)
         for name, absolute in ways.items():
-            parts = absolute.split(".")
-            starts = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+            starts = accumulate(absolute.split("."), "{}.{}".format)
             if leads := next((one for one in starts if one in lost), ""):
                 found[name] = leads
     return found
@@ -323,4 +445,4 @@ def lost_in(module: Module, read: Iterable[str], lost: set[str]) -> dict[str, st
 def read_in(tree: ast.AST) -> set[str]:
     """Dotted names that code reads, with all beginnings: a, a.b, a.b.c."""
     named = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
-    return {pycode.plain_dotted(node) for node in named if not isinstance(node.ctx, ast.Store)} - {""}
+    return {plain_dotted(node) for node in named if not isinstance(node.ctx, ast.Store)} - {""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
@@ -35,24 +36,21 @@ def without_tests(
         path, _, name = node.partition("[")[0].partition("::")
         if name and path.endswith(".py") and (is_test_code(path) or "." not in name):  # no doctest of the product
             by_file[path].add(name.replace("::", "."))
-    changed: dict[str, str | None] = {}
-    for path, names in sorted(by_file.items()):
-        left = _without(files[path], names)
-        changed[path] = left if _has_tests(left) or _is_imported(path, files) else None
+    tests = {path: text for path, text in files.items() if path in by_file or is_test_code(path)}
+    lost: set[str] = set()
     if deletion is not None:
-        product = {path: text for path, text in files.items() if path.endswith(".py") and not is_test_code(path)}
+        product = {path: text for path, text in files.items() if path not in tests}
         after = {path: text for path, text in {**product, **deletion.files}.items() if text is not None}
         lost = lost_names(product, after, import_roots)
-        tests = {path: text for path, text in {**files, **changed}.items() if text and is_test_code(path)}
-        if not failing:
-            return {**runnable(tests, lost, import_roots)}
-        for path, text in tests.items():
-            cleaned, early = _cleaned(path, text, lost, import_roots)
-            if cleaned == text and not early:
-                continue
-            stays = not early and (_has_tests(cleaned) or _is_imported(path, files))
-            changed[path] = cleaned if stays or not _has_tests(files[path]) else None
-    return {path: text for path, text in changed.items() if text != files[path]}
+    if not failing:
+        return {**runnable(tests, lost, import_roots)}
+    changed: dict[str, str | None] = {}
+    for path, text in tests.items():
+        left, early = _cleaned(path, _without(text, by_file.get(path, ())), lost, import_roots)
+        if left != text or early:
+            has_use = not early and (_has_tests(left) or _is_imported(path, files))
+            changed[path] = left if has_use or not _has_tests(text) else None
+    return changed
 
 
 def runnable(tests: Mapping[str, str], lost: set[str], import_roots: tuple[str, ...]) -> dict[str, str]:
@@ -67,9 +65,8 @@ def runnable(tests: Mapping[str, str], lost: set[str], import_roots: tuple[str, 
         cleaned, early = _cleaned(path, text, lost, import_roots)
         if cleaned == text:
             continue
-        body = pycode.parse(cleaned).body
-        is_future = [isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in body]
-        after = body[is_future.index(True)].end_lineno or 0 if any(is_future) else 0
+        imports = nodes(pycode.parse(cleaned), ast.ImportFrom)
+        after = max((node.end_lineno or 0 for node in imports if node.module == "__future__"), default=0)
         lines = cleaned.splitlines(keepends=True)
         stand_ins = [STAND_IN.format(name) for name in sorted(early) if "." not in name]
         changed[path] = "".join([*lines[:after], *stand_ins, *lines[after:]])
@@ -94,6 +91,8 @@ def _cleaned(path: str, text: str, lost: set[str], import_roots: tuple[str, ...]
 
 def _without(source: str, names: Collection[str]) -> str:
     """A test file without some of its tests. What a class inherits, or may inherit in their place, is switched off."""
+    if not names:
+        return source
     after = operate(source, Orders(remove=names))
     text = after.source
     tree = pycode.parse(source)
@@ -116,9 +115,5 @@ def _has_tests(source: str) -> bool:
 def _is_imported(path: str, files: Mapping[str, str]) -> bool:
     """Whether another test file gets its helpers here."""
     stem = path.removesuffix(".py").rpartition("/")[2]
-    return any(
-        stem in {last(imported.module), imported.name}
-        for other, text in files.items()
-        if other != path and stem in text and is_test_code(other) and (module := module_of(other, text, (".",)))
-        for imported in module.imports
-    )
+    imported = re.compile(rf"^\s*(?:from|import)\b.*\b{stem}\b", re.M)
+    return any(other != path and is_test_code(other) and imported.search(text) for other, text in files.items())

@@ -10,8 +10,6 @@ which is run in every sandbox of the repository. Left out: services that outlive
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import shutil
 import tempfile
@@ -25,20 +23,18 @@ from urllib.parse import urlsplit
 from offbook.agent.chat import byte_chat, render_call
 from offbook.agent.harness import Harness, run_agent
 from offbook.core.client import Client
-from offbook.core.runfolder import write_atomic
 from offbook.engine.remote import RemoteEngine
 from offbook.sandbox import SandboxSpec
-from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardSandbox, entry
+from offbook.sandbox.egress import SOCKET, EgressProxy, OutwardSandbox, entry
 from offbook.tasks.factory.instruction.instruct import PROMPTS
 from offbook.tasks.factory.prepare.dependencies import LIMIT_MB, settle
 from offbook.tasks.factory.prepare.prepare import Progress, Stuck
-from offbook.tasks.factory.prepare.source import pip_settings, run_quietly, without_secrets
+from offbook.tasks.factory.prepare.source import pip_indexes, without_secrets
 from offbook.tasks.factory.types import Repository, Unprepared
 from offbook.types import Limits, MachineFault, ModelLost, OffbookError, Task
 
 TRIES = 5
 PASSING = 0.5  # of the tests, at least
-COMPILE_S = 300.0
 # Tokens are bytes here: a model's own are not known.
 LIMITS = Limits(turns=60, tokens=4_000_000, context=600_000, message_tokens=8192, command_s=600.0, wall_s=3600.0)
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "finish")
@@ -64,61 +60,48 @@ class SetUpAgent:
         if spec.backend != "bwrap":
             raise OffbookError(f"agents set repositories up in sandboxes of the kind bwrap, and not {spec.backend}")
         draft = stuck.draft
-        settings = await pip_settings()
-        indexes = [without_secrets(url) for url in settings.indexes if url.startswith("http")]
+        indexes = [without_secrets(url) for url in await pip_indexes() if url.startswith("http")]
         hosts = [urlsplit(url).netloc for url in indexes]
         if "pypi.org" in hosts:
             hosts.append("files.pythonhosted.org")
         allow = tuple(dict.fromkeys([*hosts, *self.allow]))
         (draft.folder / "deps").rename(draft.folder / "deps.before")
         shutil.copytree(draft.folder / "deps.before", draft.folder / "deps")
-        problems: list[str] = []
-        repository = None
+        problem = ""
         with tempfile.TemporaryDirectory(prefix="offbook-door-") as place:
             door = Path(place)
-            variables = _variables(draft, indexes)
-            if settings.certificates:
-                shutil.copyfile(settings.certificates, door / "certificates.pem")
-                variables |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), f"{DOOR}/certificates.pem")
             larger = replace(spec, disk_mb=LIMIT_MB)
-            mounts = {"/opt/pip/pip": _own_pip()}
+            mounts = {"/opt/pip/pip": Path(str(metadata.distribution("pip").locate_file("pip")))}
+            variables = _variables(draft, indexes)
             async with (
-                EgressProxy(door / SOCKET, allow) as proxy,
+                EgressProxy(door / SOCKET, allow),
                 OutwardSandbox(draft.tree, larger, door, variables, python=draft.folder, mounts=mounts) as sandbox,
             ):
-                while repository is None and len(problems) < TRIES:
-                    progress(f"{draft.name}: an agent sets it up, try {len(problems) + 1} of {TRIES}")
-                    await self._converse(stuck, sandbox, AGAIN + problems[-1] if problems else "", allow)
+                for number in range(1, TRIES + 1):
+                    progress(f"{draft.name}: an agent sets it up, try {number} of {TRIES}")
+                    await self._converse(stuck, sandbox, AGAIN + problem if problem else "", allow)
                     try:
                         repository = await _verified(stuck, sandbox)
+                        shutil.rmtree(draft.folder / "deps.before")
+                        return repository
                     except (Unprepared, MachineFault) as error:
-                        problems.append(str(error))
-                refused = sorted({event.detail for event in proxy.events})
-        if repository is None:
-            raise Unprepared(f"{stuck.reason}; an agent could not set it up in {TRIES} tries ({problems[-1]})")
-        record = {"reason": stuck.reason, "tries": problems, "start": repository.start, "refused": refused}
-        write_atomic(draft.folder / "set_up.json", json.dumps(record, indent=1))
-        shutil.rmtree(draft.folder / "deps.before")
-        return repository
+                        problem = str(error)
+        raise Unprepared(f"{stuck.reason}; an agent could not set it up in {TRIES} tries ({problem})")
 
     async def _converse(self, stuck: Stuck, sandbox: OutwardSandbox, problem: str, allow: Sequence[str]) -> None:
         """One conversation. How it ended does not matter, only what it left."""
         draft = stuck.draft
-        words = (
-            (PROMPTS / "set_up.md")
-            .read_text()
-            .format(
+        instruction = (PROMPTS / "set_up.md").read_text()
+        task = Task(
+            id="set_up",
+            folder=draft.folder,
+            instruction=instruction.format(
                 name=draft.name,
                 reason=stuck.reason,
                 roots=" and ".join("the root" if root == "." else f"{root}/" for root in draft.import_roots),
                 allowed=", ".join(allow) or "nothing",
                 problem=problem,
-            )
-        )
-        task = Task(
-            id="set_up",
-            folder=draft.folder,
-            instruction=words,
+            ),
             tree=draft.tree,
             hidden_tests=draft.tree,
             test_files=(),
@@ -155,9 +138,6 @@ async def _verified(stuck: Stuck, sandbox: OutwardSandbox) -> Repository:
         keep_modules(packages, folder / "modules")
         shutil.copytree(packages, deps, dirs_exist_ok=True)
     settle(stuck.project, deps)
-    # Not by the repository's own interpreter, which would run what the agent put there.
-    python = os.path.realpath(folder / "python" / "bin" / "python")
-    await run_quietly([python, "-I", "-S", "-m", "compileall", "-q", str(deps)], COMPILE_S)
     repository = await stuck.finished(replace(stuck.draft, start=start or stuck.draft.start))
     passing = len(repository.tests) / (len(repository.tests) + len(repository.excluded))
     if passing < PASSING:
@@ -169,27 +149,20 @@ async def _verified(stuck: Stuck, sandbox: OutwardSandbox) -> Repository:
 def keep_modules(packages: Path, into: Path) -> None:
     """Keep modules that the agent wrote itself: images of the tasks have it from no index."""
     installed = metadata.distributions(path=[str(packages)])
-    listed = {packages / file for distribution in installed for file in distribution.files or []}
+    listed = {str(file) for distribution in installed for file in distribution.files or []}
     for path in packages.rglob("*.py"):
-        if path not in listed and path.relative_to(packages).parts[0] != "bin":
-            target = into / path.relative_to(packages)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+        name = path.relative_to(packages).as_posix()
+        if name not in listed and not name.startswith("bin/"):
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, into / name)
 
 
 def _variables(repository: Repository, indexes: Sequence[str]) -> dict[str, str]:
     """So that what is installed goes to the folder that is kept, and is found there."""
     roots = [os.path.normpath(f"/app/{root}") for root in repository.import_roots]
     variables = {"PYTHONPATH": os.pathsep.join([PACKAGES, *roots, "/opt/pip"]), "PIP_TARGET": PACKAGES}
-    variables |= dict.fromkeys(("PIP_UPGRADE", "PIP_NO_COMPILE", "PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1")
+    variables |= dict.fromkeys(("PIP_UPGRADE", "PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1")
     if indexes:
         variables |= {"PIP_INDEX_URL": indexes[0], "PIP_EXTRA_INDEX_URL": " ".join(indexes[1:])}
         variables["PIP_TRUSTED_HOST"] = " ".join(urlsplit(url).netloc for url in indexes if url.startswith("http://"))
     return variables
-
-
-def _own_pip() -> Path:
-    found = importlib.util.find_spec("pip")
-    if found is None or found.origin is None:
-        raise OffbookError("pip is not installed in offbook's environment, and agents need it to set a repository up")
-    return Path(found.origin).parent

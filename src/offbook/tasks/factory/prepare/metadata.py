@@ -1,8 +1,8 @@
 """What a repository says of itself: its name, its version and what it needs; which of its files are the product, which
 are its tests, and how its pytest is set up. Nothing of it is run.
 
-Read are what the index or setuptools published (PKG-INFO, egg-info), pyproject.toml and setup.cfg. A setup.py is not
-read: a source distribution of it has the published metadata.
+Read are what the index or setuptools wrote (PKG-INFO, also in an egg-info folder) and pyproject.toml. setup.py and
+setup.cfg are not read: a source distribution, and a tree that was installed with `pip install -e`, has their metadata.
 """
 
 from __future__ import annotations
@@ -11,194 +11,141 @@ import configparser
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from packaging.markers import UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name, is_normalized_name
+from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from offbook.tasks.factory.types import Unprepared, is_inside, is_test_code
+from offbook.tasks.factory.types import Repository, Unprepared, is_inside, is_test_code
 from offbook.tasks.unpack import BadArchive, beneath
 
+OF_EXTRA = re.compile(r"(?: and|;) *\(?extra == ['\"]([^'\"]+)['\"]\)?")
 NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text())
 
 
-@dataclass
+@dataclass(frozen=True)
 class Project:
-    name: str = ""
-    version: str = ""
+    name: str
+    version: str
     requires_python: str = ""
     needs: list[str] = field(default_factory=list)  # what the package imports
     extras: dict[str, list[str]] = field(default_factory=dict)
     entry_points: str = ""  # the content of an entry_points.txt
-    top_level: tuple[str, ...] = ()  # modules that it installs, where it says so
     version_file: str = ""  # a file with the version that building would write
-
-    def fill(self, other: Project) -> None:
-        """Take from `other` what is not known yet."""
-        extras = {name.lower(): lines for name, lines in other.extras.items() if lines} | self.extras
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) or getattr(other, each.name))
-        self.extras = extras
 
     @property
     def test_needs(self) -> list[str]:
         """What its tests import besides: its test extras, or where it has none those for developers."""
         names = [name for name in self.extras if name in NAMES["test_extras"]]
         names = names or [name for name in self.extras if name in NAMES["developer_extras"]]
-        return list(dict.fromkeys(line for name in names for line in self._extra(name, frozenset())))
+        return list(dict.fromkeys(line for name in names for line in self._extra(name)))
 
-    def _extra(self, name: str, seen: frozenset[str]) -> Iterable[str]:
+    def _extra(self, name: str) -> Iterable[str]:
         for line in self.extras.get(name, []):
             requirement = Requirement(line)
-            if canonicalize_name(requirement.name) == canonicalize_name(self.name):
-                for other in sorted({extra.lower() for extra in requirement.extras} - seen):
-                    yield from self._extra(other, seen | {name})
-            elif _is_for_tests(requirement):
+            needed = canonicalize_name(requirement.name)
+            if needed == canonicalize_name(self.name):
+                for other in sorted(requirement.extras):
+                    yield from self._extra(other.lower())
+            elif not any(fnmatch(needed, pattern) for pattern in NAMES["not_for_tests"]):
                 yield line
 
 
-def _is_for_tests(requirement: Requirement) -> bool:
-    name = canonicalize_name(requirement.name)
-    return not any(fnmatch(name, pattern) for pattern in NAMES["not_for_tests"])
-
-
-def read_project(tree: Path, name: str, version: str, markers: Mapping[str, str] | None = None) -> Project:
+def read_project(tree: Path, name: str, version: str) -> Project:
     """The metadata of a tree: what the index published first, then what the sources say. `name` and `version` stand
-    in where nothing says better. `markers` is the environment of another interpreter than ours."""
-    markers = markers or {}
+    in where nothing says better."""
     pyproject = read_toml(tree / "pyproject.toml")
-    project = Project()
-    for file in (tree / "PKG-INFO", *tree.glob("*.egg-info/PKG-INFO"), *tree.glob("*/*.egg-info/PKG-INFO")):
-        if file.is_file():
-            project.fill(_published(file.parent, markers))
-    project.fill(Project(version=version))
-    project.fill(_standard(pyproject, markers))
-    project.fill(_poetry(table_of(pyproject, "tool", "poetry")))
-    project.fill(_setup_cfg(tree / "setup.cfg", markers))
-    project.fill(Project(name, "0"))
-    if not project.test_needs:
-        project.extras["test"] = _requirement_files(tree, markers)
+    poetry = table_of(pyproject, "tool", "poetry")
+    groups = table_of(poetry, "group")
+    files = (tree / "PKG-INFO", *tree.glob("*.egg-info/PKG-INFO"), *tree.glob("*/*.egg-info/PKG-INFO"))
+    sources = [_published(file.parent) for file in files if file.is_file()]
+    sources += [{"version": version}, _standard(pyproject)]
+    sources.append(
+        {
+            "name": poetry.get("name", name),
+            "version": poetry.get("version", "0"),
+            "needs": sorted(table_of(poetry, "dependencies").keys() - {"python"}),
+            "extras": {"dev": [need for group in groups for need in table_of(groups, group, "dependencies")]},
+        }
+    )
     for *keys, key in NAMES["version_files"]:
-        project.version_file = project.version_file or str(table_of(pyproject, "tool", *keys).get(key, ""))
-    # Refuse names that would lead out of the folders that are written by them.
-    if not is_normalized_name(canonicalize_name(project.name)):
-        raise Unprepared(f"the project's name {project.name!r} is not a name by PEP 508")
-    try:
+        sources.append({"version_file": table_of(pyproject, "tool", *keys).get(key)})
+    said: dict[str, Any] = {}
+    extras: dict[str, list[str]] = {}
+    for source in sources:
+        for extra, lines in source.pop("extras", {}).items():
+            extras[extra.lower()] = extras.get(extra.lower()) or _readable(lines)
+        said = {key: value for key, value in source.items() if value} | said
+    said["needs"] = _readable(said.get("needs", []))
+    project = Project(**said, extras=extras)
+    try:  # names that would lead out of the folders that are written by them
+        canonicalize_name(project.name, validate=True)
         Version(project.version)
         beneath(tree, project.version_file or "none")
-    except InvalidVersion:
-        raise Unprepared(f"the project's version {project.version!r} is not a version by PEP 440") from None
-    except BadArchive as error:
-        raise Unprepared(f"the project's version file: {error}") from None
+    except (InvalidName, InvalidVersion, BadArchive) as error:
+        raise Unprepared(f"the project's name, version or version file cannot be used: {error}") from None
     return project
 
 
-def _published(folder: Path, markers: Mapping[str, str]) -> Project:
+def _published(folder: Path) -> dict[str, Any]:
     distribution = metadata.PathDistribution(folder)  # also reads the older forms
-    requires = distribution.requires or []
     said: Any = distribution.metadata
-    extras = {*re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(requires))}
-    return Project(
-        said.get("Name", ""),
-        said.get("Version", ""),
-        said.get("Requires-Python", ""),
-        readable(requires, markers),
-        {extra: readable(requires, markers, extra) for extra in sorted(extras)},
-        distribution.read_text("entry_points.txt") or "",
-        tuple((distribution.read_text("top_level.txt") or "").split()),
-    )
+    extras: dict[str, list[str]] = defaultdict(list)
+    for line in distribution.requires or []:
+        extra = OF_EXTRA.search(line)
+        extras[extra[1] if extra else ""].append(OF_EXTRA.sub("", line))
+    return {
+        "name": said.get("Name"),
+        "version": said.get("Version"),
+        "requires_python": said.get("Requires-Python"),
+        "needs": extras.pop("", []),
+        "extras": extras,
+        "entry_points": distribution.read_text("entry_points.txt"),
+    }
 
 
-def _standard(pyproject: dict[str, Any], markers: Mapping[str, str]) -> Project:
+def _standard(pyproject: dict[str, Any]) -> dict[str, Any]:
     """PEP 621 and PEP 735."""
     project = table_of(pyproject, "project")
     groups = table_of(pyproject, "dependency-groups")
-    extras = {name: _group(groups, name, frozenset()) for name in groups}
-    extras |= table_of(project, "optional-dependencies")
+    extras = {name: _group(groups, name) for name in groups}
     entry_points = {"console_scripts": table_of(project, "scripts"), **table_of(project, "entry-points")}
     lines = []
     for group, rows in entry_points.items():
-        lines += [f"[{group}]\n", *(f"{name} = {value}\n" for name, value in rows.items())]
-    return Project(
-        str(project.get("name", "")),
-        str(project.get("version", "")),
-        str(project.get("requires-python", "")),
-        readable(project.get("dependencies", []), markers),
-        {name: readable(lines, markers) for name, lines in extras.items()},
-        "".join(lines),
-    )
+        lines += [f"[{group}]\n", *(f"{name} = {value}\n" for name, value in rows.items())] if rows else []
+    return {
+        "name": project.get("name"),
+        "version": project.get("version"),
+        "requires_python": project.get("requires-python"),
+        "needs": project.get("dependencies"),
+        "extras": extras | table_of(project, "optional-dependencies"),
+        "entry_points": "".join(lines),
+    }
 
 
-def _group(groups: dict[str, Any], name: str, seen: frozenset[str]) -> list[str]:
+def _group(groups: dict[str, Any], name: str) -> list[Any]:
     """A dependency group with those that it includes."""
-    found = []
-    for line in groups.get(name, []) if name not in seen else []:
-        if isinstance(line, str):
-            found.append(line)
-        elif isinstance(line, dict):
-            found += _group(groups, str(line.get("include-group")), seen | {name})
+    found: list[Any] = []
+    for line in groups.get(name, []):
+        found += _group(groups, line.get("include-group", "")) if isinstance(line, dict) else [line]
     return found
 
 
-def _poetry(poetry: dict[str, Any]) -> Project:
-    """Poetry writes version ranges its own way; the newest versions are as good a guess as a translation."""
-    dependencies = table_of(poetry, "dependencies")
-    optional = {name for name, value in dependencies.items() if isinstance(value, dict) and value.get("optional")}
-    tables = [table_of(poetry, "dev-dependencies")]
-    tables += [table_of(group, "dependencies") for group in table_of(poetry, "group").values()]
-    return Project(
-        str(poetry.get("name", "")),
-        str(poetry.get("version", "")),
-        needs=[name for name in dependencies if name != "python" and name not in optional],
-        extras={"dev": [name for table in tables for name in table]},
-    )
-
-
-def _setup_cfg(path: Path, markers: Mapping[str, str]) -> Project:
-    setup = _ini(path)
-    version = setup.get("metadata", "version", fallback="")
-    extras = setup["options.extras_require"] if setup.has_section("options.extras_require") else {}
-    return Project(
-        setup.get("metadata", "name", fallback=""),
-        "" if version.startswith(("attr:", "file:")) else version,
-        needs=readable(setup.get("options", "install_requires", fallback="").splitlines(), markers),
-        extras={name: readable(lines.splitlines(), markers) for name, lines in extras.items()},
-    )
-
-
-def _requirement_files(tree: Path, markers: Mapping[str, str]) -> list[str]:
-    for pattern in NAMES["requirement_files"]:
-        for path in sorted(tree.glob(pattern)):
-            kept = readable(path.read_text(errors="replace").splitlines(), markers)
-            kept = [line for line in kept if _is_for_tests(Requirement(line))]
-            if kept:
-                return kept
-    return []
-
-
-def readable(lines: Iterable[Any], markers: Mapping[str, str], extra: str = "") -> list[str]:
-    """The requirements among some lines that hold for the interpreter, without their markers; or only an extra's."""
+def _readable(lines: Iterable[Any]) -> list[str]:
+    """The requirements among some lines, but for those of a URL."""
     kept = []
     for line in lines:
-        try:
+        with suppress(InvalidRequirement):
             requirement = Requirement(str(line).partition(" #")[0].strip())
-            marker = requirement.marker
-            requirement.marker = None
-            applies = marker is None or marker.evaluate({**markers, "extra": ""})
-            if extra:
-                applies = not applies and marker is not None and marker.evaluate({**markers, "extra": extra})
-        except (InvalidRequirement, UndefinedEnvironmentName):
-            continue
-        if applies and not requirement.url:
-            kept.append(str(requirement))
+            kept += [] if requirement.url else [str(requirement)]
     return kept
 
 
@@ -212,74 +159,80 @@ def read_toml(path: Path) -> dict[str, Any]:
 def table_of(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     value: Any = data
     for key in keys:
-        value = value.get(key, {}) if isinstance(value, dict) else {}
+        value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
-def _ini(path: Path) -> configparser.ConfigParser:
+def _ini(path: Path) -> dict[str, dict[str, str]]:
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
-        return configparser.ConfigParser(interpolation=None)
-    return parser
+        return {}
+    return {name: dict(section) for name, section in parser.items()}
 
 
-@dataclass(frozen=True)
-class Layout:
-    import_roots: tuple[str, ...]
-    source_files: tuple[str, ...]
-    test_files: tuple[str, ...]
-    support_files: tuple[str, ...]
-    options: tuple[str, ...]  # for pytest
-
-
-def find_layout(tree: Path, project: Project) -> Layout:
+def find_layout(tree: Path, project: Project) -> Repository:
+    """A repository of which everything is known but its tests."""
     files = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
-    python_files = [path for path in files if path.endswith(".py")]
     root, modules = _find_product(tree, project)
     places = [str(PurePosixPath(root, module)) for module in modules]
-    product = {path for path in python_files if is_inside(path.removesuffix(".py"), places)}
-    sources = tuple(path for path in python_files if path in product and not is_test_code(path))
-    if not sources:
-        raise Unprepared(f"{project.name} has no Python package or module")
+    python_files = [path for path in files if path.endswith(".py")]
+    sources = [path for path in python_files if is_inside(path.removesuffix(".py"), places) and not is_test_code(path)]
     settings_file, settings = _pytest_settings(tree)
-    tests = _find_tests(tree, [path for path in python_files if path not in sources], settings)
+    patterns = _words(settings, "python_files") or ["test_*.py", "*_test.py"]
+    tests = []
+    for path in python_files:
+        is_excluded = path in sources or {*NAMES["not_tests"]} & {*path.split("/")[:-1]}
+        if not is_excluded and any(PurePosixPath(path).match(pattern) for pattern in patterns):
+            tests.append(path)
     if not tests:
         raise Unprepared(f"{project.name} has no test files")
-    taken = {*sources, *tests}
-    folders = {str(PurePosixPath(path).parent) for path in tests} - {"."}
-    folders -= {str(PurePosixPath(path).parent) for path in sources}
-    support = [path for path in files if is_inside(path, folders) or path.rpartition("/")[2] == "conftest.py"]
-    support = [path for path in support if path not in taken]
-    options = ("-c", settings_file, *_options(_words(settings, "addopts")))
+    folders = {path.rpartition("/")[0] for path in tests} - {path.rpartition("/")[0] for path in sources} - {""}
+    others = sorted({*files} - {*sources, *tests})
+    support = [path for path in others if is_inside(path, folders) or path.rpartition("/")[2] == "conftest.py"]
+    kept = tuple(NAMES["pytest_options"])
+    options = ["-c", settings_file, *(word for word in _words(settings, "addopts") if word.startswith(kept))]
+    loose = [path.rpartition("/")[2] for path in tests if f"{path.rpartition('/')[0]}/__init__.py" not in files]
+    if len(loose) > len({*loose}):
+        options.append("--import-mode=importlib")  # as modules they would all have one name
     if any(b"hypothesis" in (tree / path).read_bytes() for path in (*tests, *support) if path.endswith(".py")):
-        options += ("--hypothesis-seed=0",)  # not for all: the option alone imports hypothesis, which takes a second
+        options.append("--hypothesis-seed=0")  # not for all: the option alone imports hypothesis, which takes a second
     if "error" in str(settings.get("filterwarnings", "")):  # warnings of newer dependencies would fail the tests
-        options += ("-o", "filterwarnings=")
-    return Layout((root,), sources, tests, tuple(support), options)
+        options += ["-o", "filterwarnings="]
+    return Repository(
+        name=project.name,
+        version=project.version,
+        folder=tree.parent,
+        import_roots=(root,),
+        source_files=tuple(sources),
+        test_files=tuple(tests),
+        support_files=tuple(support),
+        tests=(),
+        pytest_options=tuple(options),
+    )
 
 
 def _find_product(tree: Path, project: Project) -> tuple[str, tuple[str, ...]]:
     """The folder that goes on sys.path and the names in it that are the product.
 
-    By what the metadata say, else by the project's name, else every package that is not called like something else.
+    By the project's name, else every package that is not called like something else.
     """
     own = {_bare(project.name), _bare(project.name.split(".")[0])}
     importable = {root: _importable(tree / root) for root in NAMES["import_roots"] if (tree / root).is_dir()}
-    for root, names in importable.items():
-        declared = tuple(name for name in names if name in project.top_level and name not in NAMES["not_product"])
-        if declared:
-            return root, declared
-    for root, names in importable.items():
-        called = tuple(name for name in names if _bare(name) in own)
-        if called:
-            return root, called
-    for root, names in importable.items():
-        others = [name for name in names if name not in NAMES["not_product"] and not is_test_code(f"{name}.py")]
-        packages = tuple(name for name in others if (tree / root / name).is_dir())
-        if packages or (others and root == "."):
-            return root, packages or tuple(others)
+
+    def is_other(name: str) -> bool:
+        return name not in NAMES["not_product"] and not is_test_code(f"{name}.py")
+
+    ways: list[Callable[[str, str], bool]] = [
+        lambda root, name: _bare(name) in own,
+        lambda root, name: is_other(name) and (tree / root / name).is_dir(),
+        lambda root, name: is_other(name) and root == ".",
+    ]
+    for is_product in ways:
+        for root, names in importable.items():
+            if found := tuple(name for name in names if is_product(root, name)):
+                return root, found
     raise Unprepared(f"{project.name} has no Python package or module")
 
 
@@ -292,36 +245,17 @@ def _importable(folder: Path) -> list[str]:
     """Names of modules, packages, and folders that only hold packages (PEP 420)."""
     names = []
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".py" and path.is_file() and path.stem.isidentifier():
-            names.append(path.stem)
-        elif path.is_dir() and path.name.isidentifier():
-            is_package = (path / "__init__.py").is_file() or any(path.glob("*/__init__.py"))
-            if is_package or (folder.name == "src" and any(path.glob("*.py"))):
-                names.append(path.name)
+        name = path.name.removesuffix(".py")
+        is_package = path.is_dir() and (any(path.glob("*.py")) or any(path.glob("*/__init__.py")))
+        if name.isidentifier() and (is_package or path.suffix == ".py"):
+            names.append(name)
     return names
-
-
-def _find_tests(tree: Path, python_files: Iterable[str], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    patterns = _words(settings, "python_files") or ["test_*.py", "*_test.py"]
-    places = []
-    for pattern in _words(settings, "testpaths"):
-        if not PurePosixPath(pattern).is_absolute() and ".." not in PurePosixPath(pattern).parts and pattern != ".":
-            places += [path.relative_to(tree).as_posix() for path in tree.glob(pattern)]
-    found = [path for path in python_files if not {*NAMES["not_tests"]} & {*PurePosixPath(path).parent.parts}]
-    chosen = [path for path in found if any(PurePosixPath(path).match(pattern) for pattern in patterns)]
-    return tuple([path for path in chosen if is_inside(path, places)] or chosen)
 
 
 def _pytest_settings(tree: Path) -> tuple[str, dict[str, Any]]:
     """The one file that pytest would take its settings from, and what it says."""
-    for name in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
-        if name == "pyproject.toml":
-            values = table_of(read_toml(tree / name), "tool", "pytest")
-            values = values.get("ini_options") or values
-        else:
-            parser = _ini(tree / name)
-            section = "tool:pytest" if name == "setup.cfg" else "pytest"
-            values = dict(parser.items(section)) if parser.has_section(section) else {}
+    for name, *keys in NAMES["pytest_settings"]:
+        values = table_of(read_toml(tree / name) if name == "pyproject.toml" else _ini(tree / name), *keys)
         if values or (name.endswith("pytest.ini") and (tree / name).is_file()):
             return name, values
     return "/dev/null", {}
@@ -330,12 +264,3 @@ def _pytest_settings(tree: Path) -> tuple[str, dict[str, Any]]:
 def _words(settings: Mapping[str, Any], name: str) -> list[str]:
     value = settings.get(name, ())
     return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
-
-
-def _options(words: list[str]) -> Iterable[str]:
-    """Of `addopts` what decides which tests run, how they are imported and with which plugins."""
-    for word, following in pairwise((*words, "")):
-        if word.startswith(tuple(f"{name}=" for name in NAMES["pytest_options"])):
-            yield word
-        elif word in (*NAMES["pytest_options"], "-m", "-k") or (word == "-p" and not following.startswith("no:")):
-            yield from (word, following)

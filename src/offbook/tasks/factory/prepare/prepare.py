@@ -5,8 +5,7 @@ folder/tree/            the source, scrubbed
 folder/deps/            what it imports; python/ is the interpreter that sees it
 folder/dependencies.json    which requirements could not be had; deps/ is complete
 folder/repository.json  all is done
-folder/set_up.json      what agents were asked and did, where it did not get ready without them (agents.py)
-folder/modules/         what they wrote to stand in for modules; it is in deps/ too
+folder/modules/         what agents wrote to stand in for modules (agents.py); it is in deps/ too
 folder/prepare.log      what went wrong, for people
 
 A step whose file is there is not done again. The network is used to fetch and by pip, which installs wheels only. Code
@@ -19,20 +18,23 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
 from pydantic import TypeAdapter
 
 from offbook.core.runfolder import write_atomic
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.audit.scrub import scrub
-from offbook.tasks.factory.prepare.dependencies import COMES_WITH_RUNNER, Interpreter, find_interpreter, install
-from offbook.tasks.factory.prepare.metadata import Project, find_layout, read_project
-from offbook.tasks.factory.prepare.source import fetch, needs_another, runs_on
+from offbook.tasks.factory.prepare.dependencies import Interpreter, find_interpreter, install
+from offbook.tasks.factory.prepare.metadata import NAMES, Project, find_layout, read_project
+from offbook.tasks.factory.prepare.source import fetch
 from offbook.tasks.factory.prepare.tests import BaselineLimits, find_baseline
 from offbook.tasks.factory.types import Repository, Unprepared
-from offbook.tasks.suite import StartFailed, make_interpreter
+from offbook.tasks.suite import make_interpreter
 from offbook.tasks.unpack import SourceLimits
 from offbook.types import MachineFault
 
@@ -79,27 +81,46 @@ async def prepare(
     settings = settings or PrepareSettings()
     sandbox = sandbox or SandboxSpec()
     folder = folder.resolve()
-    marker = folder / "source.json"
-    if marker.is_file() and (other := json.loads(marker.read_bytes())["spec"]) != spec:
-        raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
     if (folder / "repository.json").is_file():
         return load_repository(folder)
     python = await find_interpreter(settings.python)
+
+    async def finished(draft: Repository) -> Repository:
+        return await find_baseline(draft, sandbox, settings.baseline, progress)
+
     try:
         project = await fetch_project(spec, folder, settings, python, progress)
-        if project.name.lower() in COMES_WITH_RUNNER:
-            why = "comes with the test runner, so its tests would run on the very code that is deleted"
-            raise Unprepared(f"{project.name} {why}")
-        if not runs_on(project.requires_python, python.version):
-            raise Unprepared(needs_another(project.name, project.requires_python, python.version))
-        repository = await _make_ready(project, folder, sandbox, settings, python, progress)
+        _refuse(project, python.version)
+        draft = replace(find_layout(folder / "tree", project), start=settings.start)
+        if settings.pytest_options:
+            draft = replace(draft, pytest_options=settings.pytest_options)
+        try:
+            await _install(project, folder, python, progress)
+            repository = await finished(draft)
+        except (Unprepared, MachineFault) as error:
+            if settings.set_up is None:
+                raise
+            _log(folder, f"set up by agents, because: {error}")
+            # At least what runs tests.
+            await _install(replace(project, needs=[], extras={}), folder, python, progress)
+            repository = await settings.set_up(Stuck(draft, project, str(error), finished), sandbox, progress)
     except (MachineFault, Unprepared) as error:
-        if marker.is_file():  # there was a source
+        if (folder / "source.json").is_file():
             _log(folder, str(error))
         clear(folder)
         raise Unprepared(str(error)) from error
     save_repository(repository)
     return repository
+
+
+def _refuse(project: Project, python: str) -> None:
+    if project.name.lower() in NAMES["comes_with_runner"]:
+        why = "comes with the test runner, so its tests would run on the very code that is deleted"
+        raise Unprepared(f"{project.name} {why}")
+    needed = project.requires_python
+    with suppress(InvalidSpecifier):
+        if not SpecifierSet(needed).contains(python, prereleases=True):
+            raise Unprepared(f"{project.name} needs Python {needed} and this is {python}; give another with --python")
 
 
 async def fetch_project(
@@ -113,63 +134,20 @@ async def fetch_project(
     for leftover in ("tree", "fetched"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     fetched = await fetch(spec, folder / "fetched", settings.source, python.version)
-    project = read_project(fetched.tree, fetched.name, fetched.version, python.markers)
-    removed = scrub(fetched.tree, frozenset({project.name, *project.top_level}))
-    if removed:
-        _log(folder, f"no source, taken out: {', '.join(removed)}")
+    project = read_project(fetched.tree, fetched.name, fetched.version)
+    scrub(fetched.tree, frozenset({project.name}))
     version_file = fetched.tree / (project.version_file or ".")
     if not version_file.exists() and version_file.parent.is_dir():
         # Building would write this file, from tags that are not here.
-        numbers = tuple(int(part) for part in project.version.split(".") if part.isdigit())
+        numbers = Version(project.version).release
         version_file.write_text(
             f"__version__ = version = {project.version!r}\n__version_tuple__ = version_tuple = {numbers}\n"
             "__commit_id__ = commit_id = None\n"
         )
     fetched.tree.rename(folder / "tree")
     (folder / "fetched").rmdir()
-    about = {"spec": spec, "version": project.version, "message": fetched.message, "project": asdict(project)}
-    write_atomic(marker, json.dumps(about))
+    write_atomic(marker, json.dumps({"message": fetched.message, "project": asdict(project)}))
     return project
-
-
-async def _make_ready(
-    project: Project,
-    folder: Path,
-    sandbox: SandboxSpec,
-    settings: PrepareSettings,
-    python: Interpreter,
-    progress: Progress,
-) -> Repository:
-    layout = find_layout(folder / "tree", project)
-    draft = Repository(
-        name=project.name,
-        version=project.version,
-        folder=folder,
-        import_roots=layout.import_roots,
-        source_files=layout.source_files,
-        test_files=layout.test_files,
-        support_files=layout.support_files,
-        tests=(),
-        pytest_options=settings.pytest_options or layout.options,
-        start=settings.start,
-    )
-
-    async def finished(draft: Repository) -> Repository:
-        return await find_baseline(draft, sandbox, settings.baseline, progress)
-
-    try:
-        await _install(project, folder, python, progress)
-        return await finished(draft)
-    except (Unprepared, MachineFault) as error:
-        if settings.set_up is None:
-            raise
-        reason = str(error)
-        if isinstance(error, StartFailed):
-            draft = replace(draft, start="")
-    if not (folder / "dependencies.json").is_file():  # at least what runs tests
-        await _install(replace(project, needs=[], extras={}), folder, python, progress)
-    _log(folder, f"set up by agents, because: {reason}")
-    return await settings.set_up(Stuck(draft, project, reason, finished), sandbox, progress)
 
 
 async def _install(project: Project, folder: Path, python: Interpreter, progress: Progress) -> None:
@@ -186,7 +164,6 @@ async def _install(project: Project, folder: Path, python: Interpreter, progress
     make_interpreter(folder, python.path)
     if left_out:
         progress(f"{project.name}: no wheels for {', '.join(left_out)}")
-        _log(folder, f"no wheels, left out: {', '.join(left_out)}")
     write_atomic(marker, json.dumps({"left_out": left_out}))
 
 
@@ -196,10 +173,7 @@ def save_repository(repository: Repository) -> None:
 
 def load_repository(folder: Path) -> Repository:
     """What `prepare` made there. The folder may have been moved since."""
-    path = folder / "repository.json"
-    if not path.is_file():
-        raise Unprepared(f"{folder} holds no prepared repository")
-    data = json.loads(path.read_bytes())
+    data = json.loads((folder / "repository.json").read_bytes())
     return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
 
 
@@ -210,10 +184,10 @@ def _log(folder: Path, text: str) -> None:
 
 def clear(folder: Path) -> None:
     """Remove what is half made. The log and the lock of the folder stay."""
-    for path in folder.iterdir() if folder.is_dir() else ():
+    for path in folder.glob("*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif path.name not in ("prepare.log", ".lock"):
             path.unlink()
-    if folder.is_dir() and not any(folder.iterdir()):
+    with suppress(OSError):  # unless something is left
         folder.rmdir()

@@ -16,7 +16,6 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from offbook.tasks.factory.audit.scrub import CACHES, VERSION_CONTROL
@@ -26,6 +25,8 @@ from offbook.types import OffbookError
 
 SKIPPED = VERSION_CONTROL | CACHES | {".venv", "venv", "node_modules", ".cache"}
 ARCHIVE_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
+# The ref is what follows an @ in the last part of the path.
+GIT_URL = re.compile(r"((?:(?:https|ssh|file)://|[\w.]+@[\w.-]+:)[^-].*?)(?:@([^-/@][^/@]*))?")
 PYTHON_VERSION = "{}.{}.{}".format(*sys.version_info[:3])
 # Arguments: name, version specifier, Python version, folder, limit in bytes. The last line is the file and its version,
 # or null; the lines before it say what could not be fetched.
@@ -56,12 +57,11 @@ path.write_bytes(content)
 print(json.dumps([str(path), str(best.version)]))
 """
 # What pip itself would use, from its files, its environment variables and its defaults.
-PIP_SETTINGS = """\
+PIP_INDEXES = """\
 import json
 from pip._internal.commands import create_command
 options, _ = create_command("download").parse_args([])
-indexes = [] if options.no_index else [options.index_url, *options.extra_index_urls]
-print(json.dumps([indexes, options.cert or ""]))
+print(json.dumps([] if options.no_index else [options.index_url, *options.extra_index_urls]))
 """
 
 
@@ -73,12 +73,6 @@ class Fetched:
     version: str  # empty where only the metadata in the tree can tell
     tree: Path
     message: str = ""  # of the commit
-
-
-@dataclass(frozen=True)
-class PipSettings:
-    indexes: list[str]
-    certificates: str  # a file, or nothing
 
 
 async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, python: str = PYTHON_VERSION) -> Fetched:
@@ -106,33 +100,29 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, pytho
 async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fetched:
     """The source as it came, in `work` or where it was."""
     what = without_secrets(spec)
-    message = ""
-    limit_mb = limits.archive_mb
+    version = message = ""
     if spec.startswith("pypi:"):
         archive, name, version = await _from_index(spec.removeprefix("pypi:"), work, limits, python)
-    elif spec.endswith(ARCHIVE_ENDINGS):
+    elif ending := next(filter(spec.endswith, ARCHIVE_ENDINGS), ""):
         archive = Path(spec)
         if not archive.is_file():
             raise Unprepared(f"there is no file {spec}")
-        name, version = _split_name(archive.name)
-    elif git := _git_url(spec):
-        url, ref = git
-        name = re.split(r"[/:]", url.rstrip("/").removesuffix(".git"))[-1]
-        version = ref.removeprefix("v") if re.fullmatch(r"v?\d[\w.]*", ref) else ""
+        name = archive.name.removesuffix(ending)
+    elif git := GIT_URL.fullmatch(spec.removeprefix("git+")):
+        url = git[1]
+        ref = git[2] or "HEAD"
+        name = re.split(r"[/:]", url.removesuffix("/").removesuffix(".git"))[-1]
         archive, message = await _clone(url, ref, work, limits)
-        limit_mb = limits.tree_mb
     elif Path(spec).is_dir():
         return Fetched(Path(spec).resolve().name, "", Path(spec))
     else:
         raise Unprepared(f"{spec} is neither a folder, nor an archive, nor a git URL, nor pypi:NAME")
-    if archive.stat().st_size > limit_mb * MB:
-        raise Unprepared(f"{what} is larger than {limit_mb} MB")
+    if archive.stat().st_size > limits.tree_mb * MB:
+        raise Unprepared(f"{what} is larger than {limits.tree_mb} MB")
     unpacked = work / "unpacked"
     unpacked.mkdir()
     await asyncio.to_thread(unpack, archive, unpacked, what, limits)
     entries = list(unpacked.iterdir())
-    if not entries:
-        raise Unprepared(f"{what} is empty")
     # Most archives hold one folder with all the rest.
     is_wrapped = len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink()
     return Fetched(name, version, entries[0] if is_wrapped else unpacked, message)
@@ -146,25 +136,6 @@ def one_spelling(spec: str) -> str:
     return os.path.realpath(spec) if os.path.exists(spec) else spec
 
 
-def _split_name(file_name: str) -> tuple[str, str]:
-    for ending in ARCHIVE_ENDINGS:
-        file_name = file_name.removesuffix(ending)
-    match = re.fullmatch(r"(.+?)-v?(\d[\w.]*)", file_name)
-    return (match[1], match[2]) if match else (file_name, "")
-
-
-def _git_url(spec: str) -> tuple[str, str] | None:
-    """The URL and the ref, which is what follows an @ in the last part of the path."""
-    spec = spec.removeprefix("git+")
-    if not re.match(r"(https|ssh|file)://[^-]|[\w.]+@[\w.-]+:[^-]", spec):
-        return None
-    start, slash, last = spec.rpartition("/")
-    last, _, ref = last.partition("@")
-    if ref.startswith("-"):
-        raise Unprepared(f"{ref} is no name of a branch, tag or commit")
-    return f"{start}{slash}{last}", ref or "HEAD"
-
-
 async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> tuple[Path, str]:
     """The files of one commit as a tar, and the commit's message.
 
@@ -172,23 +143,23 @@ async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> tuple[
     """
     git = work / "git"
     archive = work / "tree.tar"
-    environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
-    environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes", "LC_ALL": "C"}
+    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes", "LC_ALL": "C"}
+    environment = {**os.environ, **quiet}
     options = ["--git-dir", str(git), "-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never"]
-    limit_of_file = f'ulimit -f {limits.archive_mb * 2048}; exec "$@"'  # a fetch is one pack
 
     async def run(*arguments: str) -> str:
-        command = ["sh", "-c", limit_of_file, "sh", "git", *options, *arguments]
+        limited = f'ulimit -f {limits.tree_mb * 2048}; exec "$@"'  # a fetch is one pack
+        command = ["sh", "-c", limited, "sh", "git", *options, *arguments]
         exit_code, output = await run_quietly(command, limits.seconds, environment)
+        if not exit_code and exit_code is not None:
+            return output.strip()
+        reasons = re.findall(r"^(?:fatal|error): .*", output, re.M) or [f"git ended with {exit_code}"]
+        why = f"could not be cloned ({without_secrets(reasons[0])})"
         if exit_code is None:
-            raise Unprepared(f"{without_secrets(url)} could not be cloned within {limits.seconds:.0f} s")
-        if exit_code and re.search(r"File too large|signal 25|index-pack", output):
-            raise Unprepared(f"{without_secrets(url)} is larger than {limits.archive_mb} MB")
-        if exit_code:
-            reasons = [line for line in output.splitlines() if line.startswith(("fatal: ", "error: "))]
-            reason = without_secrets(reasons[0]) if reasons else f"git ended with {exit_code}"
-            raise Unprepared(f"{without_secrets(url)} could not be cloned ({reason})")
-        return output.strip()
+            why = f"could not be cloned within {limits.seconds:.0f} s"
+        elif re.search(r"File too large|signal 25|index-pack", output):
+            why = f"is larger than {limits.tree_mb} MB"
+        raise Unprepared(f"{without_secrets(url)} {why}")
 
     await run("init", "--quiet", "--bare", "--template=", str(git))
     (git / "info").mkdir(exist_ok=True)
@@ -196,8 +167,8 @@ async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> tuple[
     (git / "info" / "attributes").write_text("* -export-ignore -export-subst -filter\n")
     plain_fetch = ["fetch", "--quiet", "--depth=2", "--no-tags", "--no-recurse-submodules"]
     await run(*plain_fetch, "--", url, ref.removesuffix("^"))
-    limit_of_file = f'ulimit -f {limits.tree_mb * 2048}; exec "$@"'
-    await run("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD" + "^" * ref.endswith("^"))
+    commit = "FETCH_HEAD" + "^" * ref.endswith("^")
+    await run("archive", "--format=tar", f"--output={archive}", commit)
     return archive, await run("log", "-1", "--format=%B", "FETCH_HEAD")
 
 
@@ -207,8 +178,9 @@ async def _from_index(wanted: str, work: Path, limits: SourceLimits, python: str
     if not match:
         raise Unprepared(f"pypi:{wanted} is neither pypi:NAME nor pypi:NAME==VERSION")
     name = canonicalize_name(match[1])
-    limit = str(limits.archive_mb * MB)
-    command = [sys.executable, "-c", FIND_AND_DOWNLOAD, name, match[2] or "", python, str(work), limit]
+    version = match[2] or ""
+    limit = str(limits.tree_mb * MB)
+    command = [sys.executable, "-c", FIND_AND_DOWNLOAD, name, version, python, str(work), limit]
     exit_code, output = await run_quietly(command, limits.seconds)
     *before, last = without_secrets(output).strip().splitlines() or [""]
     if exit_code is None:
@@ -217,10 +189,11 @@ async def _from_index(wanted: str, work: Path, limits: SourceLimits, python: str
         raise Unprepared(f"{name} could not be downloaded ({last})")
     found = json.loads(last)
     if found is None:
-        failed = [line for line in before if line.startswith("Could not fetch") and "404" not in line]
-        more = f" ({failed[0]})" if failed else ""
-        what = f"{name} {(match[2] or '').removeprefix('==')}".strip()
-        raise Unprepared(f"the package index has no source distribution of {what} for Python {python}{more}")
+        failed = [f" ({line})" for line in before if line.startswith("Could not fetch") and "404" not in line]
+        what = f"{name} {version.removeprefix('==')}".strip()
+        raise Unprepared(
+            f"the package index has no source distribution of {what} for Python {python}{''.join(failed[:1])}"
+        )
     return Path(found[0]), name, found[1]
 
 
@@ -246,27 +219,14 @@ async def run_quietly(
     return process.returncode, output.decode(errors="replace")
 
 
-async def pip_settings() -> PipSettings:
-    """What pip is set up with."""
-    exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
+async def pip_indexes() -> list[str]:
+    """The URLs of the package indexes that pip is set up with."""
+    exit_code, output = await run_quietly([sys.executable, "-c", PIP_INDEXES], 60.0)
     if exit_code != 0:
         raise Unprepared(f"pip's settings cannot be read; is pip installed for {sys.executable}?")
-    return PipSettings(*json.loads(output.splitlines()[-1]))
+    found: list[str] = json.loads(output.splitlines()[-1])
+    return found
 
 
 def without_secrets(text: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//", text)
-
-
-def runs_on(required: str, python: str) -> bool:
-    try:
-        return SpecifierSet(required).contains(python, prereleases=True)
-    except InvalidSpecifier:
-        return True
-
-
-def needs_another(name: str, required: str, python: str) -> str:
-    """One sentence, with a version that would do where one of the last years does."""
-    fits = next((f"3.{minor}" for minor in range(9, 20) if runs_on(required, f"3.{minor}.99")), "")
-    hint = f"; say --python {fits}" if fits else ""
-    return f"{name} needs Python {required} and this is {python}{hint}"
