@@ -277,15 +277,6 @@ def test_every_gold_patch_has_been_seen_by_the_monitors(made: Path) -> None:
     assert [task.allows for task in load_tasks(made / "train")] == [(), ()]
 
 
-def test_folders_for_harbor_are_whole(made: Path, tmp_path: Path) -> None:
-    assert here("export", made, "--to", "harbor", "--out", tmp_path / "new") == f"{tmp_path / 'new'}: 2 task folders\n"
-    for task in load_tasks(tmp_path / "new"):
-        assert (task.folder / "tests/judge/tree.tar.gz").is_file()
-        assert (task.folder / "environment/repo/little/words.py").is_file()
-    with pytest.raises(OffbookError, match="is there already; give another --out"):
-        here("export", made, "--to", "harbor", "--out", tmp_path / "new")
-
-
 def test_the_same_command_goes_on(made: Path) -> None:
     source = made.parent / "little"
     before = (made / "train").stat().st_mtime_ns

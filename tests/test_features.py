@@ -330,12 +330,3 @@ def test_a_cluster_spans_files_and_stays_within_its_limits() -> None:
         assert set(cluster.tests) == {t for member in members for t in member.tests}
     used = [target for cluster in clusters for target in cluster.targets]
     assert len(used) == len(set(used))
-
-
-def test_no_cluster_without_a_second_file_enough_lines_or_enough_tests() -> None:
-    def kinds(**limits: float) -> set[str]:
-        return {f.kind for f in find(FeatureSettings(repo="r", **limits))}  # type: ignore[arg-type]
-
-    assert kinds(min_cluster_lines=25) == {"single", "cluster"}
-    assert kinds(min_cluster_lines=500) == {"single"}
-    assert kinds(min_cluster_lines=25, max_cluster_share=0.1) == {"single"}

@@ -84,7 +84,7 @@ class Taken:
         for path in sorted(self._factory.glob("*/outcomes.jsonl")):
             with open(path, "rb") as file:
                 file.seek(self._read.get(path, 0))
-                self._known += [outcome for outcome in _outcomes_in(file.read()) if outcome.sketch]
+                self._known += [outcome for outcome in _outcomes_in(file.read()) if not outcome.refused]
                 self._read[path] = file.tell()
         for outcome in self._known:
             if outcome.repository != repository and shared(sketch, outcome.sketch) >= SAME:
