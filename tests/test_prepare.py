@@ -420,7 +420,7 @@ def test_warnings_as_errors_and_equal_names_are_tried_another_way(deps: Path, tm
         ),
         (
             GOOD | {"pyproject.toml": "[project]\nname='Pluggy'"},
-            "Pluggy comes with the test runner, so its tests would run on the very code that is deleted",
+            "Pluggy comes with the test runner, which would run on the code that is deleted",
         ),
         ({f"{number}.py": "" for number in range(201)}, "holds more than 200 files"),
         (GOOD | {"pyproject.toml": "[project]\nname='/some/where'"}, "name is invalid: '/some/where'"),

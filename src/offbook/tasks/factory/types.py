@@ -43,7 +43,7 @@ class FunctionKey:
 
     @property
     def simple(self) -> str:
-        return self.name.rpartition(".")[2]
+        return last(self.name)
 
     def is_inside(self, others: Collection[FunctionKey]) -> bool:
         """Whether a function or class around it is among them."""

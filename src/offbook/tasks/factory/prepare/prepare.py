@@ -115,8 +115,7 @@ async def prepare(
 
 def _refuse(project: Project, python: str) -> None:
     if project.name.lower() in NAMES["comes_with_runner"]:
-        why = "comes with the test runner, so its tests would run on the very code that is deleted"
-        raise Unprepared(f"{project.name} {why}")
+        raise Unprepared(f"{project.name} comes with the test runner, which would run on the code that is deleted")
     needed = project.requires_python
     with suppress(InvalidSpecifier):
         if not SpecifierSet(needed).contains(python, prereleases=True):
