@@ -38,9 +38,6 @@ EASY = 20  # lines, and what further files and callers count as
 HARD = 60
 FILE_LINES = 10
 MAX_CALLERS = 10
-COPIED = "its code is in another place too"
-REPEATED = "nearly the same as a task of another repository"
-UNCHECKED = "no test has a mutant or can be blanked, and no call was recorded"
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ async def task_from(
         nonlocal shown
         shown = await asyncio.to_thread(show, workshop, deletion, seen)
         if leaks := await asyncio.to_thread(workshop.leaks, deletion, shown.tree):
-            return COPIED, str(leaks[0])
+            return "its code is in another place too", str(leaks[0])
         if not shown.words:
             return "nothing says what it is to do", ", ".join(deletion.targets)
         rewritten = await settings.rewrite(dict(shown.words), deletion) if settings.rewrite else {}
@@ -197,14 +194,17 @@ async def task_from(
             return ended("the finished task does not hold", why)
         blank = mutants.blank(task.fail_to_pass)
         if not mutants.tests and not blank and not verdict.apart.cases:
-            return ended(UNCHECKED, "every wrong answer that its tests accept would be paid")
+            return ended(
+                "no test has a mutant or can be blanked, and no call was recorded",
+                "every wrong answer that its tests accept would be paid",
+            )
         if settings.annotate:
             try:
                 rewrite_settings(settings.annotate(load_task(draft)))
             except OffbookError as error:
                 return ended("no monitor can judge its gold patch", str(error))
         if taken and (other := taken.repeats(outcome.repository, sketch)):
-            return ended(REPEATED, other)
+            return ended("nearly the same as a task of another repository", other)
         share(draft, workshop.repository.tree)
         draft.rename(folder)
     finally:
