@@ -161,7 +161,7 @@ def _variables(repository: Repository, indexes: Sequence[str]) -> dict[str, str]
     """So that what is installed goes to the folder that is kept, and is found there."""
     roots = [os.path.normpath(f"/app/{root}") for root in repository.import_roots]
     variables = {"PYTHONPATH": os.pathsep.join([PACKAGES, *roots, "/opt/pip"]), "PIP_TARGET": PACKAGES}
-    variables |= dict.fromkeys(("PIP_UPGRADE", "PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1")
+    variables |= dict.fromkeys(("PIP_UPGRADE", "PIP_NO_COMPILE", "PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1")
     if indexes:
         variables |= {"PIP_INDEX_URL": indexes[0], "PIP_EXTRA_INDEX_URL": " ".join(indexes[1:])}
         variables["PIP_TRUSTED_HOST"] = " ".join(urlsplit(url).netloc for url in indexes if url.startswith("http://"))
