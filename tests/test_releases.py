@@ -20,7 +20,7 @@ from test_prepare import installed, write
 
 from offbook.agent.harness.agent import first_message
 from offbook.sandbox import SandboxSpec, open_sandbox
-from offbook.tasks import load_task
+from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check, gold_changes
 from offbook.tasks.factory.audit.corpus import audit_all
 from offbook.tasks.factory.delete.delete import delete
@@ -251,10 +251,8 @@ def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> Non
 
 
 def test_wrong_code_is_refused_and_tests_are_checked(made: tuple[Path, str, Made]) -> None:
-    result = made[2]
-    assert all(outcome.mutants or outcome.blank for outcome in result.verified)
-    assert all(0 <= outcome.floor < 1 for outcome in result.verified)
-    assert {outcome.kind for outcome in result.verified} == {"release"}
+    assert all(task.deleted and 0 <= task.deleted.floor < 1 for task in load_tasks(made[0] / "train"))
+    assert {outcome.kind for outcome in made[2].verified} == {"release"}
 
 
 def test_the_same_command_finds_it_done(made: tuple[Path, str, Made]) -> None:
