@@ -60,7 +60,7 @@ class SetUpAgent:
         if spec.backend != "bwrap":
             raise OffbookError(f"agents set repositories up in sandboxes of the kind bwrap, and not {spec.backend}")
         draft = stuck.draft
-        indexes = [without_secrets(url) for url in await pip_indexes() if url.startswith("http")]
+        indexes = [without_secrets(url) for url in await pip_indexes() if url.startswith("https:")]
         hosts = [urlsplit(url).netloc for url in indexes]
         if "pypi.org" in hosts:
             hosts.append("files.pythonhosted.org")
@@ -164,5 +164,4 @@ def _variables(repository: Repository, indexes: Sequence[str]) -> dict[str, str]
     variables |= dict.fromkeys(("PIP_UPGRADE", "PIP_NO_COMPILE", "PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1")
     if indexes:
         variables |= {"PIP_INDEX_URL": indexes[0], "PIP_EXTRA_INDEX_URL": " ".join(indexes[1:])}
-        variables["PIP_TRUSTED_HOST"] = " ".join(urlsplit(url).netloc for url in indexes if url.startswith("http://"))
     return variables
