@@ -25,7 +25,6 @@ from offbook.tasks.factory.verification.verify import Verdict, VerifySettings, v
 from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, write_task
 from offbook.tasks.git import gold_patch, single_commit
-from offbook.tasks.mutants import base_of
 from offbook.tasks.shared import share
 from offbook.types import Deleted, OffbookError, Task
 
@@ -70,7 +69,6 @@ class Outcome:
     lines: int = 0
     files: int = 0
     num_tests: int = 0
-    shown: int = 0  # tests that need the feature and whose expected values cannot all be hidden
     sketch: tuple[int, ...] = ()  # of the deleted code (core/copies.py)
 
 
@@ -216,7 +214,6 @@ async def task_from(
         lines=task.deleted.lines,
         files=task.deleted.files,
         num_tests=len(task.fail_to_pass),
-        shown=len({base_of(node) for node in task.fail_to_pass} - blank),
         sketch=sketch,
     )
 
