@@ -28,8 +28,8 @@ from offbook.agent.chat import ChatFormat
 from offbook.agent.harness import Harness, run_agent
 from offbook.core.config import load_config
 from offbook.engine import LocalEngine
-from offbook.rl.evaluate import summarize
 from offbook.rl.models import load_model, model_folder
+from offbook.rl.report import summarize
 from offbook.rl.tasks import task_sets
 from offbook.rl.train_step import distill_of, teachers_of
 from offbook.sandbox import open_sandbox

@@ -20,7 +20,7 @@ from offbook.core.processes import end_with
 from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.engine.sync import Reader, open_store
 from offbook.rl.models import weights_in
-from offbook.rl.rollout_buffer import read_journal
+from offbook.rl.scheduler import read_journal
 from offbook.types import OffbookError
 
 POLL_S = 0.02

@@ -26,9 +26,8 @@ from offbook.core.runfolder import write_atomic
 from offbook.live import agent
 from offbook.live.agent import Elsewhere, Worked, apply, copy_of, work
 from offbook.live.cycle import Cycle
-from offbook.live.kept import kept_in, lines_of
 from offbook.live.reactions import score
-from offbook.live.sessions import Decision
+from offbook.live.sessions import Decision, kept_in, lines_of
 from offbook.rl.collector import Collector
 from offbook.sandbox.sandbox import CHANGED_BYTES
 

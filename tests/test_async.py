@@ -29,9 +29,9 @@ from offbook.engine import LocalEngine
 from offbook.engine.sync import Reader, open_store
 from offbook.rl import scheduler as reconcile
 from offbook.rl.collector import Collector
-from offbook.rl.rollout_buffer import read_journal
-from offbook.rl.tasks import Selected, task_order
-from offbook.rl.train import train
+from offbook.rl.scheduler import read_journal
+from offbook.rl.tasks import Selected
+from offbook.rl.train import Run, train
 from offbook.sandbox import isolation
 from offbook.train.trainer import Trainer
 from offbook.types import Hung, ModelLost, OffbookError, Rollout
@@ -251,7 +251,10 @@ def test_a_store_that_hangs_is_named(given: dict[str, str], tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("where", "call"),
-    [("offbook.train.trainer.Trainer.step", 2), ("offbook.rl.train._publish", 3)],  # the first are the start's weights
+    [
+        ("offbook.train.trainer.Trainer.step", 2),
+        ("offbook.rl.train.Run._to_store", 3),
+    ],
 )
 def test_ctrl_c_in_a_step_ends_it_first_and_keeps_it(
     where: str,
@@ -265,8 +268,8 @@ def test_ctrl_c_in_a_step_ends_it_first_and_keeps_it(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     calls: list[int] = []
-    room, _, name = where.rpartition(".")
-    usual = getattr(Trainer if name == "step" else sys.modules[room], name)
+    _, _, name = where.rpartition(".")
+    usual = getattr(Trainer if name == "step" else Run, name)
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
         calls.append(1)
@@ -310,11 +313,12 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
     is known to a run that goes on."""
     orders = list[Selected]()
 
-    def order_of(*arguments: Any, **named: Any) -> Any:
-        orders.append(task_order(*arguments, **named))
-        return orders[-1]
+    class Recorded(Selected):
+        def __init__(self, *arguments: Any, **named: Any):
+            super().__init__(*arguments, **named)
+            orders.append(self)
 
-    monkeypatch.setattr("offbook.rl.train.task_order", order_of)
+    monkeypatch.setattr("offbook.rl.train.Selected", Recorded)
     (first,) = (Path(given["tasks.source"]) / "train").iterdir()
     for number in range(6):
         other = first.with_name(f"{first.name}-{number}")

@@ -15,7 +15,7 @@ from test_loop import SMALL
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint
 from offbook.rl.resume import weights_digest
-from offbook.rl.rollout_buffer import read_journal
+from offbook.rl.scheduler import read_journal
 
 __all__ = ["given"]  # a fixture
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from offbook.cli import app
 from offbook.cli.train import what_next
 from offbook.core.config import Config, load_config
-from offbook.evals.suites import tasks_of, train_tasks
+from offbook.evals.run import tasks_of, train_tasks
 from offbook.evals.tables import contamination_sentence
 from offbook.rl.tasks import task_sets
 from offbook.tasks import load_task, load_tasks

@@ -13,22 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from annotating import context_of
 from conftest import made_once
 from scripted import Scripted, sampled_runs
-from smollm2 import smollm2
 from test_rollout import task  # noqa: F401
 
 from offbook.agent.chat import byte_chat, render_call
 from offbook.agent.harness import make_toolset
 from offbook.core.config import Config, ConfigError, load_config
 from offbook.rl.collector import Collector
-from offbook.rl.models import load_model
 from offbook.rl.train import train
 from offbook.rl.train_step import candidates
-from offbook.signals.feedback import RULES
 from offbook.tasks import load_task
 from offbook.train.algorithms import rl_samples
-from offbook.train.forward import Decoder, token_logprobs
 from offbook.types import ModelLost, OffbookError, Rollout
 
 AGENT = """
@@ -115,7 +112,7 @@ def test_invalid_calls_are_counted_and_can_be_hinted(task: Path) -> None:  # noq
     answers = [render_call("bash", {"cmd": "ls"}), render_call("shell", {"command": "ls"}), "<tool_call>{", "done"]
     (rollout,), _ = rolled(task.parent, answers[:3])
     assert (rollout.usage.calls, rollout.usage.invalid_calls) == (3, 3)
-    pairs = candidates(rollout, Config().feedback, None, [], Counter(), RULES)
+    pairs = candidates(rollout, context_of(Config().feedback), [], Counter())
     assert [(target.rule, target.message) for target, _ in pairs][:3] == [
         ("malformed_arguments", 2), ("unknown_tool", 4), ("malformed_arguments", 6)
     ]  # fmt: skip
@@ -219,30 +216,6 @@ def test_mini_swe_agent(task: Path, mini: Path) -> None:  # noqa: F811
     assert second.ids[: first.messages[3].end] == first.ids[: first.messages[3].end]
     assert len(engine.log) == 4
     assert not rollout.flags
-
-
-@pytest.mark.slow
-def test_mini_swe_agent_on_a_real_model(task: Path, mini: Path) -> None:  # noqa: F811
-    """What SmolLM2 is asked by it and says: the ids, and their probabilities under a forward of all of them."""
-    folder = smollm2()
-    harness = {"command": MINI, "mounts": {"/mini": str(mini)}, "wall_s": 240, "turns": 3}
-    limits = {"message_tokens": 48, "context": 6000, "tokens": 20_000}
-    given = {"model": str(folder), "engine": {"kind": "continuous"}, "harness": {**harness, **limits}}
-
-    async def main() -> Rollout:
-        async with aclosing(Collector(Config.model_validate(given), folder)) as collector:
-            ((rollout,),) = await collector.groups([load_task(task / "one")], 1, "step1")
-        return rollout
-
-    rollout = asyncio.run(main())
-    assert rollout.usage.turns == 3, rollout.events
-    assert rollout.stop in ("turns", "finish"), "it gives up after three messages without a call"
-    decoder = Decoder(load_model(folder))
-    for segment in rollout.segments:
-        scored = token_logprobs(decoder, segment.ids, 1.0)
-        own = [place for place, is_own in enumerate(segment.sampled) if is_own]
-        assert own
-        assert max(abs(scored[place] - segment.logprobs[place]) for place in own) < 0.01
 
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_agent"

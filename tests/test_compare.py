@@ -1,4 +1,4 @@
-"""offbook compare: evaluations task by task, training runs arm by arm, and what could not be read."""
+"""offbook compare: evaluations task by task, and what could not be read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from offbook.core.config import Config
-from offbook.core.runfolder import RunFolder, write_atomic
-from offbook.evals import arms
+from offbook.core.runfolder import write_atomic
 from offbook.evals.compare import compare, find_evaluation, load_evaluation, notes_of
 from offbook.evals.figure import Panel, drawn, effort_figure, solved_within
 from offbook.evals.metrics import Row, measure, row_of
@@ -83,14 +82,6 @@ def test_evaluations_are_paired_by_task(two: Path) -> None:
     assert svg.tag.endswith("svg")
 
 
-def test_three_are_each_compared_with_the_first(two: Path) -> None:
-    write_evaluation(two / "third", rows_of({f"t{number}": 1 for number in range(6)}))
-    done = offbook(two, "before", "after", "third", "--json")
-    figures = json.loads(done.stdout)
-    assert figures["metrics"]["solved"]["differences"]["third"]["value"] == pytest.approx(0.5)
-    assert figures["metrics"]["pass@2"]["differences"]["third"]["value"] == pytest.approx(1.0)
-
-
 def test_metrics_of_evaluations_can_be_chosen(two: Path) -> None:
     done = offbook(two, "before", "after", "--metric", "crashed", "--metric", "tokens", "--json")
     assert list(json.loads(done.stdout)["metrics"]) == ["crashed", "tokens"]
@@ -106,78 +97,12 @@ def test_without_a_common_task_nothing_is_paired(tmp_path: Path) -> None:
     assert "no task in common" in notes_of(found)[0]
 
 
-def test_an_unfinished_evaluation_counts_as_far_as_it_is(two: Path) -> None:
-    folder = two / "half"
-    write_atomic(folder / "fingerprint.json", "{}")
-    run = RunFolder(folder)
-    write_atomic(run.config_file, Config().to_toml())
-    run.write_rollouts(0, [rollout(f"t{number}", 0, True) for number in range(3)])
-    with open(folder / "rollouts" / "step_00000.jsonl", "ab") as file:
-        file.write(b'{"id": "eval/t3/0", "task": \n{}\n')
-    done = offbook(two, "before", "half")
-    assert done.returncode == 0, done.stderr
-    said = done.stdout
-    assert "half: 2 unreadable lines were skipped" in said
-    assert "half is not finished, or was never summed up: 3 rollouts so far" in said
-    assert "n = 3 tasks" in said
-
-
-def train_run(folder: Path, solved: float, steps: int = 6, final: float | None = None) -> Path:
-    run = RunFolder(folder)
-    write_atomic(run.config_file, Config().to_toml())
-    for step in range(1, steps + 1):
-        run.append_metrics({"step": step, "solved": solved * step / steps, "turns": 4.0, "tokens": 50.0})
-        run.write_rollouts(step, [rollout("t", 0, True)])
-    if final is not None:
-        run.write_eval("final", {"solved": final, "invalid_per_100": 3.0, "turns": 4.0, "tokens": 60.0, "drift": 0}, [])
-    return folder
-
-
-def test_training_runs_are_grouped_by_arm_and_paired_by_seed(tmp_path: Path) -> None:
-    for arm, values in {"rl": (0.5, 0.6, 0.7), "hints": (0.8, 0.9, 1.0)}.items():
-        for seed, value in enumerate(values):
-            train_run(tmp_path / arm / f"seed-{seed}", 0.5, final=value)
-    names = [f"{arm}/seed-{seed}" for arm in ("rl", "hints") for seed in range(3)]
-    done = offbook(tmp_path, *names, "--markdown", "t.md", "--json", "--figure", "t.svg")
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert figures["held_out"]
-    assert figures["arms"]["rl"]["solved"] == {"mean": pytest.approx(0.6), "sd": pytest.approx(0.1), "n": 3}
-    page = (tmp_path / "t.md").read_text()
-    assert "| runs | 3 | 3 | 3 paired |" in page
-    assert "| solved | 60.0% ± 10.0 | 90.0% ± 10.0 | +30.0 points (p 0.25) |" in page
-    ElementTree.fromstring((tmp_path / "t.svg").read_text())
-
-
-def test_without_evaluations_the_last_steps_are_compared(tmp_path: Path) -> None:
-    one, other = train_run(tmp_path / "a", 0.6), train_run(tmp_path / "b", 1.2)
-    with open(one / "metrics.jsonl", "a") as file:
-        file.write('{"step": 7, "solv\n')
-    found = arms.load_arms([one, other], ["solved"])
-    assert not found.held_out
-    assert found.members["a"][0].numbers == {"solved": pytest.approx(0.4)}, "of the last five of six steps"
-    assert any("1 unreadable metrics lines were skipped" in sentence for sentence in arms.notes_of(found))
-
-
-@pytest.mark.parametrize(
-    ("path", "arm", "seed"),
-    [
-        ("runs/rl/seed-2", "rl", "2"),
-        ("runs/seed-0/rl_hints", "rl_hints", "0"),
-        ("runs/hints-seed1", "hints", "1"),
-        ("runs/plain", "plain", ""),
-    ],
-)
-def test_what_a_path_says_of_arm_and_seed(path: str, arm: str, seed: str) -> None:
-    assert arms.arm_and_seed(Path(path)) == (arm, seed)
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["before"], "at least two"),
         (["before", "gone"], "gone is not there"),
-        (["before", "."], "has no config.toml"),
+        (["before", "."], ". has no evaluation to compare; `offbook eval .` makes one of a run"),
         (["before", "after", "--metric", "nope"], "there is no metric nope in these evaluations; there are solved"),
         (["before", "after", "--figure", "after"], "cannot write after: after: is a directory"),
         (["before", "after", "--markdown", "after/fingerprint.json/x"], "cannot write after/fingerprint.json/x: "),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from annotating import annotate
 from conftest import tiny_model
 from test_summaries import TOOLS, Forgetful
 from toolbench import small_tree
@@ -15,7 +16,7 @@ from toolbench import small_tree
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import Harness, run_agent
 from offbook.core.config import FeedbackConfig, TrainConfig
-from offbook.rl.train_step import annotate, teachers_of
+from offbook.rl.train_step import teachers_of
 from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
 from offbook.signals.feedback.hints import stand_in

@@ -14,8 +14,7 @@ from test_remote import KEY, Answer, Server, reply, serving
 from offbook.cli.evaluate import _files
 from offbook.core.config import Config, EvalConfig
 from offbook.core.runfolder import RunFolder, only_writer
-from offbook.evals.run import Subject, run_eval
-from offbook.evals.suites import load_suites
+from offbook.evals.run import Subject, load_suites, run_eval
 from offbook.rl.evaluate import roll_out
 from offbook.rl.resume import RolloutFiles
 from offbook.tasks.folder import Contents, places, write_task
@@ -112,11 +111,13 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(suite: Path, tmp_path: Pat
         assert len(server.asked) == asked + 1, "all of it is there"
         assert "3 rollouts were there from before" in table.stdout
         assert "contamination: not checked" in table.stdout
+        assert "invalid calls per 100" in table.stdout
+        assert table.stdout.splitlines()[-1] == "out/results.json"
         other = evaluate(tmp_path, server, "-n", "2")
         assert other.returncode == 1
         assert "holds another evaluation (another eval)" in other.stderr
-        fresh = numbers(evaluate(tmp_path, server, "-n", "2", "--fresh", "--json"))
-        assert (fresh["rollouts"], fresh["resumed"]) == (6, 0)
+        (suite / "task-1" / "instruction.md").write_text("Something else.\n")
+        assert "another tasks" in evaluate(tmp_path, server).stderr
 
 
 def test_a_server_that_is_lost_is_not_measured(suite: Path, tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_server_that_is_lost_is_not_measured(suite: Path, tmp_path: Path) -> N
         suites = load_suites([str(suite)], config)
         with pytest.raises(ServerLost, match="answered 404: no such model"):
             run_eval(Subject("m", config, None, "mistyped"), suites, files, parallel=1)  # none is still being asked
-        assert files.is_empty
+        assert not files.results.exists()
         server.asked.clear()
         server.answers = (*GIVING_UP, Answer({}, 503, {"Retry-After": "0.01"}))
         right = Subject("m", config, None, "right")  # and nothing is there that would be refused
@@ -150,7 +151,8 @@ def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite:
         all_tasks, one_task = (load_suites([str(suite)], config, limit) for limit in (0, 1))
         first = Subject("m", config, None, "step 1")
         run_eval(first, all_tasks, files)
-        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, files.fingerprint)}
+        fingerprint = files.results.with_suffix(".fingerprint.json")
+        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, fingerprint)}
         twice = config.model_copy(update={"eval": EvalConfig(samples=2)})
         for subject, suites, what in (
             (first, one_task, "another tasks"),
@@ -159,15 +161,14 @@ def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite:
         ):
             with pytest.raises(OffbookError, match=rf"final\.json holds another evaluation \({what}\)"):
                 run_eval(subject, suites, files)
-        files.fingerprint.unlink()
+        fingerprint.unlink()
         with pytest.raises(OffbookError, match="of what, it does not say"):
             run_eval(first, one_task, files)
-        files.fingerprint.write_bytes(stored[files.fingerprint])
+        fingerprint.write_bytes(stored[fingerprint])
         assert {path: path.read_bytes() for path in stored} == stored
         assert run_eval(first, all_tasks, files)["resumed"] == 3
         later = run_eval(Subject("m", config, None, "step 2"), all_tasks, files)
         assert (later["rollouts"], later["resumed"]) == (3, 0)
-        assert run_eval(first, one_task, files, fresh=True)["rollouts"] == 1
 
 
 def test_a_folder_that_is_being_written_is_refused(suite: Path, tmp_path: Path) -> None:
@@ -186,35 +187,15 @@ def test_a_folder_that_is_being_written_is_refused(suite: Path, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_suite_that_changed_is_another_evaluation(suite: Path, tmp_path: Path) -> None:
-    with serving(*GIVING_UP) as server:
-        numbers(evaluate(tmp_path, server, "--json"))
-        (suite / "task-1" / "instruction.md").write_text("Something else.\n")
-        done = evaluate(tmp_path, server)
-    assert done.returncode == 1
-    assert "another tasks" in done.stderr
-
-
 def test_a_training_run_is_not_written_over(suite: Path, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "out")
     run.append_metrics({"step": 1})
     run.config_file.write_text("seed = 3\n")
     with serving(*GIVING_UP) as server:
-        done = evaluate(tmp_path, server, "--fresh")
+        done = evaluate(tmp_path, server)
     assert done.returncode == 1
     assert "holds a run and no evaluation" in done.stderr
     assert run.config_file.read_text() == "seed = 3\n"
-
-
-def test_the_table_has_intervals(suite: Path, tmp_path: Path) -> None:
-    with serving(*SOLVING, *GIVING_UP) as server:
-        done = evaluate(tmp_path, server)
-    assert done.returncode == 0
-    assert "[0.0, 100.0]" in done.stdout
-    assert "invalid calls per 100" in done.stdout
-    assert "hard" in done.stdout
-    assert done.stdout.splitlines()[-1] == "out/results.json"
-    assert "┃" not in done.stderr, "progress and notes alone"
 
 
 def test_an_interruption_reaches_the_model(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from test_harness import LIMITS, Says
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.agent.harness import Harness, run_agent
 from offbook.core.config import Config
-from offbook.evals.sides import SIDES, TEMPLATES, make_side
-from offbook.evals.sides.draft import write_verified
-from offbook.evals.suites import load_suites
+from offbook.evals.run import load_suites
+from offbook.evals.sides import SIDES, TEMPLATES, make_side, write_verified
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.signals.rewards import Grader
 from offbook.tasks import load_task, load_tasks

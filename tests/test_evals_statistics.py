@@ -15,7 +15,6 @@ from offbook.evals.statistics import (
     Ratio,
     compare_paired,
     interval,
-    newcombe,
     pass_at_k,
     swap_test,
     wilson,
@@ -89,31 +88,6 @@ def test_five_tasks_that_all_got_better_by_hand() -> None:
     difference = compare_paired(of_mean([0.0] * 5), of_mean([1.0] * 5))
     assert (difference.value, difference.p, difference.num_tasks, difference.exact) == (1.0, 2 / 32, 5, True)
     assert difference.interval is None, "drawn again, all five are as they were"
-
-
-def of_share(values: list[float]) -> Ratio:
-    return Ratio(np.array(values, dtype=float), np.ones(len(values)), is_share=True)
-
-
-def test_shares_that_differ_alike_in_all_tasks_have_a_score_interval() -> None:
-    none, all_, half = of_share([0.0] * 10), of_share([1.0] * 10), of_share([1.0, 0.0] * 5)
-    far = compare_paired(none, all_).interval
-    assert far == pytest.approx((1 - 0.27753 * 2**0.5, 1.0), abs=1e-5), "both ends of Wilson's, squared and added"
-    assert compare_paired(none, none).interval == pytest.approx((-0.27753, 0.27753), abs=1e-5)
-    same = compare_paired(half, half).interval
-    reach = (0.5 - 0.23659) * (2 - 2 * 0.8) ** 0.5  # phi is (25 - 10 / 2) / 25
-    assert same == pytest.approx((-reach, reach), abs=1e-4)
-    assert compare_paired(of_share([0.5] * 10), of_share([0.5] * 10)).interval is not None
-    low, high = compare_paired(none, half).interval or (0.0, 0.0)
-    assert 0.1 < low < 0.5 < high < 0.9, "a bootstrap where tasks differ"
-
-
-def test_newcombe_by_a_table_of_his() -> None:
-    """Newcombe 1998, statistics in medicine 17: 2635, table II, method 10 of the pairs 36, 12, 2, 0."""
-    pairs = [(1, 1)] * 36 + [(1, 0)] * 12 + [(0, 1)] * 2
-    first, second = (np.array([pair[side] for pair in pairs], dtype=float) for side in (0, 1))
-    low, high = newcombe(second, first)
-    assert (low, high) == pytest.approx((0.0569, 0.3404), abs=1e-4)
 
 
 def test_many_tasks_are_sampled_and_never_give_zero() -> None:

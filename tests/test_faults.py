@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from annotating import annotate
 from conftest import tiny_model
 from test_evals_eval import GIVING_UP, SOLVING, write
 from test_remote import Answer, reply, serving
@@ -20,14 +21,12 @@ from offbook.agent.chat import byte_chat
 from offbook.core import client
 from offbook.core.config import Config, EvalConfig, FeedbackConfig, TrainConfig
 from offbook.engine import LocalEngine
-from offbook.evals.run import Subject, run_eval
-from offbook.evals.suites import load_suites
+from offbook.evals.run import Subject, load_suites, run_eval
 from offbook.evals.tables import notes_of
 from offbook.rl import collector as collecting
 from offbook.rl.collector import Collector
-from offbook.rl.evaluate import summarize
+from offbook.rl.report import summarize
 from offbook.rl.resume import RolloutFiles
-from offbook.rl.train_step import annotate
 from offbook.sandbox import BwrapSandbox
 from offbook.signals.monitors import drift
 from offbook.signals.rewards import outcome

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from annotating import annotate
 from conftest import tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +18,7 @@ from test_remote import reply, serving
 from offbook.agent.chat import ChatFormat, Transcript
 from offbook.core.client import Client, loaded
 from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
-from offbook.rl.judge import hint_judge_of
-from offbook.rl.train_step import annotate
+from offbook.rl.train import hint_judge_of
 from offbook.signals.feedback import MISTAKES, hints_in
 from offbook.signals.judge import Judge, Judgement, show
 from offbook.signals.judge.judge import GIVE_UP_AFTER

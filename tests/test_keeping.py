@@ -26,7 +26,7 @@ from offbook.core import runfolder
 from offbook.core.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines, only_writer, write_atomic
 from offbook.rl.collector import Collector
-from offbook.rl.resume import begin_run, refuse_another_run, rollouts_fingerprint
+from offbook.rl.resume import begin_run, resumed, rollouts_fingerprint
 from offbook.types import Branch, OffbookError, Sample
 
 WRITER = """
@@ -199,10 +199,10 @@ def test_where_a_run_lies_is_no_part_of_what_it_is(
     run = stored(Path("k1"), config("k1", "model", "tasks", "own.py"))
     begin_run(run, config("k1", "model", "tasks", "own.py"))
     for out in ("k1/", "./k1", str(tmp_path / "k1")):
-        refuse_another_run(run, config(out, "./model", str(tmp_path / "tasks"), "./own.py"))
+        resumed(run, config(out, "./model", str(tmp_path / "tasks"), "./own.py"))
     Path("k1").rename("k2")
     moved = RunFolder("k2")
-    refuse_another_run(moved, config("k2", "copy/", "tasks/", "same.py", steps=99, on_nonfinite="skip"))
+    resumed(moved, config("k2", "copy/", "tasks/", "same.py", steps=99, on_nonfinite="skip"))
     Path("same.py").write_text("def tried(task, rollout):\n    return 3.0\n")
     Path("others").mkdir()
     other_model = load_file("copy/model.safetensors")
@@ -210,7 +210,7 @@ def test_where_a_run_lies_is_no_part_of_what_it_is(
     save_file(other_model, "copy/model.safetensors")
     for changed in (("copy", "tasks", "own.py"), ("model", "others", "own.py"), ("model", "tasks", "same.py")):
         with pytest.raises(OffbookError, match=r"another configuration \((model|tasks.source|feedback.files) is"):
-            refuse_another_run(moved, config("k2", *changed))
+            resumed(moved, config("k2", *changed))
 
 
 def fingerprint(model: Path) -> dict[str, Any]:

@@ -26,18 +26,26 @@ from offbook.agent.serve.client import Serve
 from offbook.core.config import Config, LiveConfig, load_config
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.evals.metrics import Row
-from offbook.live.compare import (
+from offbook.live.cycle import (
     BATCH,
+    Cycle,
     alarms,
     compare_rows,
 )
-from offbook.live.cycle import Cycle
-from offbook.live.kept import lines_of
-from offbook.live.reactions import blamed, follow_up, follow_ups, score, with_hints
+from offbook.live.reactions import (
+    blamed,
+    follow_up,
+    follow_ups,
+    hint_id,
+    may_teach,
+    refusal,
+    said_against,
+    score,
+    with_hints,
+)
 from offbook.live.redact import SECRET, scrub, scrubbed
 from offbook.live.serving import recorded
-from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, kind_of, storable, user_digest
-from offbook.live.user_hints import hint_id, may_teach, refusal, said_against
+from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, lines_of, user_digest
 from offbook.stages.distill import critiques_in
 from offbook.train.algorithms import baselines, rl_samples
 from offbook.types import (
@@ -97,10 +105,10 @@ def parts(one: Session) -> dict[str, float]:
 # What is stored
 
 
-def test_a_user_is_a_digest_of_a_name() -> None:
+def test_a_user_is_a_digest_of_a_name(tmp_path: Path) -> None:
     made = rollout("one", EDIT, DONE, changed=CHANGED)
     made.group = "alice@example.com"
-    stored = storable(recorded(made, 0, NOW), SETTINGS, CHAT)
+    stored = LiveFolder(tmp_path).keep(recorded(made, 0, NOW), SETTINGS, CHAT)
     assert stored is not None
     assert "alice" not in json.dumps(asdict(stored))
     assert stored.user == user_digest("alice@example.com")
@@ -109,13 +117,13 @@ def test_a_user_is_a_digest_of_a_name() -> None:
 def test_a_secret_by_the_name_of_its_argument_is_gone() -> None:
     env = {"DB_PASSWORD": "hunter2xx"}, [{"name": "API_KEY", "value": "hunter2xx"}], ["--password", "hunter2xx"]
     made = rollout("one", *(render_call("run_command", {"command": "x", "env": one}) for one in env))
-    clean, _ = scrub(made, CHAT)
+    clean = scrub(made, CHAT)
     assert "hunter2xx" not in json.dumps([asdict(one) for one in clean.segments[0].messages])
 
 
 def test_many_secrets_are_each_found() -> None:
-    _, count = scrub(rollout("one", 'password = "abc123def"\n' * 1000), CHAT)
-    assert count == 9 * 1000
+    made = rollout("one", 'password = "abc123def"\n' * 1000)
+    assert sum(made.segments[0].sampled) - sum(scrub(made, CHAT).segments[0].sampled) == 9 * 1000
 
 
 def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
@@ -124,7 +132,7 @@ def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
     made = rollout("one", call, f"I used {key} and password = 'hunter22x'.", changed={"a.py": f"KEY = '{key}'\n"})
     made.diff += f"+KEY = '{key}'\n"
     made.events = [Event(2, "tool_crash", f"no such key {key}")]
-    clean, count = scrub(made, CHAT)
+    clean = scrub(made, CHAT)
     old, new = made.segments[0], clean.segments[0]
     whole = json.dumps([clean.changed, clean.diff, clean.events[0].detail, CHAT.decode(new.ids)])
     whole += json.dumps([(message.text, [one.arguments for one in message.calls]) for message in new.messages])
@@ -132,7 +140,7 @@ def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
     assert "hunter22x" not in whole
     assert whole.count(SECRET) > 4
     assert len(new.ids) == len(old.ids), "every other token keeps its place"
-    assert count == sum(a != b for a, b in zip(old.sampled, new.sampled, strict=True)) > 0, "and it teaches nothing"
+    assert sum(new.sampled) < sum(old.sampled), "and what is masked teaches nothing"
     assert key in CHAT.decode(old.ids), "the copy that was given stays"
 
 
@@ -209,7 +217,7 @@ def test_secrets_are_found_by_their_form_in_code_and_in_calls(text: str) -> None
         assert secret not in scrubbed(told)
         assert "keep the tail" in scrubbed(told) or "tail" not in text
     made = rollout("one", render_call("edit_file", {"path": "a.py", "old": "x", "new": f"y\n{text}\n"}))
-    clean, _ = scrub(made, CHAT)
+    clean = scrub(made, CHAT)
     (segment,) = clean.segments
     assert secret not in CHAT.decode(segment.ids) + json.dumps([asdict(one) for one in segment.messages])
 
@@ -250,8 +258,9 @@ def test_code_about_secrets_is_no_secret(text: str) -> None:
     assert scrubbed(text) == text
 
 
-def test_nothing_is_kept_without_consent() -> None:
-    assert storable(session("one", follow_up("Wrong, undo it.")), LiveConfig(), CHAT) is None
+def test_nothing_is_kept_without_consent(tmp_path: Path) -> None:
+    assert LiveFolder(tmp_path).keep(session("one", follow_up("Wrong, undo it.")), LiveConfig(), CHAT) is None
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_is_too_old_goes_from_everywhere(tmp_path: Path) -> None:
@@ -490,12 +499,6 @@ def test_groups_of_one_learn_from_their_baseline() -> None:
     assert not any(alone.advantage), "without one it is compared with itself"
 
 
-def test_kinds_of_requests() -> None:
-    assert [kind_of(one) for one in ("Why is it slow?", "Fix the crash", "Implement border", "hm")] == [
-        "explain", "fix", "add", "other"
-    ]  # fmt: skip
-
-
 # Guards: policies that try
 
 
@@ -674,20 +677,8 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     work = tmp_path / "work"
     work.mkdir()
     (work / "shapes.py").write_text("def border(width, height):\n    raise NotImplementedError\n")
-    options = [
-        "--out",
-        out,
-        "--model",
-        model,
-        "--live.consent",
-        "all",
-        "--live.sessions",
-        "2",
-        "--train.groups",
-        "1",
-        "--train.group_size",
-        "2",
-    ]
+    options = ["--out", out, "--model", model, "--live.consent", "all", "--live.sessions", "2"]
+    options += ["--train.groups", "1", "--train.group_size", "2"]
     options += ["--live.settle_s", "0", "--tasks.num_train", "4", "--tasks.num_heldout", "2"]
     options += ["--feedback.rules", '["edited_tests"]']  # others would find faults in the same message first
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from annotating import annotate
 from conftest import tiny_model
 from test_harness import LIMITS, Says
 from test_harness import tree as tree  # a fixture
@@ -22,7 +23,6 @@ from offbook.core.runfolder import RunFolder
 from offbook.core.shares import rise, wilson
 from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import HintProbe, ProbedHint, table
-from offbook.rl.train_step import TrainContext, annotate, recall_probes
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.signals.feedback import RULES, read_all
 from offbook.signals.feedback.coach import Found
@@ -211,26 +211,6 @@ def test_what_does_not_help_is_not_taught_and_counted(tree: Path, chat: ChatForm
     assert [item.target.rule for item in feedback] == ["unknown_tool"]
     assert len(samples[0].branches) == 1
     assert counts["left_out/probe"] == 1
-
-
-def test_the_newest_look_counts(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.write_look(1, [{"rule": "a", "why_not": "x"}, {"rule": "b", "why_not": ""}])
-    folder.write_look(5, [{"rule": "a", "why_not": ""}, {"rule": "b", "why_not": "y"}])
-    folder.write_look(5, [{"rule": "b", "why_not": "y"}])  # the step was done again
-    lessons = TrainContext(None, folder, {}, {}, None, None)  # type: ignore[arg-type]
-    recall_probes(lessons, folder.looks(4))
-    assert lessons.unhelpful == {"a"}
-    recall_probes(lessons, folder.looks(5))
-    assert lessons.unhelpful == {"a", "b"}
-    recall_probes(lessons, [{"rule": "a", "why_not": ""}])
-    assert lessons.unhelpful == {"b"}
-
-
-def test_when_it_is_due() -> None:
-    assert FeedbackConfig().is_look_due
-    for off in ({"look": False}, {"weight": 0.0}, {"control": "donor"}, {"method": "sdpo"}):
-        assert not FeedbackConfig(**off).is_look_due
 
 
 def test_training_goes_on_with_what_helps_or_ends(cache: Path, model: Path, tmp_path: Path) -> None:

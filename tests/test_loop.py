@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 from starting import Started, run
 from test_remote import reply, serving
 
-from offbook.core.config import Config, FeedbackConfig, JudgeConfig, TasksConfig, load_config
+from offbook.core.config import Config, FeedbackConfig, TasksConfig, load_config
 from offbook.core.runfolder import RunFolder, load_lines, only_writer
 from offbook.pocket.model import Recipe, make_pocket
-from offbook.rl.judge import SILENT_STEPS
 from offbook.rl.tasks import Shuffled, task_sets
+from offbook.rl.train import SILENT_STEPS
 from offbook.rl.train import train as run_training
 from offbook.types import OffbookError, Sample, Task
 
@@ -142,18 +142,6 @@ def test_a_second_run_in_a_folder_names_the_mistake_first_and_few_keys(tmp_path:
             run_training(Config(out=str(tmp_path), feedback=other, **options))
 
 
-def test_a_run_that_differs_names_the_key(tmp_path: Path) -> None:
-    was, wanted = (
-        Config(out=str(tmp_path), model="pocket", judge=JudgeConfig(url="http://h/v1", name="m", feedback=rate))
-        for rate in (0.5, 0.25)
-    )
-    RunFolder(tmp_path).config_file.write_text(was.to_toml())
-    (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
-    (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
-    with pytest.raises(OffbookError, match=r"configuration \(judge\.feedback is 0\.25 now and 0\.5 there\)"):
-        run_training(wanted)
-
-
 def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -190,7 +178,11 @@ def test_a_killed_run_ends_at_the_same_weights(
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     rows, expected = (
         [
-            {key: value for key, value in row.items() if key not in ("grades", "restarts") and not key.endswith("_s")}
+            {
+                key: value
+                for key, value in row.items()
+                if key not in ("grades", "prefill_tokens", "restarts") and key[-2:] != "_s"
+            }
             for row in RunFolder(run).metrics()[0]
         ]
         for run in (out, uninterrupted)
@@ -242,13 +234,6 @@ def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tm
     assert max(RunFolder.open(out).checkpoints()) >= 1
 
 
-def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path, uninterrupted: Path) -> None:
-    process = train(cache, model, uninterrupted, "--seed", "5")
-    assert process.returncode == 1
-    differing = "seed is 5 now and 0 there; checkpoint.keep is 2 now and 9 there"
-    assert f"another configuration ({differing}); give another --out" in process.stderr
-
-
 def test_two_trainings_do_not_write_into_one_folder(cache: Path, model: Path, tmp_path: Path) -> None:
     with only_writer(tmp_path / "run"):
         process = train(cache, model, tmp_path / "run")
@@ -297,12 +282,6 @@ def test_a_run_is_a_model_to_start_from(cache: Path, uninterrupted: Path, tmp_pa
     done = offbook(cache, "rollout", "pocket", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("run: 1 rollouts")
-
-
-def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    process = offbook(cache, "view", str(uninterrupted), "--static", str(tmp_path / "page.html"), cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert "Reminder" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -403,20 +382,6 @@ def test_tasks_that_come_again_are_said_once_and_can_be_refused(
     assert said == [0, 0, 1, 1, 1, 1], "in the middle of the third step"
     assert caplog.messages == ["all 10 tasks have been trained on once; they come again"]
     assert [order.epoch(step, groups=4) for step in range(1, 7)] == [1, 1, 2, 2, 2, 3]
-
-
-def test_selection_draws_each_task_once_and_then_again(cache: Path, model: Path, tmp_path: Path) -> None:
-    more = ["--tasks.order", "select", "--train.steps", "3", "--checkpoint.every", "3"]
-    process = train(cache, model, tmp_path / "run", *more)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines()[0].endswith("run: 3 steps done")
-    folder = RunFolder(tmp_path / "run")
-    first, second, third = ({rollout.task for rollout in folder.rollouts(step)[0]} for step in (1, 2, 3))
-    assert len(first | second) == 4, "a step takes two of the four tasks"
-    assert len(third) == 2
-    too_few = train(cache, model, tmp_path / "none", *more, "--train.groups", "5")
-    assert (too_few.returncode, too_few.stdout) == (1, "")
-    assert "a step takes 5 tasks and there are 4" in too_few.stderr
 
 
 BROKEN = """

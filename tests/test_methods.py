@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from annotating import annotate
 from conftest import tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,7 +23,7 @@ from offbook.rl.models import load_model, quiet
 from offbook.rl.ranks import make_trainer
 from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
-from offbook.rl.train_step import WholeResponse, annotate, teachers_of
+from offbook.rl.train_step import WholeResponse, teachers_of
 from offbook.tasks.check import gold_changes
 from offbook.train.algorithms import (
     OTHER,

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from annotating import annotate
 from conftest import tiny_model
 from test_look import ByHint
 from test_rules import Turn, edit, played, sh
@@ -15,7 +16,6 @@ from offbook.agent.chat import ChatFormat, render_call
 from offbook.core.config import Config, FeedbackConfig
 from offbook.rl.collector import Collector
 from offbook.rl.hint_probe import HintProbe
-from offbook.rl.train_step import annotate
 from offbook.signals.feedback import RULES, more_than_needed, read_all, unneeded
 from offbook.signals.feedback.coach import Found, Stored, by_rules
 from offbook.signals.feedback.rules.calls import spent

@@ -10,9 +10,9 @@ from viewdata import call, say
 
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder
-from offbook.rl.report import has_signal, shares_without, why_no_signal
+from offbook.rl.report import has_signal, shares_without, waits, why_no_signal
 from offbook.train.algorithms import has_gradient
-from offbook.types import Event, Reward, Rollout, Segment
+from offbook.types import Event, Reward, Rollout, Segment, Usage
 from offbook.view.about import overview
 from offbook.view.index import RunIndex
 
@@ -116,3 +116,26 @@ def test_a_step_in_which_hints_teach_has_a_signal(cache: Path, model: Path, tmp_
     assert [row["groups_with_gradient"] for row in rows] == [0, 0, 0]
     assert all(row["hint/signal_tokens"] > 0 for row in rows)
     assert "had no signal" not in process.stderr
+
+
+def test_a_long_step_says_which_rollout_was_last_and_what_it_spent_its_time_on() -> None:
+    quick = Usage(seconds=50.0, model_seconds=2.0, longest_call="bash cat", longest_call_seconds=48.4, timeouts=1)
+    slow = Usage(seconds=70.0, model_seconds=60.0, summary_seconds=20.0, scoring_seconds=8.0, slot_seconds=0.4)
+    slow.longest_call, slow.longest_call_seconds = "read_file a.py", 4.0
+    groups = [[Rollout("step1/a/0", "a", "a", (), usage=quick), Rollout("step1/a/1", "a", "a", (), usage=slow)]]
+    found = waits(groups, 81.0, in_lockstep=False)
+    assert found.pop("waited_for") == (
+        "waited 81 s for rollouts; last was step1/a/1: model 40 s, summary 20 s, tools 10 s, scoring 8 s; "
+        "longest call: `bash cat` of step1/a/0, 48 s"
+    )
+    assert found == {
+        "slowest/slot_s": 0.4,
+        "slowest/model_s": 40.0,
+        "slowest/summary_s": 20.0,
+        "slowest/tools_s": 10.0,
+        "slowest/scoring_s": 8.0,
+        "longest_call_s": 48.4,
+        "timeouts": 1,
+    }
+    assert "waited_for" not in waits(groups, 59.0, in_lockstep=False)
+    assert "(in lockstep with others' tools)" in waits(groups, 81.0, in_lockstep=True)["waited_for"]

@@ -7,13 +7,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from annotating import annotate
 from test_coach import coach, rollout_of
 
 from offbook.agent.chat import ChatFormat, render_call
 from offbook.core.config import Config, FeedbackConfig
 from offbook.core.runfolder import dump_lines
 from offbook.rl.collector import rewards_and_monitors_of
-from offbook.rl.train_step import annotate
 from offbook.signals.feedback import RULES, read_all, rules_of
 from offbook.types import OffbookError
 

@@ -36,7 +36,7 @@ from offbook.rl.plan import (
     static_parts,
     step_parts,
 )
-from offbook.rl.resume import computed_as_before
+from offbook.rl.resume import resumed
 from offbook.train import head
 from offbook.train.attention import Packed
 from offbook.train.batches import Batch
@@ -280,11 +280,11 @@ def test_teachers_cost_what_they_copy(large: Path) -> None:
 def test_a_run_that_goes_on_is_computed_as_before(tmp_path: Path) -> None:
     then = Config(out=str(tmp_path), train=TrainConfig(recompute="layers", compile=True, micro_tokens=4096))
     now = Config(out=str(tmp_path), train=TrainConfig(micro_tokens=512))
-    assert computed_as_before(RunFolder(tmp_path), now) == now
+    assert resumed(RunFolder(tmp_path), now) == now
     RunFolder(tmp_path).config_file.write_text(then.to_toml())
     (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
     (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
-    found = computed_as_before(RunFolder(tmp_path), now).train
+    found = resumed(RunFolder(tmp_path), now).train
     assert (found.recompute, found.compile, found.micro_tokens) == ("layers", True, 512)
 
 

@@ -160,7 +160,8 @@ def test_a_server_that_is_lost_is_no_rollout_and_the_same_call_goes_on(task: Pat
         assert roll()["resumed"] == 3
         assert (len(server.asked), len(folder.metrics()[0])) == (0, 1)
         with pytest.raises(
-            OffbookError, match=r"run holds another set of rollouts \(another samples\); give another --out"
+            OffbookError,
+            match=r"run holds another set of rollouts \(another samples\); remove it, or give",
         ):
             roll(2)
         with pytest.raises(OffbookError, match=r"\(another seed\)"):
@@ -169,14 +170,6 @@ def test_a_server_that_is_lost_is_no_rollout_and_the_same_call_goes_on(task: Pat
         with pytest.raises(OffbookError, match="run holds a run and no set of rollouts of this command"):
             roll()
         assert len(folder.rollouts(0)[0]) == 3
-
-
-def test_each_rollout_has_a_plain_line(task: Path, tmp_path: Path) -> None:
-    with serving(reply(None, ("finish", "{}"))) as server:
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", "-n", "2")
-    lines = sorted(line for line in done.stderr.splitlines() if line.startswith("rollout/"))
-    assert lines == [f"rollout/one/{n}: finish, not solved; 1 turns, 1 calls, 0 invalid" for n in range(2)]
 
 
 def test_a_server_s_refusal_is_one_sentence(task: Path, tmp_path: Path) -> None:

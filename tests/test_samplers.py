@@ -19,7 +19,7 @@ from test_held import given
 from offbook.core.config import ConfigError, load_config
 from offbook.core.runfolder import RunFolder
 from offbook.rl.hint_probe import NoHintHelps
-from offbook.rl.rollout_buffer import read_journal
+from offbook.rl.scheduler import read_journal
 from offbook.types import OffbookError
 
 __all__ = ["given"]  # a fixture

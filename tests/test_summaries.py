@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from annotating import annotate
 from conftest import tiny_model
 
 from offbook.agent.chat import ChatFormat, render_call
@@ -18,7 +19,7 @@ from offbook.core.config import FeedbackConfig, TrainConfig
 from offbook.pocket.demonstrations import episodes
 from offbook.pocket.script import LONG_HABITS
 from offbook.pocket.tasks import Level, draft_tasks
-from offbook.rl.train_step import annotate, teachers_of
+from offbook.rl.train_step import teachers_of
 from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import read_rollout
 from offbook.train.algorithms import rl_samples

@@ -22,8 +22,8 @@ from test_remote import reply, serving
 
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder
-from offbook.rl.harder import Harder, harder_tasks
-from offbook.rl.rollout_buffer import RolloutBuffer, read_journal
+from offbook.rl.harder import Harder
+from offbook.rl.scheduler import RolloutBuffer, read_journal
 from offbook.rl.tasks import Selected
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task, load_tasks
@@ -432,13 +432,13 @@ def test_easy_tasks_are_made_harder_during_a_run(made: Factory, tmp_path: Path) 
         return Harder(config, RolloutBuffer(run, 4), dict(tasks), order, done)
 
     first = begun()
-    first.look_at([solved])
+    first.observe([solved])
     assert first._easy.empty(), "one group says little"
     run.write_rollouts(1, [*solved, *group("runs", 1)])
     second = begun(done=1)
-    second.look_at([group("squeeze", 3)])
+    second.observe([group("squeeze", 3)])
     assert second._easy.empty(), "lately two of three are solved"
-    second.look_at([solved] * 4)  # and is killed before it comes to it
+    second.observe([solved] * 4)  # and is killed before it comes to it
     (easy,) = (line for line in read_journal(run.path) if line["state"] == "easy")
     assert (easy["task"], easy["recent"]) == (task.id, pytest.approx(6 / 7))
 
@@ -453,9 +453,9 @@ def test_easy_tasks_are_made_harder_during_a_run(made: Factory, tmp_path: Path) 
     asyncio.run(until_made(begun(), 120))
     assert {one.id.rpartition("-")[2] for one in added} == {"terser", "widen", "merge"}
     assert not {one.id for one in added} & {*tasks}
-    assert {one.id for one in harder_tasks(run.path)} == {one.id for one in added}
+    assert {*RolloutBuffer(run, 4).made} == {one.id for one in added}
     again = begun()
-    again.look_at([solved] * 3)
+    again.observe([solved] * 3)
     assert again._easy.empty(), "it was made harder before"
     run.config_file.write_text(config.to_toml())
     order = Selected(list(tasks.values()), 0, run, 0, tasks)

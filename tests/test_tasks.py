@@ -37,7 +37,8 @@ from offbook.pocket.repos import (
     render_tests,
 )
 from offbook.pocket.tasks import Draft, draft_tasks, make_pocket_tasks
-from offbook.rl.tasks import refuse_missing_tasks, task_sets
+from offbook.rl.checks import refuse_missing_tasks
+from offbook.rl.tasks import task_sets
 from offbook.sandbox import SandboxSpec
 from offbook.signals.rewards import Grader
 from offbook.tasks import load_task, load_tasks, suite

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from offbook.core.config import load_config
-from offbook.rl.tasks import refuse_missing_tasks, task_sets
+from offbook.rl.checks import refuse_missing_tasks
+from offbook.rl.tasks import task_sets
 from offbook.signals.rewards import Grader
 from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_task

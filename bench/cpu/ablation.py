@@ -160,7 +160,8 @@ def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str,
 
     from offbook.core.config import load_config
     from offbook.rl.collector import Collector
-    from offbook.rl.evaluate import PARALLEL, summarize
+    from offbook.rl.evaluate import PARALLEL
+    from offbook.rl.report import summarize
     from offbook.tasks import load_tasks
 
     config, tasks = load_config([], settings), load_tasks(Path(settings["tasks.source"]) / "heldout")
@@ -193,8 +194,7 @@ def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
     """How likely a model finds the faults of the run's first step, without and with their hints. The rollouts of the
     first step are the same in every arm. Hinted, a fault should be unlikely; if that goes, no teacher is left."""
     from offbook.core.runfolder import RunFolder
-    from offbook.rl.collector import chat_of
-    from offbook.rl.models import load_model
+    from offbook.rl.models import chat_of, load_model
     from offbook.signals.feedback import read_rollout, write_hint
     from offbook.train.algorithms import hint_branch, rl_samples
     from offbook.train.forward import Decoder, measure_branches

@@ -41,10 +41,9 @@ WAYS = {
 def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
     from offbook.core.config import load_config
     from offbook.core.runfolder import latest_checkpoint
-    from offbook.evals.run import Subject, run_eval
-    from offbook.evals.suites import load_suites
+    from offbook.evals.run import Subject, load_suites, run_eval
     from offbook.rl.resume import RolloutFiles
-    from offbook.rl.rollout_buffer import read_journal
+    from offbook.rl.scheduler import read_journal
     from offbook.rl.train import train
 
     config = load_config(["pocket"], settings)
@@ -171,8 +170,8 @@ class Replayed:
     async def rollout(self, job: Any, watch: Any) -> Any:
         return replace(self.rollout, id=job.id, task=job.task.id, group=job.group)
 
-    def settle(self, group: Sequence[Any]) -> None:
-        """Nobody looks for cheating here."""
+    def compare_group(self, group: Sequence[Any]) -> None:
+        """No monitors."""
 
 
 class Tasks:
@@ -187,8 +186,7 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from offbook.core.config import load_config
     from offbook.core.runfolder import RunFolder
     from offbook.core.weights import Weights
-    from offbook.rl.rollout_buffer import RolloutBuffer
-    from offbook.rl.scheduler import Scheduler
+    from offbook.rl.scheduler import RolloutBuffer, Scheduler
     from offbook.types import Message, Rollout, Segment, Task, Usage
 
     tokens, here = arguments.tokens, Path("/")
@@ -213,7 +211,7 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for step in range(1, steps + 1):
             await scheduler.take(step)
             (Path(scratch) / "rollouts" / f"step_{step:05d}.jsonl").unlink()  # a run keeps them; the disk is small
-            await scheduler.publish(Weights(step, {}))
+            await scheduler.apply(Weights(step, {}))
             if step in (max(1, steps // 10), steps):
                 found[f"resident_mb_at_{step * 32}"] = _resident_mb()
         found["seconds"] = time.monotonic() - began

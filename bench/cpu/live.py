@@ -29,9 +29,8 @@ from users import Diff, Reply, reply
 from offbook.core.config import Config, load_config
 from offbook.core.runfolder import write_atomic
 from offbook.live.cycle import Cycle
-from offbook.live.kept import lines_of, share_kept
 from offbook.live.reactions import follow_up, score
-from offbook.live.sessions import Decision, Reaction, Session, kind_of, user_digest
+from offbook.live.sessions import Decision, Reaction, Session, kind_of, lines_of, share_kept, user_digest
 from offbook.rl.collector import Collector, Job
 from offbook.rl.models import model_folder
 from offbook.rl.tasks import task_sets

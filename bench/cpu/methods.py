@@ -43,8 +43,9 @@ from offbook.pocket.model import POCKET, Recipe, make_pocket
 from offbook.pocket.repos import PACKAGES
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.rl.collector import Collector
-from offbook.rl.evaluate import PARALLEL, summarize
+from offbook.rl.evaluate import PARALLEL
 from offbook.rl.models import load_model, model_folder
+from offbook.rl.report import summarize
 from offbook.rl.train import train
 from offbook.stages.sft import sft
 from offbook.tasks import load_tasks

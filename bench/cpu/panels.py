@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from offbook.evals.figure import Panel, drawn, mean_curve
-from offbook.view.scales import Points, smooth
+from collections.abc import Sequence
 
-__all__ = ["Lines", "figure", "mean_curve"]
+from offbook.evals.figure import Panel, drawn
+from offbook.view.scales import Points, smooth
 
 Lines = dict[str, Points]  # by name
 
@@ -16,3 +16,12 @@ def figure(panels: dict[str, Lines], percent: tuple[str, ...] = ()) -> str:
         title: {name: smooth(points) for name, points in lines.items() if points} for title, lines in panels.items()
     }
     return drawn([Panel(title, lines, percent=title in percent) for title, lines in smoothed.items()])
+
+
+def mean_curve(runs: Sequence[Points]) -> Points:
+    """The mean of several runs by step."""
+    values: dict[float, list[float]] = {}
+    for run in runs:
+        for step, value in run:
+            values.setdefault(step, []).append(value)
+    return [(step, sum(at) / len(at)) for step, at in sorted(values.items())]

@@ -23,7 +23,8 @@ import torch
 from offbook.core.config import Config, load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.rl.collector import Collector
-from offbook.rl.evaluate import PARALLEL, summarize
+from offbook.rl.evaluate import PARALLEL
+from offbook.rl.report import summarize
 from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
 from offbook.train.trainer import NotFinite, WeightsLost

@@ -33,8 +33,8 @@ from offbook.core.config import Config, load_config
 from offbook.core.runfolder import latest_checkpoint, write_atomic
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.tasks import make_pocket_tasks
-from offbook.rl.evaluate import summarize
 from offbook.rl.models import model_to_train
+from offbook.rl.report import summarize
 from offbook.rl.train import train
 from offbook.stages.sft import make_lessons, sft
 from offbook.tasks import load_tasks

@@ -36,8 +36,8 @@ from offbook.core.config import Config, EngineConfig, VllmConfig, load_config
 from offbook.core.runfolder import RunFolder, dump_lines, latest_checkpoint
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
-from offbook.rl.collector import Collector, chat_of, with_drafts
-from offbook.rl.models import model_folder
+from offbook.rl.collector import Collector, with_drafts
+from offbook.rl.models import chat_of, model_folder
 from offbook.rl.tasks import task_sets
 from offbook.stages.mtp import mtp, read_samples
 from offbook.stages.sft import sft

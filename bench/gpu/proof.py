@@ -277,9 +277,9 @@ class Experiment:
         collector = Collector(config, checkpoint)
         files = RolloutFiles.in_run(Path(config.out), f"steps-{version}")
         files.results.parent.mkdir(parents=True, exist_ok=True)
-        with files.writing("evaluation", collector, tasks) as place:
+        with files.writing("evaluation", collector, tasks):
             groups, _ = collect_into(
-                place, collector, tasks, config.eval.samples, "eval", parallel=self.options.parallel
+                files, collector, tasks, config.eval.samples, "eval", parallel=self.options.parallel
             )
         rollouts = [rollout for group in groups for rollout in group]
         by_id = {task.id: task for task in tasks}

@@ -17,8 +17,8 @@ from offbook.core.runfolder import RunFolder
 from offbook.pocket.demonstrations import episodes, harness_of
 from offbook.pocket.script import LONG_HABITS, Habits
 from offbook.pocket.tasks import draft_tasks, level_named
-from offbook.rl.collector import chat_of
 from offbook.rl.hint_probe import effects_of, measure
+from offbook.rl.models import chat_of
 from offbook.signals.feedback import read_all, write_hint
 from offbook.train.forward import Decoder
 from offbook.types import Feedback, Rollout, Task

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from offbook.core.config import Config, load_config
-from offbook.rl.collector import chat_of
 from offbook.rl.hint_probe import measure
-from offbook.rl.models import load_model, model_folder
+from offbook.rl.models import chat_of, load_model, model_folder
 from offbook.signals.feedback import read_rollout, write_hint
 from offbook.stages.sft import sft
 from offbook.stages.sources import read_sources

@@ -99,8 +99,8 @@ def _collect(
     return [rollout for group in _in_a_thread(lambda: asyncio.run(collect())) for rollout in group]
 
 
-def frames(run: Any, library: Any = None) -> Any:
-    """A run as data frames: `.rollouts`, `.messages`, `.targets`, in pandas or polars. See offbook.evals.frames."""
-    from offbook.evals.frames import frames as made
+def frames(run: Any) -> Any:
+    """A run as data frames: `.rollouts` and `.targets`, in pandas. See offbook.evals.export."""
+    from offbook.evals.export import frames as made
 
-    return made(run, library)
+    return made(run)

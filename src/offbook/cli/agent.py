@@ -230,7 +230,7 @@ def _run(cycle: Cycle, once: bool) -> None:
 
 
 def _approve(cycle: Cycle, ids: list[str]) -> None:
-    from offbook.live.user_hints import refusal
+    from offbook.live.reactions import refusal
 
     texts = {row["id"]: row["text"] for row in cycle.complaints()}
     for id in ids:

@@ -49,7 +49,6 @@ def evaluate(
     name: Name = "",
     train: Annotated[str, option("The tasks it was trained on, to look for the suite in them.")] = "",
     parallel: Annotated[int, option("Concurrent rollouts.", min=1)] = 128,
-    fresh: Annotated[bool, option("Start again over an earlier evaluation.", "--fresh")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure on tasks: solved, effort, cost and behaviour together, each with an interval.
@@ -67,8 +66,7 @@ def evaluate(
         raise OffbookError("give one model: a run folder, `pocket`, a hub id or a URL, as in: offbook eval runs/train")
     if out:
         RunFolder(out).refuse_file()
-    from offbook.rl.checks import refuse_missing_model
-    from offbook.rl.tasks import refuse_missing_tasks
+    from offbook.rl.checks import refuse_missing_model, refuse_missing_tasks
 
     if run:
         _refuse_other_run(run, config)
@@ -80,8 +78,7 @@ def evaluate(
         _base(chosen, run, config, out, limit, as_json)
         return
     refuse_missing_tasks(config)
-    from offbook.evals.run import Subject, run_eval
-    from offbook.evals.suites import load_suites, train_tasks
+    from offbook.evals.run import Subject, load_suites, run_eval, train_tasks
     from offbook.evals.tables import bucket_cells, notes_of, result_cells
     from offbook.rl.models import local_or_remote
 
@@ -96,7 +93,7 @@ def evaluate(
     files = _files(out, run, chosen, suite, limit)
     total = len(suites.tasks) * config.eval.samples
     with rollout_display(f"measuring {subject.label}", total) as watch:
-        result = run_eval(subject, suites, files, watch, trained, fresh, parallel)
+        result = run_eval(subject, suites, files, watch, trained, parallel)
     if as_json:
         print(json.dumps({key: value for key, value in result.items() if key != "rows"}))  # those are for the file
         return

@@ -32,7 +32,7 @@ from offbook.core.config import Config, ConfigError, is_url, recipe_for
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.rl.plan import Plan
+    from offbook.rl.plan import MemoryPlan
 
 
 GB = 1e9
@@ -90,7 +90,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def show_plan(found: Plan) -> None:
+def show_plan(found: MemoryPlan) -> None:
     size = f"{found.parameters / GB:.2f}B" if found.parameters >= GB else f"{found.parameters / MB:.1f}M"
     say(f"{found.model}: {size} parameters")
     unit, name = (GB, "GB") if found.need >= GB else (MB, "MB")
@@ -130,8 +130,7 @@ def fit(
     if not config.model or is_url(config.model):
         given = "give one" if not config.model else f"not one behind a URL, as {config.model} is"
         raise ConfigError(f"fit needs a model: {given}; for example {CHOICES}".replace("`--model ", "`"))
-    from offbook.rl.checks import refuse_run
-    from offbook.rl.tasks import refuse_missing_tasks
+    from offbook.rl.checks import refuse_missing_tasks, refuse_run
 
     refuse_run(config)
     refuse_missing_tasks(config, "train")

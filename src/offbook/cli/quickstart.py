@@ -58,8 +58,8 @@ def quickstart(
     out = out or Path(f"runs/quickstart-{seed}")
     RunFolder(out).refuse_file()
     config = config_from(ctx, {"seed": str(seed)}, defaults={"model": "pocket"})
-    from offbook.rl.checks import rewards_and_monitors_of
-    from offbook.rl.tasks import refuse_missing_tasks, task_sets
+    from offbook.rl.checks import refuse_missing_tasks, rewards_and_monitors_of
+    from offbook.rl.tasks import task_sets
 
     rewards_and_monitors_of(config)
     refuse_missing_tasks(config, "train")
@@ -73,8 +73,7 @@ def quickstart(
         with _arms(out, [*ctx.args, "--seed", str(seed), "--model", config.model]) as running:
             before = RunFolder(out).read_eval("before")
             if before is None:
-                from offbook.evals.run import Subject, run_eval
-                from offbook.evals.suites import load_suites
+                from offbook.evals.run import Subject, load_suites, run_eval
                 from offbook.rl.resume import RolloutFiles
 
                 progress("measuring before", 0.0)

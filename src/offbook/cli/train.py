@@ -54,11 +54,10 @@ def train(
     For example: offbook train --model pocket --out runs/train --train.steps 10
     """
     config = config_to_train(ctx, {"out": out})
-    from offbook.rl.checks import refuse_run, rewards_and_monitors_of
-    from offbook.rl.tasks import refuse_missing_tasks
+    from offbook.rl.checks import refuse_missing_tasks, refuse_run, rewards_and_monitors_of
 
-    refuse_missing_tasks(config, "train")
     if dry_run:
+        refuse_missing_tasks(config, "train")
         rewards_and_monitors_of(config)
         show_config(config, as_json)
         return
@@ -238,7 +237,8 @@ def stages(
     For example: offbook stages @ full --out runs/full
     """
     config = config_to_train(ctx, {"out": out}, "runs/stages")
-    from offbook.rl.tasks import has_heldout, refuse_missing_tasks, refuse_no_heldout
+    from offbook.rl.checks import refuse_missing_tasks
+    from offbook.rl.tasks import has_heldout, refuse_no_heldout
     from offbook.stages.corpus import refuse_missing_sources
     from offbook.stages.pipeline import of_stage, run_stages
     from offbook.stages.sources import refuse_missing_data

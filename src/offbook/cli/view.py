@@ -10,7 +10,6 @@ from offbook.cli.options import argument, option
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.rl.resume import RolloutFiles
     from offbook.view.index import RunIndex
 
 KEYS = ("invalid_per_100", "solved")
@@ -93,12 +92,12 @@ def outcome(runs: list[RunIndex]) -> str:
     from offbook.evals.compare import find_evaluation
 
     places = [(run.name, find_evaluation(run.root)) for run in runs]
-    measured = [(name, one, one.results.stat().st_mtime_ns) for name, one in places if one and one.results.is_file()]
+    measured = [(name, one, one.stat().st_mtime_ns) for name, one in places if one]
     return _compared(*measured) if 1 < len(measured) <= 1 + MAX_OTHERS else ""
 
 
 @lru_cache(maxsize=4)  # the page asks every two seconds
-def _compared(*measured: tuple[str, RolloutFiles, int]) -> str:
+def _compared(*measured: tuple[str, Path, int]) -> str:
     from offbook.evals.compare import compare, load_evaluation
 
     try:

@@ -14,7 +14,7 @@ data.json                of runs that learn from data: the verb, what it is trai
                          that takes, and what was left out of it, by its reason
 mismatch.json            of distillation: how far the model was from what it learned on
 .lock                    the process that writes here
-slots/                   rollouts that are in no step yet, and the journal: rl/rollout_buffer.py
+slots/                   rollouts that are in no step yet, and the journal: rl/scheduler.py
 harder/ID                tasks that were made during the run
 trackers.json            how far each tracker of --log has followed metrics.jsonl
 logs/

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from offbook.core.runfolder import RunFolder, load_lines
-from offbook.evals.metrics import (
-    NOTHING,
-    Row,
-    measure,
-    metric_of,
-    ratios,
-    row_of,
-    show,
-    show_change,
-    show_interval,
-    shown_keys,
-)
+from offbook.evals.metrics import NOTHING, Row, metric_of, ratios, show, show_change, show_interval, shown_keys
 from offbook.evals.statistics import Difference, compare_paired
 from offbook.evals.tables import Cells, contamination_sentence
-from offbook.rl.resume import RolloutFiles
-from offbook.types import OffbookError, Rollout
+from offbook.types import OffbookError
 
 UNKNOWN = Difference(None, None, None, 0, True)  # one of the two lacks the metric
 
@@ -34,48 +21,21 @@ class Evaluation:
     name: str
     result: dict[str, Any]
     rows: list[Row]
-    notes: list[str] = field(default_factory=list)
 
 
-def find_evaluation(path: Path) -> RolloutFiles | None:
-    """The files of an evaluation: a folder of `offbook eval`, a result file, or an evaluated run."""
-    if path.is_file():
-        rollouts = path.with_name(f"{path.stem}.rollouts.jsonl")
-        return RolloutFiles(path, rollouts, path.with_name(f"{path.stem}.fingerprint.json"))
-    folder = RolloutFiles.folder(path)
-    if (path / "fingerprint.json").is_file() or folder.results.is_file():
-        return folder
-    final = RolloutFiles.in_run(path, "final")
-    if final.results.is_file():
-        return final
-    return folder if RunFolder(path).steps() == [0] else None  # rollouts without training
+def find_evaluation(path: Path) -> Path | None:
+    """The results of an evaluation: a result file, a folder of `offbook eval`, or an evaluated run."""
+    places = (path, path / "results.json", path / "eval" / "final.json")
+    return next((place for place in places if place.is_file()), None)
 
 
-def load_evaluation(name: str, files: RolloutFiles) -> Evaluation:
-    """From its results or, without results that have rows, from its rollouts."""
-    result: dict[str, Any] = {}
-    rows: list[Row] = []
-    notes = []
-    if files.results.is_file():
-        try:
-            result = json.loads(files.results.read_text())
-            rows = [Row(**row) for row in result.get("rows", ())]
-        except (ValueError, TypeError, AttributeError) as error:
-            raise OffbookError(f"{files.results} is no result of `offbook eval`: {error}") from None
-    unreadable = int(result.get("unreadable", 0))
-    if not rows:
-        if not files.rollouts.is_file():
-            raise OffbookError(f"{files.results.parent} has neither results nor rollouts of an evaluation")
-        rollouts, unreadable = load_lines(files.rollouts, Rollout)
-        if not rollouts:
-            raise OffbookError(f"{files.rollouts} has no rollout that can be read ({unreadable} lines cannot)")
-        rows = [row_of(rollout, None) for rollout in rollouts]
-        if not result:
-            notes.append(f"{name} is not finished, or was never summed up: {len(rows)} rollouts so far")
-        result = {**result, **measure(rows)}
-    if unreadable:
-        notes.append(f"{name}: {unreadable} unreadable lines were skipped")
-    return Evaluation(name, result, rows, notes)
+def load_evaluation(name: str, file: Path) -> Evaluation:
+    try:
+        result = json.loads(file.read_text())
+        rows = [Row(**row) for row in result["rows"]]
+    except (ValueError, TypeError, LookupError) as error:
+        raise OffbookError(f"{file} is no result of `offbook eval`: {error}") from None
+    return Evaluation(name, result, rows)
 
 
 @dataclass(frozen=True)
@@ -110,19 +70,19 @@ def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = ()) -> Co
 
 
 def cells(comparison: Comparison) -> Cells:
-    header = ["95% intervals"]
-    for one in comparison.evaluations:
-        header += [one.name] if len(header) == 1 else [one.name, "difference", "p"]
-    table = [header]
+    base, *others = comparison.evaluations
+    table = [["95% intervals", base.name]]
+    for other in others:
+        table[0] += [other.name, "difference", "p"]
     for key in comparison.keys:
         metric = metric_of(key)
         row = [metric.heading]
         for one, difference in zip(comparison.evaluations, [None, *comparison.differences[key]], strict=True):
-            around = one.result.get("intervals", {}).get(key)
-            row.append(show(metric, one.result.get(key)) + (f" {show_interval(metric, around)}" if around else ""))
+            around = show_interval(metric, one.result.get("intervals", {}).get(key), "")
+            row.append(f"{show(metric, one.result.get(key))} {around}".rstrip())
             if difference:
-                around = f" {show_interval(metric, difference.interval)}" if difference.interval else ""
-                row.append(show_change(metric, difference.value) + around)
+                around = show_interval(metric, difference.interval, "")
+                row.append(f"{show_change(metric, difference.value)} {around}".rstrip())
                 p = difference.p
                 row.append(NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}")
         table.append(row)
@@ -132,21 +92,19 @@ def cells(comparison: Comparison) -> Cells:
 def notes_of(comparison: Comparison) -> list[str]:
     base, *others = comparison.evaluations
     notes = []
-    for index, (other, number) in enumerate(zip(others, comparison.num_paired, strict=True)):
+    for other, number in zip(others, comparison.num_paired, strict=True):
         if not number:
             notes.append(f"{base.name} and {other.name} have no task in common: nothing can be paired")
             continue
-        exact = all(each[index].exact for each in comparison.differences.values())
-        how = "all swaps tried" if exact else "swaps sampled where more than 16 tasks differ"
-        notes.append(
-            f"{other.name} against {base.name}: n = {number} tasks, paired; p by swapping the sides of tasks ({how}), "
-            "not adjusted for the number of metrics"
-        )
         left = [len({row.task for row in one.rows}) - number for one in (base, other)]
-        if any(left):
-            notes.append(f"tasks that only one of them has count in its own column alone: {left[0]} and {left[1]}")
+        notes.append(
+            f"{other.name} against {base.name}: n = {number} tasks, paired; p by swapping the sides of tasks, not "
+            "adjusted for the number of metrics; tasks that only one of them has count in its own column alone: "
+            f"{left[0]} and {left[1]}"
+        )
     for one in comparison.evaluations:
-        notes += one.notes
+        if one.result.get("unreadable"):
+            notes.append(f"{one.name}: {one.result['unreadable']} unreadable lines were skipped")
         if one.result.get("contamination"):
             notes.append(f"{one.name}: {contamination_sentence(one.result['contamination'])}")
     return notes

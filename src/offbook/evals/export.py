@@ -1,24 +1,32 @@
-"""Export rollouts: ATIF v1 or OpenAI messages. For tables, offbook.api.frames has data frames.
+"""Rollouts in other formats: ATIF v1 or OpenAI messages as a file, and data frames with a row per rollout and
+per target.
 
-A rollout with several segments becomes several conversations; each starts from a summary, as the agent saw it.
+import offbook.api
+frames = offbook.api.frames("runs/train")
+frames.rollouts.groupby("step").solved.mean()
+
+In a file, a rollout with several segments becomes several conversations; each starts from a summary, as the agent saw
+it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import offbook
-from offbook.core.runfolder import RunFolder, write_atomic
-from offbook.evals.frames import stored_rollouts
+from offbook.core.runfolder import RunFolder, load_lines, write_atomic
+from offbook.evals.metrics import row_of
 from offbook.types import Message, OffbookError, Rollout, Segment
 
 ATIF = "ATIF-v1.4"
 SOURCES = {"user": "user", "system": "system", "assistant": "agent"}
+Record = dict[str, Any]
 
 
 def export(folder: RunFolder, to: str, out: Path) -> tuple[int, int]:
@@ -117,3 +125,69 @@ def _steps(segment: Segment) -> Iterator[dict[str, Any]]:
 def _spoken(message: Message) -> str:
     """Text before the calls, which have their own field."""
     return message.text[: message.calls[0].start].rstrip() if message.calls else message.text
+
+
+@dataclass
+class Tables:
+    """Two tables: data frames, or lists of rows."""
+
+    rollouts: Any = field(default_factory=list[Record])
+    targets: Any = field(default_factory=list[Record])
+    unreadable: int = 0  # lines of the run that were skipped
+
+
+def frames(run: Path | str) -> Tables:
+    """pandas data frames of a run or evaluation."""
+    try:
+        DataFrame = importlib.import_module("pandas").DataFrame
+    except ImportError:
+        raise OffbookError("frames need pandas: pip install 'offbook[frames]'") from None
+    found = records(RunFolder.open(run))
+    return Tables(DataFrame(found.rollouts), DataFrame(found.targets), found.unreadable)
+
+
+def stored_rollouts(folder: RunFolder) -> Iterator[tuple[str, list[Rollout], int]]:
+    """Rollouts of every step and evaluation of a run, and the number of unreadable lines of each."""
+    for step in folder.steps():
+        yield str(step), *folder.rollouts(step)
+    for path in sorted((folder.path / "eval").glob("*.rollouts.jsonl")):
+        yield f"eval/{path.name.removesuffix('.rollouts.jsonl')}", *load_lines(path, Rollout)
+
+
+def records(folder: RunFolder) -> Tables:
+    found = Tables()
+    for where, rollouts, broken in stored_rollouts(folder):
+        found.unreadable += broken
+        place = {"step": int(where) if where.isdigit() else None, "where": where}
+        for rollout in rollouts:
+            row = row_of(rollout, None)
+            found.rollouts.append(
+                {
+                    **place,
+                    "rollout": rollout.id,
+                    "task": rollout.task,
+                    "group": rollout.group,
+                    "stop": rollout.stop,
+                    "flags": ", ".join(row.flags),
+                    **row.numbers,
+                    **{f"reward/{name}": value for name, value in rollout.reward.parts.items()},
+                    "diff": rollout.diff,
+                }
+            )
+    for step in folder.steps():
+        feedback, broken = folder.feedback(step)
+        found.unreadable += broken
+        for item in feedback:
+            found.targets.append(
+                {
+                    "step": step,
+                    **asdict(item.target),
+                    "hint": item.hint.text,
+                    "tokens": len(item.pieces),
+                    "student": float(sum(item.student)),
+                    "teacher": float(sum(item.teacher)),
+                    "divergence": float(sum(item.divergence)),
+                    "peak": max(item.divergence, default=0.0),
+                }
+            )
+    return found

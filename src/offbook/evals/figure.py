@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from offbook.evals.metrics import Row
-from offbook.view.scales import Points, smooth, thin
+from offbook.view.scales import Points
 
 WIDTH = 360  # of a panel
 HEIGHT = 240
@@ -19,7 +19,6 @@ RIGHT = 110  # for the legend
 BOTTOM = 32
 COLOURS = ("#0067a3", "#c75400", "#00805c", "#b0558a", "#3a94c9", "#8a7500", "#6a6a6a", "#7c3aed", "#111111", "#be185d")
 STYLE = "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}.title{font-size:13px}"
-MAX_POINTS = 200
 NUM_TICKS = 5
 
 
@@ -47,20 +46,6 @@ def solved_within(rows: Sequence[Row], most: float) -> Points:
     return [*points, (most, points[-1][1])]
 
 
-def training_figure(curves: Mapping[str, Sequence[Points]], title: str, percent: bool) -> str:
-    """The mean of each arm's runs by step."""
-    lines = {arm: smooth(thin(mean_curve(runs), MAX_POINTS)) for arm, runs in curves.items()}
-    return drawn([Panel(title, {arm: points for arm, points in lines.items() if points}, percent=percent)])
-
-
-def mean_curve(runs: Sequence[Points]) -> Points:
-    values: dict[float, list[float]] = {}
-    for run in runs:
-        for step, value in run:
-            values.setdefault(step, []).append(value)
-    return [(step, sum(at) / len(at)) for step, at in sorted(values.items())]
-
-
 def drawn(panels: Sequence[Panel]) -> str:
     groups = [
         f'<g transform="translate({number * WIDTH} 0)">{_panel(panel)}</g>' for number, panel in enumerate(panels)
@@ -77,24 +62,26 @@ def _panel(panel: Panel) -> str:
     first, low = points.min(axis=0)
     last, high = points.max(axis=0)
     low = 0.0 if panel.percent else low
+    right = WIDTH - RIGHT
 
     def x_of(step: float) -> float:
-        return round(LEFT + (step - first) / ((last - first) or 1.0) * (WIDTH - LEFT - RIGHT), 1)
+        return round(LEFT + (step - first) / ((last - first) or 1.0) * (right - LEFT), 1)
 
     def y_of(value: float) -> float:
         return round(HEIGHT - BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - TOP - BOTTOM), 1)
 
     for value in np.linspace(low, high or 1.0, NUM_TICKS):
         shown = f"{100 * value:.0f}%" if panel.percent else f"{value:.4g}"
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y_of(value)}" y2="{y_of(value)}" class="grid"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y_of(value) + 4}" text-anchor="end">{shown}</text>')
+        y = y_of(value)
+        parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}" class="grid"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{shown}</text>')
     for step in np.linspace(first, last, NUM_TICKS):
         parts.append(f'<text x="{x_of(step)}" y="{HEIGHT - 16}" text-anchor="middle">{step:.4g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(panel.across)}</text>')
+    parts.append(f'<text x="{right}" y="{HEIGHT - 3}" text-anchor="end">{escape(panel.across)}</text>')
     for number, (name, line) in enumerate(panel.lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         path = "L".join(f"{x_of(step)},{y_of(value)}" for step, value in line)
         parts.append(f'<path d="M{path}" class="line" stroke="{colour}"/>')
-        place = f'x="{WIDTH - RIGHT + 8}" y="{TOP + 4 + 14 * number}"'
+        place = f'x="{right + 8}" y="{TOP + 4 + 14 * number}"'
         parts.append(f'<text {place} style="fill:{colour}">{escape(name)}</text>')
     return "".join(parts)

@@ -26,7 +26,7 @@ UNKNOWN = "unknown"
 NOTHING = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """One rollout, as numbers."""
 
@@ -185,9 +185,9 @@ def show_change(metric: Metric, value: float | None) -> str:
     return sign + (f"{shown.removesuffix('%')} points" if metric.percent else shown)
 
 
-def show_interval(metric: Metric, around: Sequence[float] | None) -> str:
+def show_interval(metric: Metric, around: Sequence[float] | None, nothing: str = NOTHING) -> str:
     if not around:
-        return NOTHING
+        return nothing
     low, high = (show(metric, end).removesuffix("%") for end in around)
     return f"[{low}, {high}]"
 

@@ -1,23 +1,98 @@
-"""An evaluation and its folder. Each rollout is saved when it ends, so a killed evaluation resumes."""
+"""An evaluation, its suites and its folder. Each rollout is saved when it ends, so a killed evaluation resumes.
+
+Suites have names: `pocket`, generated side suites, or a folder of task folders.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from offbook.core.config import Config
 from offbook.core.runfolder import write_atomic
 from offbook.evals.metrics import measure, row_of
-from offbook.evals.suites import Suites, load_suites, train_tasks
+from offbook.evals.sides import NUM_TASKS, SIDES, make_side
+from offbook.pocket.tasks import level_named
+from offbook.rl.checks import pocket_cache
 from offbook.rl.collector import Collector, OnRollout, unwatched
-from offbook.rl.evaluate import PARALLEL, collect_into, crashes, summarize
+from offbook.rl.evaluate import PARALLEL, collect_into, crashes
 from offbook.rl.models import Progress, model_folder, quiet
+from offbook.rl.report import summarize
 from offbook.rl.resume import RolloutFiles
+from offbook.rl.tasks import held_out, refuse_no_heldout, task_sets, tasks_at, with_source
+from offbook.tasks import load_tasks
 from offbook.tasks.contamination import contamination
-from offbook.types import Rollout, Task
+from offbook.types import OffbookError, Task
+
+ALL_SIDES = "sides"
+
+
+@dataclass(frozen=True)
+class Suites:
+    """The tasks of one or more suites, and which suite each is of."""
+
+    names: list[str]
+    tasks: list[Task] = field(default_factory=list)
+    suite_of: dict[str, str] = field(default_factory=dict)  # by task
+
+
+def load_suites(names: list[str], config: Config, limit: int = 0, progress: Progress = quiet) -> Suites:
+    """`limit` is for each suite; 0 is no limit."""
+    suites = Suites([each for name in names for each in (SIDES if name == ALL_SIDES else [name])])
+    for name in suites.names:
+        tasks = tasks_of(name, config, progress, limit)
+        for task in tasks[: limit or None]:
+            if task.id in suites.suite_of:
+                raise OffbookError(f"{name} has a task {task.id}, and {suites.suite_of[task.id]} has one of that name")
+            suites.suite_of[task.id] = name
+            suites.tasks.append(task)
+    return suites
+
+
+def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int = 0) -> list[Task]:
+    """Of a folder with train/ and heldout/, the held-out tasks. `limit` avoids generating more than needed."""
+    folder = Path(name)
+    if name in SIDES:
+        return load_tasks(side_folder(name, config.seed, progress, limit))
+    if not level_named(name) and not folder.is_dir():
+        made = f"`pocket`, `pocket-long`, {', '.join(SIDES)} or `sides`"
+        raise OffbookError(f"there is no suite {name}; give a folder of tasks, {made}")
+    if level_named(name) or not ((folder / "train").is_dir() or (folder / "heldout").is_dir()):
+        return tasks_at(name, config, progress)
+    if tasks := held_out(folder):
+        return tasks
+    if name == config.tasks.source and config.tasks.heldout_share:
+        return task_sets(config).heldout
+    return refuse_no_heldout(name)
+
+
+def train_tasks(source: str, config: Config) -> list[Task]:
+    """The training tasks: a folder's train/ part, or all of it."""
+    if level_named(source):
+        return task_sets(with_source(config, source)).train
+    if source == config.tasks.source and config.tasks.heldout_share:
+        return task_sets(config).train
+    folder = Path(source) / "train" if (Path(source) / "train").is_dir() else Path(source)
+    if not folder.is_dir():
+        raise OffbookError(f"there is no folder {source} with training tasks")
+    return load_tasks(folder)
+
+
+def side_folder(name: str, seed: int, progress: Progress = quiet, limit: int = 0) -> Path:
+    """Generate and verify on first use. The folder's name depends on the templates and the limit."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("sides.*")):
+        digest.update(path.read_bytes())
+    wanted = min(limit or NUM_TASKS, NUM_TASKS)
+    root = pocket_cache() / f"sides-{digest.hexdigest()[:12]}-{name}-{seed}-{wanted}"
+    if not root.is_dir():
+        asyncio.run(make_side(name, root, seed, lambda share: progress(f"making {name}", share), wanted))
+    return root
 
 
 @dataclass(frozen=True)
@@ -35,15 +110,11 @@ def measure_heldout(config: Config, progress: Progress = quiet) -> dict[str, Any
     folder = model_folder(config.model, config.seed, progress)
     source = config.tasks.source
     suites = load_suites([source], config, progress=progress)
-    done = set[str]()
-
-    def watch(rollout: Rollout, over: bool) -> None:
-        if over:
-            done.add(rollout.id)
-        progress(f"measuring {config.out}", len(done) / (len(suites.tasks) * config.eval.samples))
-
     files = RolloutFiles.folder(Path(config.out))
-    return run_eval(Subject(config.model, config, folder), suites, files, watch, train_tasks(source, config))
+    progress(f"measuring {config.out}", 0.0)
+    result = run_eval(Subject(config.model, config, folder), suites, files, train=train_tasks(source, config))
+    progress(f"measuring {config.out}", 1.0)
+    return result
 
 
 def run_eval(
@@ -52,7 +123,6 @@ def run_eval(
     files: RolloutFiles,
     watch: OnRollout = unwatched,
     train: list[Task] | None = None,
-    fresh: bool = False,
     parallel: int = PARALLEL,
 ) -> dict[str, Any]:
     """The numbers of `results.json`. Saved rollouts are passed to `watch` first.
@@ -62,12 +132,12 @@ def run_eval(
     config = subject.config
     tasks = suites.tasks
     collector = Collector(config, subject.folder, subject.remote_name)
-    with files.writing("evaluation", collector, tasks, fresh) as files:
+    with files.writing("evaluation", collector, tasks):
         overlap = contamination(tasks, train) if train is not None else None
         started = time.monotonic()
         groups, counted = collect_into(files, collector, tasks, config.eval.samples, "eval", watch, parallel)
-        rollouts = [rollout for group in groups for rollout in group]
-        rows = [row_of(each, suites.by_id[each.task], suites.suite_of[each.task]) for each in rollouts]
+        of_tasks = zip(tasks, groups, strict=True)
+        rows = [row_of(one, task, suites.suite_of[task.id]) for task, group in of_tasks for one in group]
         numbers = measure(rows)
         result = {
             "model": subject.label,

@@ -28,7 +28,7 @@ def pass_at_k(num_rollouts: int, num_solved: int, k: int) -> float:
     return 1.0 - math.comb(num_rollouts - num_solved, k) / math.comb(num_rollouts, k)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ratio:
     """A metric by task: above_T over below_T, both means over the task's rollouts."""
 
@@ -64,35 +64,7 @@ def interval(ratio: Ratio, draws: int = DRAWS) -> tuple[float, float] | None:
     return _percentiles(ratio.resampled(draws))
 
 
-def newcombe(base_T: Floats, other_T: Floats) -> tuple[float, float]:
-    """The score interval of the difference of two shares on the same tasks (Newcombe 1998, method 10).
-
-    From both Wilson intervals and their correlation phi, with continuity correction: equal results on these tasks do
-    not rule out a difference.
-    """
-    num_tasks = len(base_T)
-    both = float((base_T * other_T).sum())
-    neither = float(((1 - base_T) * (1 - other_T)).sum())
-    one = float((base_T * (1 - other_T)).sum())
-    another = float(((1 - base_T) * other_T).sum())
-    product = both * neither - one * another
-    if product > 0:
-        product = max(0.0, product - num_tasks / 2)
-    spread = math.sqrt((both + one) * (another + neither) * (both + another) * (one + neither))
-    phi = product / spread if spread else 0.0
-    first = float(base_T.mean())
-    second = float(other_T.mean())
-    low_1, high_1 = wilson(num_tasks * first, num_tasks)
-    low_2, high_2 = wilson(num_tasks * second, num_tasks)
-
-    def reach(here: float, there: float) -> float:
-        return math.sqrt(max(0.0, here**2 - 2 * phi * here * there + there**2))
-
-    value = second - first
-    return value - reach(second - low_2, high_1 - first), value + reach(high_2 - second, first - low_1)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Difference:
     """`other` minus `base`, on the tasks that both have."""
 
@@ -104,14 +76,12 @@ class Difference:
 
 
 def compare_paired(base: Ratio, other: Ratio) -> Difference:
-    """Both sides have the same tasks in the same order. For shares without a bootstrap interval: Newcombe's."""
+    """Both sides have the same tasks in the same order."""
     num_tasks = len(base.above_T)
     value = None if base.value is None or other.value is None else other.value - base.value
     if value is None or num_tasks < 2:
         return Difference(value, None, None, num_tasks, True)
     around = _percentiles(other.resampled(DRAWS) - base.resampled(DRAWS))  # the same draws of tasks
-    if around is None and base.is_share and other.is_share:
-        around = newcombe(base.above_T, other.above_T)
     p, exact = swap_test(base, other)
     return Difference(value, around, p, num_tasks, exact)
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.core.runfolder import write_atomic
-from offbook.live.kept import lines_of
-from offbook.live.sessions import Reaction, Session, kind_of, refuse_no_folder
+from offbook.live.sessions import Reaction, Session, kind_of, lines_of, refuse_no_folder
 from offbook.rl.collector import Collector, Job, OnRollout, unwatched
 from offbook.types import OffbookError, Rollout, Task
 
@@ -30,7 +29,7 @@ class Elsewhere(OffbookError):
     """The user's tree is no longer what the agent saw."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Worked:
     """The rollout of a request, and the changed files as the agent found them."""
 
@@ -43,31 +42,32 @@ def copy_of(path: Path) -> Iterator[Path]:
     """A copy of the files that git tracks or would track; without git all but caches and environments."""
     refuse_no_folder(path)
     with tempfile.TemporaryDirectory(prefix="offbook-agent-") as place:
-        tree, size = Path(place) / "tree", 0
+        tree = Path(place) / "tree"
         tree.mkdir()
+        size = 0
         for name in _files(path):
-            source, target = path / name, tree / name
+            source = path / name
             if source.is_symlink() or not source.is_file():
                 continue
             size += source.stat().st_size
             if size > MOST_MB << 20:
                 raise OffbookError(f"{path} holds more than {MOST_MB} MB; give a folder of it, or ignore what is large")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, tree / name)
         yield tree
 
 
 def _files(path: Path) -> list[str]:
     whole = path.resolve()
-    if any((folder / ".git").exists() for folder in (whole, *whole.parents)):  # it may be a folder of a repository
-        options = ("-c", "core.fsmonitor=false")  # nothing of the repository's own is run
-        command = ["git", "-C", str(path), *options, "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-        listed = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
-        if listed.returncode:
-            raise OffbookError(f"git says about {path}: {listed.stderr.decode(errors='replace').strip()}")
-        return [name for name in listed.stdout.decode(errors="replace").split("\0") if name]
-    every = (file.relative_to(path) for file in sorted(path.rglob("*")))
-    return [str(file) for file in every if not any(part in SKIPPED for part in file.parts)]
+    if not any((folder / ".git").exists() for folder in (whole, *whole.parents)):  # it may be a folder of a repository
+        every = [file.relative_to(path) for file in sorted(path.rglob("*"))]
+        return [str(file) for file in every if not {*file.parts} & {*SKIPPED}]
+    options = ("-c", "core.fsmonitor=false")  # nothing of the repository's own is run
+    command = ["git", "-C", str(path), *options, "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+    if listed.returncode:
+        raise OffbookError(f"git says about {path}: {listed.stderr.decode(errors='replace').strip()}")
+    return listed.stdout.decode(errors="replace").rstrip("\0").split("\0")
 
 
 async def work(collector: Collector, path: Path, request: str, id: str, watch: OnRollout = unwatched) -> Worked:
@@ -90,18 +90,26 @@ def apply(worked: Worked, path: Path) -> list[str]:
     Every overwritten file has a backup next to it (NAME.PID.old) until all is done, so a kill -9 loses nothing.
     """
     changed = worked.rollout.changed
+    reasons = (_why_not(name, text, worked.before[name], path) for name, text in changed.items())
+    why_not = next(filter(None, reasons), "")
     if worked.rollout.partial:
-        names = ", ".join(worked.rollout.partial[:3])
-        raise Elsewhere(f"{names}: not text, or too large to be kept whole; nothing was applied")
-    for name, text in changed.items():
-        _refuse(name, text, worked.before[name], path)
+        why_not = f"{', '.join(worked.rollout.partial[:3])}: not text, or too large to be kept whole"
+    if why_not:
+        raise Elsewhere(f"{why_not}; nothing was applied")
     backups = {name: path / f"{name}.{os.getpid()}.old" for name in changed if worked.before[name] is not None}
     try:
         for name, copy in backups.items():
             write_atomic(copy, worked.before[name] or b"")
             shutil.copystat(path / name, copy)
         for name, text in changed.items():
-            _put(path / name, text)
+            file = path / name
+            if text is None:
+                file.unlink()
+                continue
+            mode = file.stat().st_mode if file.exists() else None
+            write_atomic(file, text)
+            if mode is not None:
+                file.chmod(mode & 0o777)
     except BaseException as error:
         for name in changed:
             with suppress(FileNotFoundError, NotADirectoryError):  # not written yet
@@ -114,31 +122,19 @@ def apply(worked: Worked, path: Path) -> list[str]:
     return sorted(changed)
 
 
-def _refuse(name: str, text: str | None, before: bytes | None, path: Path) -> None:
-    file, root = path / name, path.resolve()
-    if not file.resolve().is_relative_to(root) or file.is_symlink():
-        raise Elsewhere(f"{name} leads out of {path}; nothing was applied")
+def _why_not(name: str, text: str | None, before: bytes | None, path: Path) -> str:
+    """Why a change cannot be applied; empty if it can."""
+    file = path / name
+    if not file.resolve().is_relative_to(path.resolve()) or file.is_symlink():
+        return f"{name} leads out of {path}"
     if ".git" in Path(name.lower()).parts:  # what stands there may be run
-        raise Elsewhere(f"{name} is git's own; nothing was applied")
+        return f"{name} is git's own"
     if text and text.count(LOST) > (before or b"").count(LOST.encode()):
-        raise Elsewhere(f"{name} is not text in UTF-8 and would be spoilt; nothing was applied")
+        return f"{name} is not text in UTF-8 and would be spoilt"
     if _bytes(file) != before or file.is_dir():
-        raise Elsewhere(f"{name} changed while the agent worked; nothing was applied: give the request again")
-    above = file.parent
-    while not above.is_dir():
-        if above.exists():
-            raise Elsewhere(f"{name}: {above} is no folder; nothing was applied")
-        above = above.parent
-
-
-def _put(file: Path, text: str | None) -> None:
-    if text is None:
-        file.unlink()
-        return
-    mode = file.stat().st_mode if file.exists() else None
-    write_atomic(file, text)
-    if mode is not None:
-        file.chmod(mode & 0o777)
+        return f"{name} changed while the agent worked"
+    blocked = [above for above in file.parents if above.exists() and not above.is_dir()]
+    return f"{name}: {blocked[0]} is no folder" if blocked else ""
 
 
 def session_of(worked: Worked, path: Path, request: str, user: str, version: int, said: bool | None) -> Session:

@@ -109,15 +109,10 @@ def scrubbed(text: str) -> str:
     return text
 
 
-def scrub(rollout: Rollout, chat: Chat) -> tuple[Rollout, int]:
-    """A copy without secrets, and how many tokens were masked. Masked tokens are not trained on, and every other token
-    keeps its position."""
+def scrub(rollout: Rollout, chat: Chat) -> Rollout:
+    """A copy without secrets. Masked tokens are not trained on, and every other token keeps its position."""
     filler = chat.encode("x")[0]
-    segments, count = [], 0
-    for segment in rollout.segments:
-        new, masked = _segment(segment, chat, filler)
-        segments.append(new)
-        count += masked
+    segments = [_segment(segment, chat, filler) for segment in rollout.segments]
     changed = {path: None if text is None else scrubbed(text) for path, text in rollout.changed.items()}
     events = [
         replace(event, detail=scrubbed(event.detail), paths=tuple(map(scrubbed, event.paths)))
@@ -127,24 +122,23 @@ def scrub(rollout: Rollout, chat: Chat) -> tuple[Rollout, int]:
     clean = replace(rollout, segments=segments, changed=changed, diff=scrubbed(rollout.diff), events=events)
     clean.task = scrubbed(rollout.task)
     clean.flags = flags
-    return clean, count
+    return clean
 
 
-def _segment(segment: Segment, chat: Chat, filler: int) -> tuple[Segment, int]:
+def _segment(segment: Segment, chat: Chat, filler: int) -> Segment:
     messages = [_message(message) for message in segment.messages]
     pieces = chat.pieces(segment.ids)
     spans = secrets_in("".join(pieces))
     new = replace(segment, ids=[*segment.ids], sampled=[*segment.sampled], logprobs=[*segment.logprobs])
     new.versions, new.messages = [*segment.versions], messages
-    place = count = 0
+    place = 0
     for index, piece in enumerate(pieces):
         start, place = place, place + len(piece)
         while spans and spans[0][1] <= start:
             spans.pop(0)
         if spans and spans[0][0] < max(place, start + 1):
             new.ids[index], new.sampled[index], new.logprobs[index], new.versions[index] = filler, False, 0.0, -1
-            count += 1
-    return new, count
+    return new
 
 
 def _message(message: Message) -> Message:

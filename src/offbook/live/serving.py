@@ -9,9 +9,8 @@ from pathlib import Path
 from offbook.agent.recorder import Recorder, Refused
 from offbook.core.config import Config, load_config
 from offbook.live.cycle import Cycle
-from offbook.live.kept import lines_of
 from offbook.live.reactions import FOLLOW_UP, follow_up, follow_ups, score
-from offbook.live.sessions import Reaction, Session, kind_of, user_digest
+from offbook.live.sessions import Reaction, Session, kind_of, lines_of, user_digest
 from offbook.rl.collector import Collector
 from offbook.types import OffbookError, Rollout
 
@@ -24,7 +23,7 @@ def cycle_in(folder: Path) -> Cycle:
     return Cycle(config.model_copy(update={"out": str(folder)}))
 
 
-@dataclass(slots=True)
+@dataclass
 class Versions:
     """The versions behind an endpoint. The group of a session is its user. A version is loaded for its first session,
     and unloaded when it is no longer deployed and its last session is over."""

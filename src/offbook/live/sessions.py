@@ -6,7 +6,8 @@ gate/00003/              the evaluation of version 3
 decisions.jsonl          everything that was decided, with its numbers; the last line says what is deployed
 config.toml              the configuration that the cycle last began with
 
-Version 0 is the model that the cycle began with.
+Version 0 is the model that the cycle began with. Lines of edits are stored as digests without white space: a formatter
+changes nothing, and no code is kept. An added line is kept while its file has it; a removed line while it stays away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -26,9 +28,9 @@ from pydantic import TypeAdapter, ValidationError
 from offbook.agent.chat import Chat
 from offbook.core.config import LiveConfig
 from offbook.core.runfolder import RunFolder, read_lines, write_atomic
-from offbook.live.kept import Lines
-from offbook.live.redact import scrub, scrubbed
+from offbook.live.redact import scrub, scrubbed, secrets_in
 from offbook.signals.trajectory import Trajectory
+from offbook.signals.trajectory.diff import read_diff
 from offbook.types import OffbookError, Rollout
 
 ReactionKind = Literal["kept", "declined", "follow_up", "thumbs", "interrupted"]
@@ -42,7 +44,7 @@ KINDS = {  # of requests, by their words; the first that fits
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reaction:
     """Something that a user did or said afterwards. `value` is the share of lines kept, or a thumb: 1 or -1."""
 
@@ -52,7 +54,19 @@ class Reaction:
     at: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
+class Lines:
+    """Digests of an edit's added and removed lines, by file."""
+
+    added: dict[str, list[str]] = field(default_factory=dict)
+    removed: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(len(each) for side in (self.added, self.removed) for each in side.values())
+
+
+@dataclass
 class Session:
     rollout: Rollout
     user: str  # a digest
@@ -75,7 +89,7 @@ class Session:
         return not Trajectory(self.rollout).changed_nothing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decision:
     """A decision, its reason, and what is deployed from then on."""
 
@@ -113,10 +127,13 @@ class LiveFolder:
         return self.path / "sessions" / f"{id}.json"
 
     def keep(self, session: Session, settings: LiveConfig, chat: Chat) -> Session | None:
-        """Store what there is consent for, without secrets; None if there is none."""
-        stored = storable(session, settings, chat)
-        if stored is not None:
-            self.write(stored)
+        """Store a session without secrets; None without consent."""
+        if settings.consent == "none":
+            return None
+        clean = scrub(replace(session.rollout, group=session.user), chat)
+        reactions = [replace(one, text=scrubbed(one.text)) for one in session.reactions]
+        stored = replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
+        self.write(stored)
         return stored
 
     def write(self, session: Session) -> None:
@@ -145,19 +162,16 @@ class LiveFolder:
 
     def sessions(self) -> list[Session]:
         """All sessions in the order in which they ended."""
-        found = [self.session(id) for id in self.ids()]
-        return sorted(found, key=lambda one: (one.at, one.id))
+        return sorted(map(self.session, self.ids()), key=lambda one: (one.at, one.id))
 
     def forget(self, ids: Iterable[str]) -> int:
         """Delete sessions everywhere, also from cycles' training data. What a model learned stays in it."""
-        gone = set(ids)
-        for id in gone:
-            self._file(id)  # a bad name fails before anything is deleted
+        files = {id: self._file(id) for id in ids}  # a bad name fails before anything is deleted
         for cycle in self.path.glob("cycles/*"):
-            _forget_in(cycle, gone)
-        count = sum(map(self.has, gone))
-        for id in gone:  # last: after a kill they are still found and can be deleted again
-            for left in (self._file(id), *self._file(id).parent.glob(f"{id}.json.*.part")):  # of a killed writer
+            _forget_in(cycle, {*files})
+        count = sum(map(self.has, files))
+        for id, file in files.items():  # last: after a kill they are still found and can be deleted again
+            for left in (file, *file.parent.glob(f"{id}.json.*.part")):  # of a killed writer
                 left.unlink(missing_ok=True)
         return count
 
@@ -173,8 +187,7 @@ class LiveFolder:
     # Decisions
 
     def decisions(self) -> list[Decision]:
-        rows, _ = read_lines(self.decisions_file, dict)
-        return [_DECISION.validate_python(row) for row in rows]
+        return [_DECISION.validate_python(row) for row in read_lines(self.decisions_file, dict)[0]]
 
     def decide(self, decision: Decision) -> Decision:
         decision = replace(decision, at=decision.at or time.time())
@@ -210,15 +223,48 @@ def _forget_in(cycle: Path, gone: set[str]) -> None:
         left.unlink(missing_ok=True)
 
 
-def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | None:
-    """Without secrets; None without consent."""
-    if settings.consent == "none":
-        return None
-    clean, _ = scrub(replace(session.rollout, group=session.user), chat)
-    reactions = [replace(one, text=scrubbed(one.text)) for one in session.reactions]
-    return replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
-
-
 def refuse_no_folder(path: Path) -> None:
     if not path.is_dir():
         raise OffbookError(f"{path} is not a folder; give the one that the agent is to work in")
+
+
+def lines_of(rollout: Rollout) -> Lines:
+    """The changed lines of a rollout. Lines without a letter or digit are left out; a moved line was not removed."""
+    lines = Lines()
+    for file in read_diff(rollout.diff):
+        added = [digest for line in file.added.values() if (digest := _digest(line))]
+        there = {_digest(line) for line in (rollout.changed.get(file.path) or "").splitlines()}
+        removed = [digest for line in file.removed if (digest := _digest(line)) and digest not in there]
+        if added:
+            lines.added[file.path] = added
+        if removed:
+            lines.removed[file.path] = removed
+    return lines
+
+
+def _digest(line: str) -> str:
+    if not any(one.isalnum() for one in line) or any(secrets_in(line)):
+        return ""
+    return hashlib.sha256("".join(line.split()).encode()).hexdigest()[:16]
+
+
+def share_kept(lines: Lines, text_now: Callable[[str], str | None]) -> float:
+    """`text_now` gives the text of a file today, None if it is gone."""
+    kept = 0
+    for path in {*lines.added, *lines.removed}:
+        now = Counter(map(_digest, (text_now(path) or "").splitlines()))
+        kept += (Counter(lines.added.get(path, [])) & now).total()
+        kept += sum(digest not in now for digest in lines.removed.get(path, []))
+    return kept / lines.count
+
+
+def kept_in(repository: Path, lines: Lines) -> float | None:
+    """The share in the working tree now; None if the repository is gone or nothing was changed."""
+
+    def text_now(path: str) -> str | None:
+        try:
+            return (repository / path).read_text(errors="replace")
+        except OSError:
+            return None
+
+    return share_kept(lines, text_now) if repository.is_dir() and lines.count else None

@@ -11,6 +11,7 @@ from offbook.agent.harness.own import FIND_CODE, more_tools
 from offbook.agent.harness.toolsets import TOOLS, refuse_unknown
 from offbook.core.config import Config, cache_folder, is_url
 from offbook.core.runfolder import checkpoint_named, is_adapter
+from offbook.pocket.tasks import level_named
 from offbook.signals.feedback import rules_of
 from offbook.signals.monitors.policy import Monitors, monitors_of
 from offbook.signals.rewards import Rewards, compose
@@ -18,6 +19,7 @@ from offbook.types import OffbookError
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
 
+TASKSET = "verifiers:"
 SMOLLM2 = "smollm2-135m"
 MADE = ("pocket", "pocket-moe", SMOLLM2)  # on this machine, where they are not there yet
 
@@ -42,7 +44,7 @@ def refuse_missing_model(name: str) -> None:
     if name in MADE or is_url(name):
         return
     place = Path(checkpoint_named(name)) if name else Path("nothing")
-    if not place.exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+    if not place.exists() and (name[:1] in (".", "/", "~") or name.count("/") != 1):
         raise OffbookError(
             f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
         )
@@ -54,14 +56,34 @@ Judges = tuple[Rewards, Monitors | None]
 
 
 def refuse_run(config: Config, to_train: bool = False) -> None:
-    """Refuse a model that is not there, and a rule, reward, monitor or tool that does not exist."""
-    if to_train and is_url(config.model):
-        raise OffbookError("a model behind a URL can be measured and not trained; give a model folder or a hub id")
+    """Refuse a model or tasks that are not there, and a rule, reward, monitor or tool that does not exist."""
+    if to_train:
+        if is_url(config.model):
+            raise OffbookError("a model behind a URL can be measured and not trained; give a model folder or a hub id")
+        refuse_missing_tasks(config, "train")
     refuse_missing_model(config.model)
     rewards_and_monitors_of(config)
     known = {*TOOLS, FIND_CODE, *more_tools(config.tools)}
     for name in config.tools.add:
         refuse_unknown(name, known)
+
+
+def refuse_missing_tasks(config: Config, part: str = "") -> None:
+    """Before minutes go into a model: is the task folder there, and is anything in that part of it?"""
+    source = config.tasks.source
+    if level_named(source) or is_undivided(source):
+        return
+    if not Path(source).is_dir():
+        raise OffbookError(f"there is no task folder {source}")
+    if not any((Path(source) / part).glob("[!.]*/")):
+        raise OffbookError(f"{Path(source) / part} holds no task folders")
+
+
+def is_undivided(source: str) -> bool:
+    """Whether the source does not say which tasks are held out: a taskset of verifiers, a folder of Harbor tasks."""
+    return source.startswith(TASKSET) or (
+        not (Path(source) / "train").is_dir() and any(Path(source).glob("*/task.toml"))
+    )
 
 
 def rewards_and_monitors_of(config: Config) -> Judges:

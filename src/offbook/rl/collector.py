@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from offbook.agent.chat import Chat, byte_chat, render_call
+from offbook.agent.chat import Chat, render_call
 from offbook.agent.harness import Door, Harness, more_tools, record_crash, run_agent, run_command
 from offbook.agent.recorder import Recorder
 from offbook.core.client import Client
@@ -28,8 +27,7 @@ from offbook.engine.vllm import SeveralEngines, VllmEngine, servers_of
 from offbook.engine.vllm.server import DRAFTS
 from offbook.pocket.tasks import level_named
 from offbook.rl.checks import Judges, rewards_and_monitors_of
-from offbook.rl.models import Progress, chat_folder, load_model, mixture_in, model_chat, pocket_cache, positions, quiet
-from offbook.rl.rollout_buffer import Job
+from offbook.rl.models import Progress, chat_folder, chat_of, load_model, mixture_in, pocket_cache, positions, quiet
 from offbook.sandbox import SandboxSpec
 from offbook.signals.monitors.policy import PENALTY, withhold
 from offbook.signals.rewards import Grader
@@ -58,30 +56,19 @@ def unwatched(rollout: Rollout, over: bool) -> None:
     """No-op callback."""
 
 
-@contextmanager
-def first_offbook_error() -> Iterator[None]:
-    """Of a group of errors raise the first that is one sentence: a reward that broke, a server that is lost."""
-    try:
-        yield
-    except ExceptionGroup as problems:
-        for problem in problems.exceptions:
-            if isinstance(problem, OffbookError):
-                raise problem from None
-        raise
+@dataclass(eq=False)
+class Job:
+    """One rollout: what is asked for, and in a run its folder and its result."""
+
+    task: Task
+    id: str
+    group: str
+    folder: str = ""  # in OUT/slots
+    rollout: Rollout | None = None  # once scored
 
 
 def rollout_ids(name: str, task: Task, size: int) -> list[str]:
     return [f"{name}/{task.id}/{number}" for number in range(size)]
-
-
-def chat_of(model: Path | None, config: Config) -> Chat:
-    """The chat that a configuration has with a model.
-
-    The ids of a model behind a URL stay there: its record, in bytes, is for reading and not for training.
-    """
-    if model is None:
-        return byte_chat("bash" if config.harness.profile == "bash" else "hermes")
-    return model_chat(model, config.harness.profile, config.harness.dialect)
 
 
 class Collector:
@@ -118,8 +105,9 @@ class Collector:
             added=tuple(config.tools.add),
             command=settings.command,
         )
-        mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
-        self._door = Door(mounts)
+        self._door: Door | None = None
+        if settings.command:
+            self._door = Door({where: Path(folder) for where, folder in settings.mounts.items()})
         self.sandbox = replace(spec, watch=self.monitors is not None)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
@@ -186,7 +174,8 @@ class Collector:
         return engine
 
     async def aclose(self) -> None:
-        await self._door.aclose()
+        if self._door:
+            await self._door.aclose()
         if self._lent is None and "engine" in self.__dict__:
             await self.engine.aclose()
 
@@ -222,21 +211,19 @@ class Collector:
         `kept` are from before and not run again. `parallel` is how many rollouts are open at once; 0: all. A local
         model decodes them in lockstep, so they come in waves of whole groups.
         """
-        before = {rollout.id: rollout for rollout in kept}
+        found = {rollout.id: rollout for rollout in kept}
         self.recall(kept)
-        missing = [
-            [Job(task, id, f"{name}/{task.id}") for id in rollout_ids(name, task, size) if id not in before]
-            for task in tasks
-        ]
-        left = [jobs for jobs in missing if jobs]
-        in_lockstep = self.model is not None and self.config.engine.kind != "vllm"
-        wave = max(1, parallel // size if parallel and in_lockstep else len(left))
-        limit = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
-        new: list[Rollout] = []
+        jobs = [Job(task, id, f"{name}/{task.id}") for task in tasks for id in rollout_ids(name, task, size)]
+        left = [job for job in jobs if job.id not in found]
+        wave = max(1, len(left))
+        limit = FREE
+        if parallel and self.model is not None and self.config.engine.kind != "vllm":
+            wave = max(1, parallel // size) * size
+        elif parallel:
+            limit = asyncio.Semaphore(parallel)
         for start in range(0, len(left), wave):
-            new += await self.rollouts([*chain(*left[start : start + wave])], on_rollout, limit)
-        in_order = iter(new)
-        groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
+            found |= {one.id: one for one in await self.rollouts(left[start : start + wave], on_rollout, limit)}
+        groups = [[found[id] for id in rollout_ids(name, task, size)] for task in tasks]
         for group in groups:
             self.compare_group(group)
         return groups
@@ -260,9 +247,13 @@ class Collector:
         try:
             for job in jobs:
                 self._sessions[job] = self.engine.open(job.id)
-            with first_offbook_error():
-                async with asyncio.TaskGroup() as tasks:
-                    running = [tasks.create_task(work(job)) for job in jobs]
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(work(job)) for job in jobs]
+        except ExceptionGroup as problems:
+            for problem in problems.exceptions:
+                if isinstance(problem, OffbookError):  # one sentence: a reward that broke, a server that is lost
+                    raise problem from None
+            raise
         finally:
             for job in jobs:
                 if session := self._sessions.pop(job, None):
@@ -290,10 +281,10 @@ class Collector:
         """One attempt, not graded yet. Without a sandbox it is a crash, of which nothing but the fault is known."""
         task = job.task
         rollout = Rollout(job.id, task.id, job.group, task.tools)
-        mounts = self._door.mounts() if self.harness.command else None
+        mounts = self._door.mounts() if self._door else None
         try:
             async with await suite_sandbox(task.tree, task.suite, self.sandbox, mounts=mounts) as sandbox:
-                if self.harness.command:
+                if self._door:
                     rollout.tools = ()  # the agent names its own
                     limits = self.limits, self.harness.prices, lambda: on_rollout(rollout, False)
                     recorder = Recorder(rollout, self.chat, self.engine.open, *limits, line=session)

@@ -19,7 +19,7 @@ import tomli_w
 from offbook.agent.chat.dialects import BASH, HERMES, JSON, XML
 from offbook.agent.harness.agent import first_message, opening
 from offbook.core.config import Config
-from offbook.engine import Session
+from offbook.engine import Engine, Session
 from offbook.rl.checks import rewards_and_monitors_of
 from offbook.rl.collector import Collector
 from offbook.rl.models import Progress, model_folder, quiet
@@ -30,7 +30,6 @@ from offbook.types import Message, OffbookError, Prompt, PromptTooLong, Task
 FIRST_TOKENS = 768  # of a first message; one that is longer says nothing about its call
 CAN_CALL = 0.2  # share of first messages with a readable call from which a candidate fits
 HARDLY = 0.1  # share below which training does not start
-COUNTS = ("read", "edited", "handed_in", "solved")  # of whole rollouts
 FORMS = {  # in which order a message is read, what it does, and what would read it
     HERMES: ("between <tool_call> tags", "harness.dialect hermes"),
     XML: ("as <function=...> between tags", "harness.dialect xml"),
@@ -39,7 +38,7 @@ FORMS = {  # in which order a message is read, what it does, and what would read
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FirstMessages:
     """How a model's first messages were read."""
 
@@ -66,7 +65,7 @@ class FirstMessages:
         return f"{rest} of {self.total} messages have no call, or a malformed one"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """A profile and a dialect, and what a model did with them. The counts are of whole rollouts."""
 
@@ -84,12 +83,14 @@ class Candidate:
         return self.first.share >= CAN_CALL
 
     def row(self) -> dict[str, str]:
-        readable = f"{self.first.readable} of {self.first.total}"
-        others = str(sum(self.first.others.values()))
-        cells = {"profile": self.profile, "dialect": self.dialect, "readable": readable, "other format": others}
-        for name in COUNTS:
-            cells[name.replace("_", " ")] = f"{getattr(self, name)} of {self.rollouts}" if self.rollouts else "-"
-        return cells
+        counts = {"read": self.read, "edited": self.edited, "handed in": self.handed_in, "solved": self.solved}
+        return {
+            "profile": self.profile,
+            "dialect": self.dialect,
+            "readable": f"{self.first.readable} of {self.first.total}",
+            "other format": str(sum(self.first.others.values())),
+            **{name: f"{count} of {self.rollouts}" if self.rollouts else "-" for name, count in counts.items()},
+        }
 
 
 def best(found: Sequence[Candidate]) -> Candidate:
@@ -114,14 +115,11 @@ def next_step(found: Sequence[Candidate], config: Config, recipe: str) -> tuple[
 
 
 def recipe_of(found: Sequence[Candidate], config: Config) -> str:
-    """TOML with the best candidate, and the figures of all as a comment."""
+    """TOML with the best candidate."""
     chosen = best(found)
-    rows = [[*found[0].row()], *([*one.row().values()] for one in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     harness = {"profile": chosen.profile} | ({} if chosen.profile == "bash" else {"dialect": chosen.dialect})
     tree = {"model": config.model, "tasks": {"source": config.tasks.source}, "harness": harness}
-    return "\n".join(["# By `offbook fit`:", *(f"#   {line}" for line in lines), "", tomli_w.dumps(tree)])
+    return f"# By `offbook fit`\n\n{tomli_w.dumps(tree)}"
 
 
 def fit(
@@ -138,36 +136,35 @@ def fit(
     if "pocket" not in profiles and not config.tools.add:
         pairs.append(("bash", "auto"))
 
-    async def tried() -> list[Candidate]:
-        found: list[Candidate] = []
+    async def tried(profile: str, dialect: str, engine: Engine) -> Candidate:
+        harness = config.harness.model_copy(update={"profile": profile, "dialect": dialect})
+        changed = config.model_copy(update={"harness": harness})
+        async with aclosing(Collector(changed, start, judges=judges, lent=engine)) as collector:
+            one = Candidate(profile, dialect, await first_messages(collector, tasks, samples, "fit"))
+            if not one.fits or not rollouts:
+                return one
+            groups = await collector.groups(tasks[:rollouts], max(1, rollouts // len(tasks)), "fit/whole")
+        done = [rollout for group in groups for rollout in group]
+        reads = [any(use.went_well and use.kind == "read" for use in Trajectory(rollout).uses) for rollout in done]
+        return replace(
+            one,
+            rollouts=len(done),
+            read=sum(reads),
+            edited=sum(bool(rollout.changed) for rollout in done),
+            handed_in=sum(rollout.stop in ("finish", "answer") and rollout.has_acted for rollout in done),
+            solved=sum(rollout.solved for rollout in done),
+        )
+
+    async def all_tried() -> list[Candidate]:
+        found = []
         async with aclosing(Collector(config, start, judges=judges, progress=progress)) as owner:
-            for number, (profile, dialect) in enumerate(pairs):
+            for number, pair in enumerate(pairs):
                 progress("profiles and dialects", number / len(pairs))
-                harness = config.harness.model_copy(update={"profile": profile, "dialect": dialect})
-                changed = config.model_copy(update={"harness": harness})
-                async with aclosing(Collector(changed, start, judges=judges, lent=owner.engine)) as collector:
-                    one = Candidate(profile, dialect, await first_messages(collector, tasks, samples, "fit"))
-                    found.append(await _with_rollouts(one, collector, tasks[:rollouts], rollouts))
+                found.append(await tried(*pair, owner.engine))
         progress("profiles and dialects", 1.0)
         return found
 
-    return asyncio.run(tried())
-
-
-async def _with_rollouts(one: Candidate, collector: Collector, tasks: Sequence[Task], count: int) -> Candidate:
-    if not one.fits or not count:
-        return one
-    groups = await collector.groups(tasks, max(1, count // len(tasks)), "fit/whole")
-    done = [(rollout, task) for group, task in zip(groups, tasks, strict=True) for rollout in group]
-    reads = [[use for use in Trajectory(*each).uses if use.went_well and use.kind == "read"] for each in done]
-    return replace(
-        one,
-        rollouts=len(done),
-        read=sum(map(bool, reads)),
-        edited=sum(bool(rollout.changed) for rollout, _ in done),
-        handed_in=sum(rollout.stop in ("finish", "answer") and rollout.has_acted for rollout, _ in done),
-        solved=sum(rollout.solved for rollout, _ in done),
-    )
+    return asyncio.run(all_tried())
 
 
 async def first_messages(collector: Collector, tasks: Sequence[Task], samples: int, name: str) -> FirstMessages:
@@ -209,11 +206,6 @@ async def _first(collector: Collector, task: Task, session: Session) -> tuple[Me
 
 def _some(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
     return random.Random(f"fit {seed}").sample(tasks, min(count, len(tasks)))
-
-
-def is_checked(config: Config) -> bool:
-    """The pocket model writes what it was made with, and other agents read their calls themselves."""
-    return config.harness.profile != "pocket" and not config.harness.command and not config.loop.ray.samplers
 
 
 async def refuse_unreadable(collector: Collector, tasks: Sequence[Task]) -> None:

@@ -1,4 +1,4 @@
-"""Harder tasks from those that became easy, made while a run trains. What a kill -9 ended is taken up again."""
+"""Harder tasks from those that became easy, made while a run trains. A killed run resumes what it had begun."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import chain, groupby
 from pathlib import Path
 
 from offbook.core.config import Config
-from offbook.rl.rollout_buffer import FilteredGroup, RolloutBuffer, read_journal
+from offbook.rl.scheduler import RolloutBuffer
 from offbook.rl.tasks import Selected
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task
@@ -22,9 +22,8 @@ Shown = tuple[Task, float]
 
 
 class Harder:
-    """Tasks that nearly all rollouts solve are made harder through the factory, verified there, and drawn later. Their
-    repository's tasks must have been solved as often within RECENT steps, by FEWEST groups; where it has fewer, all
-    repositories count.
+    """Tasks that nearly all rollouts solve are made harder through the factory, verified there, and drawn later. All
+    tasks must have been solved as often within RECENT steps, by FEWEST groups.
 
     OUT/harder/ID/    those that were made
     """
@@ -49,7 +48,7 @@ class Harder:
             groups = groupby(rollouts, lambda one: one.group)
             self._recent.append(self._shown([list(group) for _, group in groups]))
         self._easy: asyncio.Queue[Task] = asyncio.Queue()
-        lines = list(read_journal(buffer.run.path))
+        lines = buffer.lines
         over = {line["task"] for line in lines if line["state"] == "harder"}
         easy = [line["task"] for line in lines if line["state"] == "easy"]
         self._seen = {*over, *easy}
@@ -57,20 +56,18 @@ class Harder:
             if id not in over and id in tasks:
                 self._easy.put_nowait(tasks[id])
 
-    def look_at(self, groups: Iterable[list[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> None:
-        """Those of the next step."""
+    def observe(self, groups: Iterable[list[Rollout]], filtered: Iterable[tuple[str, Record]] = ()) -> None:
+        """Take in the groups of a step, and queue the tasks that became easy."""
         self._recent.append(self._shown(groups, filtered))
-        every = [*chain(*self._recent)]
-        for task, solved in every:
-            own = [share for other, share in every if other.origin == task.origin]
-            shares = own if len(own) >= FEWEST else [share for _, share in every]
-            recent = sum(shares) / len(shares) if len(shares) >= FEWEST else 0.0
+        shares = [share for step in self._recent for _, share in step]
+        recent = sum(shares) / len(shares) if len(shares) >= FEWEST else 0.0
+        for task, solved in chain(*self._recent):
             if task.deleted and min(solved, recent) >= self.share and task.id not in self._seen:
                 self._seen.add(task.id)
                 self.buffer.note("easy", task=task.id, solved=solved, recent=recent)
                 self._easy.put_nowait(task)
 
-    def _shown(self, groups: Iterable[list[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> list[Shown]:
+    def _shown(self, groups: Iterable[list[Rollout]], filtered: Iterable[tuple[str, Record]] = ()) -> list[Shown]:
         """Tasks with the share of their rollouts that solved them."""
         records = [*((group[0].task, Record.of(group)) for group in groups), *filtered]
         known = [(self.tasks[id], record) for id, record in records if record.rollouts and id in self.tasks]
@@ -93,9 +90,3 @@ class Harder:
             for one in new:
                 self.tasks[one.id] = one
                 self.order.add(one)
-
-
-def harder_tasks(run: Path) -> list[Task]:
-    """Those that a run made before it was ended."""
-    made = {id for line in read_journal(run) if line["state"] == "harder" for id in line["made"]}
-    return [load_task(run / "harder" / id) for id in sorted(made)]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from offbook.agent.chat import Chat, is_in, written_again
@@ -19,7 +20,7 @@ from offbook.agent.harness.agent import Before, NotRestored
 from offbook.core.shares import rise
 from offbook.engine import Session
 from offbook.rl.collector import Collector
-from offbook.rl.train_step import TrainContext, recall_probes
+from offbook.rl.train_step import TrainContext
 from offbook.sandbox import Sandbox
 from offbook.signals.feedback import Rule, read_all
 from offbook.signals.feedback.coach import Found, spread_out
@@ -35,7 +36,6 @@ from offbook.types import (
     PromptTooLong,
     Rollout,
     Sample,
-    Segment,
     Task,
 )
 
@@ -47,7 +47,7 @@ ENOUGH = 16  # sampled messages to judge a rule by
 NATS = 1.0  # by which a hint has to make a faulty message less likely, where sampling cannot tell
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Effect:
     """The hints of one rule: `log_odds` is how much likelier they make a faulty message; below 0 is good."""
 
@@ -68,12 +68,9 @@ def effects_of(feedback: Iterable[Feedback]) -> list[Effect]:
     found = []
     for rule, items in by_rule.items():
         nats = [value for item in items for value in item.divergence]
-        found.append(Effect(rule, len(items), len(nats), sum(nats) / len(nats), max(nats), _log_odds(items)))
+        log_odds = sum(sum(item.teacher) - sum(item.student) for item in items) / len(items)
+        found.append(Effect(rule, len(items), len(nats), sum(nats) / len(nats), max(nats), log_odds))
     return sorted(found, key=lambda effect: -effect.kl)
-
-
-def _log_odds(items: Sequence[Feedback]) -> float:
-    return sum(sum(item.teacher) - sum(item.student) for item in items) / len(items)
 
 
 def measure(
@@ -86,16 +83,12 @@ def measure(
     """Fill in what each hint does to each token of its message. Returns the targets that could not be measured, by
     reason, and how many were `written again`: encoded in the model's chat, as their ids are another tokenizer's."""
     reasons: Counter[str] = Counter()
+    samples = []
     model = decoder.model
     window = model.config.to_dict().get("max_position_embeddings") or 1 << 30
-    prepared: dict[tuple[int, int], tuple[Segment, Sample]] = {}  # a sample per segment with targets
     for number, (rollout, item) in enumerate(pairs):
-        place = id(rollout), item.target.segment
         stored = rollout.segments[item.target.segment]
-        if place not in prepared:
-            segment = stored if is_in(stored, chat, model.config.vocab_size) else written_again(stored, chat)
-            prepared[place] = segment, Sample(segment.ids, temperature=temperature)
-        segment, sample = prepared[place]
+        segment = stored if is_in(stored, chat, model.config.vocab_size) else written_again(stored, chat)
         branch = hint_branch(segment, item.target, item.hint, chat)
         branch.key = str(number)
         if not branch.num_targets:
@@ -106,36 +99,27 @@ def measure(
             if segment is not stored:
                 reasons["written again"] += 1
             item.pieces = chat.pieces(segment.ids[slice(*branch.spans[0])])
-            sample.branches.append(branch)
-    samples = [sample for _, sample in prepared.values() if sample.branches]
-    samples = [replace(one, ids=one.ids[: max(branch.end for branch in one.branches)]) for one in samples]
-    total = sum(len(sample.branches) for sample in samples)
+            samples.append(Sample(segment.ids[: branch.end], branches=[branch], temperature=temperature))
     done = 0
     for measured in measure_branches(decoder, samples, MICRO_TOKENS):
         for name, values in measured.items():
             item = pairs[int(name)][1]
             item.student, item.teacher, item.divergence = values.student, values.teacher, values.divergence
         done += len(measured)
-        progress(done / total)
+        progress(done / len(samples))
     return reasons
 
 
 class NoHintHelps(OffbookError):
     """There is nothing that a teacher knows better."""
 
-    def __init__(self, rules: str):
-        super().__init__(
-            f"no hint helps this model ({rules}), so there is nothing to teach; `offbook sft` with `sft.reminders` "
-            "makes one that follows hints, another model may do so already, and feedback.look = false teaches anyway"
-        )
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ProbedHint:
     """The effect of one rule's hint."""
 
     rule: str
-    targets: int  # faulty messages that were probed
+    targets: int = 0  # faulty messages that were probed
     samples: int = 0  # messages that the rule judged without the hint, and as many with it
     faults: int = 0
     hinted_faults: int = 0
@@ -162,19 +146,21 @@ def table(probed: Iterable[ProbedHint]) -> list[str]:
     """A line per rule, for people."""
     lines = [f"{'rule':<22}{'messages':>9}{'faulty':>12}{'hinted':>12}{'nats':>8}  taught"]
     for one in probed:
-        plain, hinted = f"{one.faults}/{one.samples}", f"{one.hinted_faults}/{one.samples}"
-        if not one.samples:
-            plain = hinted = "not judged"
-        nats = "" if one.nats is None else f"{one.nats:+.2f}"
+        plain = hinted = "not judged"
         verdict = f"no: {one.why_not}" if one.why_not else "yes"
+        if one.samples:
+            plain = f"{one.faults}/{one.samples}"
+            hinted = f"{one.hinted_faults}/{one.samples}"
+        elif one.unjudged:
+            verdict += f" ({one.unjudged})"
         if one.hinted_faults > one.faults and not one.why_not:
             verdict = "yes, though not fewer faults: too few messages to tell"
-        why = f" ({one.unjudged})" if one.unjudged and not one.samples else ""
-        lines.append(f"{one.rule:<22}{one.targets:>9}{plain:>12}{hinted:>12}{nats:>8}  {verdict}{why}")
+        nats = "" if one.nats is None else f"{one.nats:+.2f}"
+        lines.append(f"{one.rule:<22}{one.targets:>9}{plain:>12}{hinted:>12}{nats:>8}  {verdict}")
     return lines
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HintProbe:
     """Samples `samples` messages at each fault, with and without the hint, and judges them by the rules."""
 
@@ -186,21 +172,28 @@ class HintProbe:
     async def sampled(self, found: Sequence[Found], name: str) -> dict[str, ProbedHint]:
         """By rule. `name` seeds the random numbers of this probe."""
         chosen = list(spread_out([one for one in found if one.feedback.target.rule in self.rules], TARGETS))
-        drawn = await self._draw(chosen, name)
+        asked = []  # all sessions are opened before the first one asks: they decode together
+        for one in chosen:
+            if one.rollout.task not in self.tasks:  # nothing can judge it
+                continue
+            for side in ("plain", "hinted"):
+                for number in range(self.samples):
+                    key = f"{name}/{target_key(one.feedback.target)}/{side}/{number}"
+                    asked.append((one, side, self.collector.engine.open(key)))
+        answers = await asyncio.gather(*(self._message(*each) for each in asked))
+        drawn: dict[tuple[int, str], list[Completion]] = defaultdict(list)
+        for (one, side, _), answer in zip(asked, answers, strict=True):
+            if answer is not None:
+                drawn[id(one), side].append(answer)
+        probed = {one.feedback.target.rule: ProbedHint(one.feedback.target.rule) for one in chosen}
         sandboxes = asyncio.Semaphore(BOXES)
-        verdicts = await asyncio.gather(*(self._judge(one, *drawn[id(one)], sandboxes) for one in chosen))
-        probed: dict[str, ProbedHint] = {}
-        for one, (samples, faults, hinted_faults, unjudged) in zip(chosen, verdicts, strict=True):
-            rule = one.feedback.target.rule
-            before = probed.get(rule, ProbedHint(rule, 0))
-            probed[rule] = ProbedHint(
-                rule,
-                before.targets + 1,
-                before.samples + samples,
-                before.faults + faults,
-                before.hinted_faults + hinted_faults,
-                unjudged=before.unjudged or unjudged,
-            )
+
+        async def judge(one: Found) -> None:
+            async with sandboxes:
+                about = probed[one.feedback.target.rule]
+                await self._judge(one, drawn[id(one), "plain"], drawn[id(one), "hinted"], about)
+
+        await asyncio.gather(*map(judge, chosen))
         return probed
 
     def measured(self, probed: Mapping[str, ProbedHint], found: Sequence[Found], decoder: Decoder) -> list[ProbedHint]:
@@ -208,87 +201,64 @@ class HintProbe:
         chosen = spread_out([one for one in found if one.feedback.target.rule in probed], TARGETS)
         pairs = [(one.rollout, Feedback(one.feedback.target, one.feedback.hint)) for one in chosen]
         measure(pairs, decoder, self.collector.chat, self.collector.config.engine.temperature)
-        odds = {effect.rule: effect.log_odds for effect in effects_of(item for _, item in pairs)}
-        return [replace(one, nats=odds.get(rule)) for rule, one in probed.items()]
+        for effect in effects_of(item for _, item in pairs):
+            probed[effect.rule].nats = effect.log_odds
+        return [*probed.values()]
 
-    async def _draw(self, chosen: Sequence[Found], name: str) -> dict[int, tuple[list[Completion], list[Completion]]]:
-        """Messages without and with the hint at each fault, by the fault's id."""
-        limits = self.collector.harness.limits
-
-        async def one_message(one: Found, hinted: bool, session: Session) -> Completion | None:
-            prompt = self._prompt(one, hinted)
-            try:
-                most = max(1, min(limits.message_tokens, limits.context - len(prompt.ids)))
-                return await session.complete(prompt, most)
-            except PromptTooLong:
-                return None
-            finally:
-                session.close()
-
-        asked = []  # all sessions are opened before the first one asks: they decode together
-        for one in chosen:
-            if one.rollout.task not in self.tasks:  # nothing can judge it
-                continue
-            for hinted in (False, True):
-                for number in range(self.samples):
-                    key = f"{name}/{target_key(one.feedback.target)}/{'hinted' if hinted else 'plain'}/{number}"
-                    asked.append((one, hinted, self.collector.engine.open(key)))
-        answers = await asyncio.gather(*(one_message(*each) for each in asked))
-        drawn: dict[int, tuple[list[Completion], list[Completion]]] = {id(one): ([], []) for one in chosen}
-        for (one, hinted, _), answer in zip(asked, answers, strict=True):
-            if answer is not None:
-                drawn[id(one)][hinted].append(answer)
-        return drawn
-
-    def _prompt(self, one: Found, hinted: bool) -> Prompt:
-        """The rollout up to the faulty message, with the hint where a branch has it."""
-        target, hint = one.feedback.target, one.feedback.hint
+    async def _message(self, one: Found, side: str, session: Session) -> Completion | None:
+        """A message after the rollout up to the faulty one, with the hint where a branch has it."""
+        harness = self.collector.harness
+        target = one.feedback.target
+        hint = one.feedback.hint
         segment = one.rollout.segments[target.segment]
         message = segment.messages[target.message]
-        block = hint_block(self.collector.chat, hint) if hinted else []
-        shown = [Message("user", hint.text, 0, 0, 0, 0)] if hinted else []
-        ids = [*segment.ids[: message.start], *block, *segment.ids[message.start : message.body]]
-        specs = self.collector.harness.toolset(self.tasks[one.rollout.task]).specs()
-        return Prompt(ids, (*segment.messages[: target.message], *shown), specs)
+        shown = list(segment.messages[: target.message])
+        ids = segment.ids[: message.start]
+        if side == "hinted":
+            shown.append(Message("user", hint.text, 0, 0, 0, 0))
+            ids = [*ids, *hint_block(self.collector.chat, hint)]
+        ids = [*ids, *segment.ids[message.start : message.body]]
+        prompt = Prompt(ids, tuple(shown), harness.toolset(self.tasks[one.rollout.task]).specs())
+        try:
+            most = min(harness.limits.message_tokens, harness.limits.context - len(ids))
+            return await session.complete(prompt, max(1, most))
+        except PromptTooLong:
+            return None
+        finally:
+            session.close()
 
-    async def _breaks_rule(self, one: Found, message: Completion, place: Before, sandbox: Sandbox | None) -> bool:
-        """Whether the sampled message breaks the rule; a fork of the sandbox answers its calls."""
-        if sandbox is None:
-            rollout = await place.with_message(message, None)
-        else:
-            async with await sandbox.fork() as fork:
-                rollout = await place.with_message(message, fork)
-        trajectory = Trajectory(rollout, place.task, one.siblings)
-        targets = self.rules[one.feedback.target.rule].targets(trajectory, {at for at, _ in spoken(rollout)})
-        return any((target.segment, target.message) == place.at for target in targets)
-
-    async def _judge(
-        self, one: Found, plain: list[Completion], hinted: list[Completion], sandboxes: asyncio.Semaphore
-    ) -> tuple[int, int, int, str]:
-        """How many messages were judged on each side, how many of each break the rule, or why none was judged."""
+    async def _judge(self, one: Found, plain: list[Completion], hinted: list[Completion], probed: ProbedHint) -> None:
+        """Add how many messages were judged on each side and how many break the rule, or why none was judged."""
+        probed.targets += 1
         samples = min(len(plain), len(hinted))
-        if one.rollout.task not in self.tasks:
-            return 0, 0, 0, "the task is not at hand"
-        if not samples:
-            return 0, 0, 0, "the hint does not fit the context"
-        at = one.feedback.target.segment, one.feedback.target.message
-        harness = self.collector.harness
-        place = Before(one.rollout, at, self.tasks[one.rollout.task], harness, self.collector.chat)
-        messages = {tuple(message.ids): message for message in (*plain, *hinted)}  # duplicates are tried once
+        task = self.tasks.get(one.rollout.task)
+        if task is None or not samples:
+            reason = "the hint does not fit the context" if task else "the task is not at hand"
+            probed.unjudged = probed.unjudged or reason
+            return
+        target = one.feedback.target
+        rule = self.rules[target.rule]
+        place = Before(one.rollout, (target.segment, target.message), task, self.collector.harness, self.collector.chat)
+
+        async def breaks_rule(message: Completion, sandbox: Sandbox | None) -> bool:
+            """A fork of the sandbox answers the message's calls."""
+            async with await sandbox.fork() if sandbox else nullcontext() as fork:
+                rollout = await place.with_message(message, fork)
+            targets = rule.targets(Trajectory(rollout, task, one.siblings), {at for at, _ in spoken(rollout)})
+            return any((found.segment, found.message) == place.at for found in targets)
+
         broken = {}
         try:
-            async with sandboxes:
-                if self.rules[one.feedback.target.rule].by_call:
-                    for key, message in messages.items():
-                        broken[key] = await self._breaks_rule(one, message, place, None)
-                else:
-                    async with place.sandbox(self.collector.sandbox) as sandbox:
-                        for key, message in messages.items():
-                            broken[key] = await self._breaks_rule(one, message, place, sandbox)
+            async with nullcontext() if rule.by_call else place.sandbox(self.collector.sandbox) as sandbox:
+                for message in (*plain, *hinted):
+                    if (key := tuple(message.ids)) not in broken:  # duplicates are tried once
+                        broken[key] = await breaks_rule(message, sandbox)
         except (NotRestored, OSError) as error:
-            return 0, 0, 0, f"its sandbox could not be brought back: {error}"
-        faults, hinted_faults = (sum(broken[tuple(one.ids)] for one in side[:samples]) for side in (plain, hinted))
-        return samples, faults, hinted_faults, ""
+            probed.unjudged = probed.unjudged or f"its sandbox could not be brought back: {error}"
+            return
+        probed.samples += samples
+        probed.faults += sum(broken[tuple(message.ids)] for message in plain[:samples])
+        probed.hinted_faults += sum(broken[tuple(message.ids)] for message in hinted[:samples])
 
 
 async def probe_hints(
@@ -314,9 +284,12 @@ async def probe_hints(
     own = context.trainer.teachers[settings.teacher]
     decoder = own.decoder if own else context.trainer.student
     probed = await in_thread("hints to be probed", probe.measured, sampled, found, decoder)
-    rows = [one.row() for one in probed]
-    context.folder.write_look(step, rows)
-    recall_probes(context, rows)
+    context.folder.write_look(step, [one.row() for one in probed])
+    context.unhelpful.update(one.rule for one in probed if one.why_not)
     if probed and all(one.why_not for one in probed):
-        raise NoHintHelps(", ".join(f"{one.rule}: {one.why_not}" for one in probed))
+        rules = ", ".join(f"{one.rule}: {one.why_not}" for one in probed)
+        raise NoHintHelps(
+            f"no hint helps this model ({rules}), so there is nothing to teach; `offbook sft` with `sft.reminders` "
+            "makes one that follows hints, another model may do so already, and feedback.look = false teaches anyway"
+        )
     return table(probed) if probed else ["no rule was broken, so there was no hint to probe"]

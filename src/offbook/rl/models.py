@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -21,8 +20,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from offbook.agent.chat import Chat, chat_for
-from offbook.core.config import Config, Precision, TrainConfig, cache_folder, is_url, shipped_models
+from offbook.agent.chat import Chat, byte_chat, chat_for
+from offbook.core.config import Config, Precision, cache_folder, is_url, shipped_models
 from offbook.core.routers import Mixture, mixture_of
 from offbook.core.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.core.weights import Weights
@@ -71,8 +70,6 @@ def described(name: str) -> PreTrainedConfig:
     if is_adapter(place):
         refuse_unusable(place)
         return described(base_named(place))
-    if place.is_dir() and not (place / "config.json").is_file():
-        raise OffbookError(f"{place} has no config.json, so it is not a model folder")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -141,6 +138,17 @@ def trained_dialect(model: Path) -> str:
     return "auto"
 
 
+def chat_of(model: Path | None, config: Config) -> Chat:
+    """The chat that a configuration has with a model.
+
+    The ids of a model behind a URL stay there: its record, in bytes, is for reading and not for training.
+    """
+    profile = config.harness.profile
+    if model is None:
+        return byte_chat("bash" if profile == "bash" else "hermes")
+    return model_chat(model, profile, config.harness.dialect)
+
+
 def model_chat(model: Path, profile: str, dialect: str) -> Chat:
     """The chat of a model's folder. The profile `bash` has calls of its own, whatever the model's are."""
     if profile == "bash":
@@ -161,18 +169,9 @@ def model_to_train(config: Config, start: Path, device: str = "") -> PreTrainedM
     return model
 
 
-def meta_model(model: PreTrainedConfig, settings: TrainConfig) -> PreTrainedModel:
-    """With the adapter that is trained, if one is, and without data."""
-    with torch.device("meta"):
-        # A copy: how attention runs is written into the configuration.
-        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
-        make_trainable(meta, settings.lora, "", 0)
-    return meta
-
-
 def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
-    """For a local engine with a trainer of an adapter, before that begins; None where all weights are trained, or
-    the engine is another. In one precision, and in one place, the two share the base."""
+    """For a local engine with a trainer of an adapter, before that begins; None where the engine is another. In one
+    precision, and in one place, the two share the base."""
     if config.engine.kind == "vllm" or adapter_of(trained) is None:
         return None
     if config.engine.precision == config.train.precision and trained.device.type == _best_device():

@@ -13,24 +13,32 @@ The peak is taken while several micro-batches add up gradients.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from offbook.core.config import Config, TrainConfig
 from offbook.engine.local import CPU_TOKENS
 from offbook.engine.vllm.gpus import leave_the_trainer_alone
 from offbook.engine.vllm.server import BATCHED_TOKENS
-from offbook.rl.models import described, meta_model
+from offbook.rl.models import described
 from offbook.rl.train_step import teachers_of
 from offbook.train import head
 from offbook.train.checkpoint import free_host_memory
+from offbook.train.lora import make_trainable
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.spmd import ALONE, Share
 from offbook.train.precision import refuse_lacking
@@ -61,7 +69,7 @@ KV_CACHE, VLLM = "engine KV cache", "engine (vLLM's share)"
 GB = 1e9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shapes:
     """The figures of a model that its memory follows from."""
 
@@ -80,7 +88,7 @@ class Shapes:
     positions: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Way:
     """How a step is computed."""
 
@@ -89,7 +97,7 @@ class Way:
     micro_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Device:
     name: str
     memory: float  # free bytes
@@ -103,8 +111,8 @@ class Device:
         return self.memory * (1 - RESERVE_SHARE) - CONTEXT_BYTES if self.is_gpu else self.memory
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True)
+class MemoryPlan:
     model: str
     device: Device
     parameters: int
@@ -114,17 +122,12 @@ class Plan:
     parts: dict[str, float]  # bytes
     kv_tokens: int | None  # in the engine's KV cache; None: a server elsewhere decides
     gpu_share: float | None  # of a vLLM started here
-    largest_context: int  # 0: none fits
     is_rank: bool  # one of several
+    largest_context: int = 0  # 0: none fits
 
     @property
     def need(self) -> float:
         return sum(self.parts.values())
-
-    @property
-    def held(self) -> float:
-        """Bytes between steps."""
-        return sum(size for part, size in self.parts.items() if part not in IN_A_STEP)
 
     @property
     def holds_a_rollout(self) -> bool:
@@ -143,10 +146,8 @@ class Plan:
         way = f"recompute {self.way.recompute}, {compiled}, {self.way.micro_tokens} tokens"
         text = f"{self.need / GB:.1f} of {self.device.memory / GB:.0f} GB planned: {way}"
         if self.gpu_share is not None:
-            text += f", engine.vllm.gpu_share {self.gpu_share:g}"
-        elif self.kv_tokens is not None:
-            text += f", engine.kv_tokens {self.kv_tokens}"
-        return text
+            return f"{text}, engine.vllm.gpu_share {self.gpu_share:g}"
+        return text if self.kv_tokens is None else f"{text}, engine.kv_tokens {self.kv_tokens}"
 
 
 def this_device(gpu_memory_gb: float = 0.0) -> Device:
@@ -209,18 +210,22 @@ def saved_storages(known: Iterable[Tensor]) -> Iterator[dict[int, int]]:
 
 
 def meta_shapes(described_as: PreTrainedConfig, settings: TrainConfig) -> Shapes:
-    model = meta_model(described_as, settings)
+    with torch.device("meta"):
+        # A copy: how attention runs is written into the configuration.
+        own = copy.deepcopy(described_as)
+        model = AutoModelForCausalLM.from_config(own, dtype=getattr(torch, settings.precision))
+        make_trainable(model, settings.lora, "", 0)
     config = model.config.get_text_config()
-    told = config.to_dict()
+    given = config.to_dict()
     heads = config.num_attention_heads
-    shared = told.get("num_key_value_heads") or heads
-    head_width = told.get("head_dim") or config.hidden_size // heads
+    shared = given.get("num_key_value_heads") or heads
+    head_width = given.get("head_dim") or config.hidden_size // heads
     width_bytes = model.dtype.itemsize
     try:
         saved = _saved_bytes(model)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # routers look at data: take the formula
-        inner = told.get("moe_intermediate_size") or told.get("intermediate_size") or 4 * config.hidden_size
-        inner *= told.get("num_experts_per_tok") or 1
+        inner = given.get("moe_intermediate_size") or given.get("intermediate_size") or 4 * config.hidden_size
+        inner *= given.get("num_experts_per_tok") or 1
         saved = width_bytes * (8 * config.hidden_size + 4 * inner + 5 * head_width * (heads + shared)) + 8 * heads
     named = dict(model.named_parameters())
     output = model.get_output_embeddings().weight
@@ -292,31 +297,52 @@ class _Planner:
     def __init__(self, config: Config, device: Device, engine_apart: bool, samples: bool, share: Share):
         self.config = config
         self.device = device
-        self.share = share
+        self.is_rank = share != ALONE
         self.shapes = meta_shapes(described(config.model), config.train)
         server = config.engine.vllm
         self.starts_vllm = config.engine.kind == "vllm" and not server.given_urls and device.is_gpu
         self.samples = samples and (config.engine.kind != "vllm" or self.starts_vllm)
         self.engine_apart = engine_apart or (self.starts_vllm and leave_the_trainer_alone(server))
         feedback = config.feedback
-        teachers = config.teachers
-        kinds = teachers_of(feedback, teachers, config.train.reference_kl > 0).values()
+        kinds = teachers_of(feedback, config.teachers, config.train.reference_kl > 0).values()
         copies = {kind for kind in kinds if not isinstance(kind, Live)}
         bounded = feedback.weight > 0 and feedback.balance == "bounded"
         self.parts = 2 if bounded else 1
         held = static_parts(self.shapes, config.train.optimizer, len(copies), self.parts, int(bounded))
-        if teachers.opd:
-            other = meta_shapes(described(teachers.model), config.train)
+        if config.teachers.opd:
+            other = meta_shapes(described(config.teachers.model), config.train)
             held["other teacher"] = other.width_bytes * other.parameters
         self.held = {part: size / share.shards for part, size in held.items()}
-        hints = feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
-        rides_along = any(isinstance(kind, Live) for kind in kinds)
-        self.branch_tokens = hints if rides_along else 0
+        self.branch_tokens = 0
+        if any(isinstance(kind, Live) for kind in kinds):  # it rides along
+            self.branch_tokens = feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
+        settled = config.train if device.is_gpu else config.train.settled()
+        modes: tuple[Mode, ...] = MODES if settled.recompute == "auto" else (settled.recompute,)
+        sizes = (settled.micro_tokens,) if settled.micro_tokens else MICRO_TOKENS
+        self.ways = [Way(mode, settled.compile is not False, tokens) for mode in modes for tokens in sizes]
 
-    def trainer(self, way: Way, context: int) -> dict[str, float]:
-        """Bytes of one rank."""
-        tokens = max(way.micro_tokens, context)
-        return self.held | step_parts(self.shapes, way, tokens, min(self.branch_tokens, context), self.parts)
+    def plan(self, context: int) -> MemoryPlan:
+        """By the first way that fits, or the last: many rollouts at once come before a faster step."""
+        for part in FEWER_ROLLOUTS:
+            for way in self.ways:
+                tokens = max(way.micro_tokens, context)
+                step = step_parts(self.shapes, way, tokens, min(self.branch_tokens, context), self.parts)
+                engine, kv_tokens, gpu_share = self.engine(context, part, sum(step.values()))
+                found = MemoryPlan(
+                    self.config.model,
+                    self.device,
+                    self.shapes.parameters,
+                    self.shapes.trained,
+                    context,
+                    way,
+                    self.held | step | ({} if self.engine_apart else engine),
+                    kv_tokens,
+                    gpu_share,
+                    self.is_rank,
+                )
+                if found.need <= self.device.room:
+                    return found
+        return found
 
     def engine(self, context: int, part: float, step: float) -> tuple[dict[str, float], int | None, float | None]:
         """Bytes of the engine, tokens in its KV cache, and a vLLM's share of the GPU.
@@ -325,54 +351,32 @@ class _Planner:
         frees its share for a step of `step` bytes, except its CUDA context. With an adapter, a local engine of the
         same precision shares the base.
         """
-        settings = self.config.engine
-        server = settings.vllm
-        shapes = self.shapes
         if not self.samples:
             return {}, None, None
+        config = self.config
+        settings = config.engine
+        server = settings.vllm
+        shapes = self.shapes
         entry = 2 if settings.precision == "bfloat16" or self.starts_vllm else 4
         gpus = server.gpus if self.starts_vllm else 1
         token = entry * shapes.kv_entries / gpus
         fewest = SPARE * context
-        rollouts = self.config.train.groups * self.config.train.group_size
+        rollouts = config.train.groups * config.train.group_size
         left = self.device.room - 2 * entry * shapes.parameters  # besides the trainer's weights and the engine's
         most = max(fewest, min(rollouts * context, (1.0 if self.engine_apart else KV_SHARE) * left / token))
         tokens = int(fewest + part * (most - fewest))
-        if self.starts_vllm:
-            forward = BATCHED_TOKENS * FORWARD_SHARE * shapes.saved * 2 / shapes.width_bytes
-            base = (2 * shapes.parameters + forward) / gpus + CONTEXT_BYTES
-            whole = self.device.whole or self.device.memory
-            auto = math.ceil(1000 * (base + token * tokens) / whole) / 1000
-            share = auto if server.gpu_share == "auto" else server.gpu_share
-            freed = min(step, whole * share - CONTEXT_BYTES) if server.sleep else 0.0
-            parts = {VLLM: whole * share - freed}
-            tokens = max(0, int((whole * share - base) / token))
-            return ({} if self.engine_apart else parts), tokens, share
-        is_shared = self.config.train.lora.rank and settings.precision == self.config.train.precision
-        weights = 0 if is_shared else entry * shapes.parameters
-        tokens = settings.kv_tokens or (tokens if self.device.is_gpu else CPU_TOKENS)
-        parts = {"engine weights": weights, KV_CACHE: token * tokens * self.device.is_gpu}
-        return ({} if self.engine_apart else parts), tokens, None
-
-    def plan(self, context: int) -> tuple[Way, dict[str, float], int | None, float | None]:
-        """The first way that fits, or the last: many rollouts at once come before a faster step."""
-        for part in FEWER_ROLLOUTS:
-            for way in ways_of(self.config.train, self.device):
-                parts = self.trainer(way, context)
-                engine, tokens, share = self.engine(context, part, sum(parts[one] for one in IN_A_STEP))
-                parts |= engine
-                if sum(parts.values()) <= self.device.room:
-                    return way, parts, tokens, share
-        return way, parts, tokens, share
-
-
-def ways_of(settings: TrainConfig, device: Device) -> list[Way]:
-    """The ways that the settings leave open, the fastest first."""
-    settled = settings if device.is_gpu else settings.settled()
-    compiled = settled.compile is not False
-    modes: tuple[Mode, ...] = MODES if settled.recompute == "auto" else (settled.recompute,)
-    sizes = (settled.micro_tokens,) if settled.micro_tokens else MICRO_TOKENS
-    return [Way(mode, compiled, tokens) for mode in modes for tokens in sizes]
+        if not self.starts_vllm:
+            is_shared = config.train.lora.rank and settings.precision == config.train.precision
+            weights = 0 if is_shared else entry * shapes.parameters
+            tokens = settings.kv_tokens or (tokens if self.device.is_gpu else CPU_TOKENS)
+            return {"engine weights": weights, KV_CACHE: token * tokens * self.device.is_gpu}, tokens, None
+        forward = BATCHED_TOKENS * FORWARD_SHARE * shapes.saved * 2 / shapes.width_bytes
+        base = (2 * shapes.parameters + forward) / gpus + CONTEXT_BYTES
+        whole = self.device.whole or self.device.memory
+        auto = math.ceil(1000 * (base + token * tokens) / whole) / 1000
+        share = auto if server.gpu_share == "auto" else server.gpu_share
+        freed = min(step, whole * share - CONTEXT_BYTES) if server.sleep else 0.0
+        return {VLLM: whole * share - freed}, max(0, int((whole * share - base) / token)), share
 
 
 def make_plan(
@@ -382,45 +386,43 @@ def make_plan(
     samples: bool = True,
     context: int = 0,
     share: Share = ALONE,
-) -> Plan:
+) -> MemoryPlan:
     """`engine_apart`: the engine has other GPUs. `samples`: there is an engine. `context`: tokens of a row, where they
     are not those of a rollout. `share`: a rank's."""
-    refuse_lacking(config.train.linear, device.name, device.capability)
+    if config.train.linear.kind != "plain":
+        refuse_lacking(config.train.linear, device.name, device.capability)
     planner = _Planner(config, device, engine_apart, samples, share)
-    shapes = planner.shapes
-
-    def planned_for(tokens: int, largest: int = 0) -> Plan:
-        way, parts, kv_tokens, gpu_share = planner.plan(tokens)
-        sizes = config.model, device, shapes.parameters, shapes.trained
-        return Plan(*sizes, tokens, way, parts, kv_tokens, gpu_share, largest, share != ALONE)
-
-    tokens = context or min(config.harness.context, shapes.positions)
-    longest = max(shapes.positions, tokens)  # positions may be stretched
+    positions = planner.shapes.positions
+    tokens = context or min(config.harness.context, positions)
     others = (1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7))
-    fitting = [each for each in (tokens, *others) if each <= longest and planned_for(each).fits]
-    return planned_for(tokens, max(fitting, default=0))
+    longest = max(positions, tokens)  # positions may be stretched
+    fitting = [each for each in (tokens, *others) if each <= longest and planner.plan(each).fits]
+    return replace(planner.plan(tokens), largest_context=max(fitting, default=0))
 
 
-def planned(config: Config, engine_apart: bool = False, share: Share = ALONE) -> tuple[Config, Plan]:
+def planned(config: Config, engine_apart: bool = False, share: Share = ALONE) -> tuple[Config, MemoryPlan]:
     """The configuration of a run on this machine with what the plan chose. Refuses a run that does not fit."""
     plan = make_plan(config, this_device(), engine_apart=engine_apart, share=share)
     refuse_too_large(config, plan)
     return as_planned(config, plan), plan
 
 
-def as_planned(config: Config, plan: Plan) -> Config:
-    changes: dict[str, Any] = {}
+def as_planned(config: Config, plan: MemoryPlan) -> Config:
+    engine = config.engine
     if plan.gpu_share is not None:
-        changes["vllm"] = config.engine.vllm.model_copy(update={"gpu_share": plan.gpu_share})
+        vllm = engine.vllm.model_copy(update={"gpu_share": plan.gpu_share})
+        engine = engine.model_copy(update={"vllm": vllm})
     elif plan.device.is_gpu and plan.kv_tokens:
-        changes["kv_tokens"] = plan.kv_tokens
-    train = config.train.settled(*astuple(plan.way))
-    return config.model_copy(update={"train": train, "engine": config.engine.model_copy(update=changes)})
+        engine = engine.model_copy(update={"kv_tokens": plan.kv_tokens})
+    return config.model_copy(update={"train": config.train.settled(*astuple(plan.way)), "engine": engine})
 
 
-def refuse_too_large(config: Config, plan: Plan) -> None:
+def refuse_too_large(config: Config, plan: MemoryPlan) -> None:
     """On a CPU refuse only what is held between steps: rollouts may turn out short."""
-    if (plan.need if plan.device.is_gpu else plan.held) > plan.device.room:
+    need = plan.need
+    if not plan.device.is_gpu:
+        need -= sum(plan.parts[part] for part in IN_A_STEP)
+    if need > plan.device.room:
         rank = "a rank of " if plan.is_rank else ""
         sizes = f"{plan.need / GB:.3g} GB here and {plan.device.name} has {plan.device.memory / GB:.3g} GB"
         raise OffbookError(f"{rank}{config.model} needs {sizes}; {advice(config, plan)}")
@@ -428,19 +430,17 @@ def refuse_too_large(config: Config, plan: Plan) -> None:
         raise OffbookError(advice(config, plan))
 
 
-def advice(config: Config, plan: Plan) -> str:
+def advice(config: Config, plan: MemoryPlan) -> str:
     """What to do about a plan that does not fit."""
     if plan.need <= plan.device.room:
         return (
             f"a rollout may have {plan.context} tokens (harness.context) and the engine holds {plan.kv_tokens}; raise "
             "engine.kv_tokens or engine.vllm.gpu_share, or lower harness.context"
         )
-    ways = []
-    if config.train.precision == "float32":
-        ways.append("--train.precision bfloat16")
-    if plan.gpu_share is not None and not config.engine.vllm.sleep:
-        ways.append("--engine.vllm.sleep true")
-    if not config.train.lora.rank:
-        ways.append("--train.lora.rank 16")
-    ways.append(f"--harness.context {plan.context // 2}")
-    return f"each of these takes less: {', '.join(ways)}, or a smaller model"
+    ways = {
+        "--train.precision bfloat16": config.train.precision == "float32",
+        "--engine.vllm.sleep true": plan.gpu_share is not None and not config.engine.vllm.sleep,
+        "--train.lora.rank 16": not config.train.lora.rank,
+        f"--harness.context {plan.context // 2}": True,
+    }
+    return f"each of these takes less: {', '.join(way for way, helps in ways.items() if helps)}, or a smaller model"

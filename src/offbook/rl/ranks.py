@@ -21,7 +21,6 @@ from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
 from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.parallel.spmd import (
-    ALONE,
     RankLost,
     Share,
     SpmdTrainer,
@@ -92,13 +91,11 @@ def _dismiss(orders: Any) -> None:
 
 def follows(orders: Any) -> bool:
     """Whether another rank is the run."""
-    return orders is not None and dist.get_rank() > 0
+    return dist.get_rank() > 0
 
 
-def share_in(settings: TrainConfig, orders: Any) -> Share:
+def share_in(settings: TrainConfig) -> Share:
     """This rank's share of parameters, experts and rows. Refuses ranks that cannot be divided."""
-    if orders is None:
-        return ALONE
     refuse_uneven(settings.mesh, dist.get_world_size())
     return share_of(settings.mesh, dist.get_world_size())
 

@@ -1,9 +1,9 @@
-"""What a step says of its rollouts besides numbers: what it waited for, and why it had nothing to learn from."""
+"""What is said about rollouts: their numbers, what a step waited for, and why it had nothing to learn from."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from shlex import quote
 from typing import Any
 
@@ -14,6 +14,42 @@ from offbook.types import Rollout
 
 LIMITS = {"turns": "turns", "tokens": "tokens", "context": "context", "wall": "wall_s"}  # keys of harness, by the end
 SLOW_S = 60.0  # of sampling: a step that takes longer says what it waited for
+
+
+def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
+    """Means over all rollouts, but invalid calls per 100 calls, and drift and events as they are: each one counts."""
+    rollouts = [rollout for group in groups for rollout in group]
+    stops = Counter(rollout.stop for rollout in rollouts)
+    events = Counter(event.kind for rollout in rollouts for event in rollout.events)
+    flags = Counter(flag.kind for rollout in rollouts for flag in rollout.flags)
+    parts = dict.fromkeys(name for rollout in rollouts for name in rollout.reward.parts)
+
+    def mean(value: Callable[[Rollout], float]) -> float:
+        return sum(map(value, rollouts)) / len(rollouts)
+
+    return {
+        "rollouts": len(rollouts),
+        "solved": mean(lambda one: one.solved),
+        "reward": mean(lambda one: one.reward.total),
+        **{f"reward/{name}": mean(lambda one: one.reward.parts.get(name, 0.0)) for name in parts},  # noqa: B023
+        "invalid_per_100": invalid_per_100(rollouts),
+        **shares_without(rollouts),
+        "turns": mean(lambda one: one.usage.turns),
+        "tokens": mean(lambda one: one.usage.sampled_tokens),
+        "summaries": mean(lambda one: one.usage.summaries),
+        "drift": sum(rollout.usage.drift for rollout in rollouts),
+        "machine_faults": mean(lambda one: one.struck),
+        "groups_lost": sum(all(rollout.fault for rollout in group) for group in groups),
+        **{f"stop/{reason}": number / len(rollouts) for reason, number in sorted(stops.items())},
+        **{f"events/{kind}": number for kind, number in sorted(events.items())},
+        "flagged": mean(lambda one: bool(one.flags)),
+        **{f"flags/{kind}": number for kind, number in sorted(flags.items())},
+    }
+
+
+def invalid_per_100(rollouts: list[Rollout]) -> float:
+    calls = sum(rollout.usage.calls for rollout in rollouts)
+    return 100 * sum(rollout.usage.invalid_calls for rollout in rollouts) / calls if calls else 0.0
 
 
 def shares_without(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -64,14 +100,14 @@ def why_no_signal(groups: Sequence[Sequence[Rollout]], config: Config) -> str:
     fit = f"offbook fit {model} --tasks.source {source} finds out how this model calls tools"
     without = {name: round(share * len(rollouts)) for name, share in shares_without(rollouts).items()}
     ends = Counter(rollout.stop for rollout in rollouts)
-    stop, cut_off = max(((stop, ends[stop]) for stop in LIMITS), key=lambda pair: pair[1])  # type: ignore[index]
-    withheld = sum(WITHHELD in rollout.reward.parts for rollout in rollouts)
+    stop = max(LIMITS, key=lambda stop: ends[stop])  # type: ignore[index]
     crash = next((rollout.cause for rollout in rollouts if rollout.stop == "crash"), "")
+    withheld = sum(WITHHELD in rollout.reward.parts for rollout in rollouts)
     causes = (
         (ends["crash"], f"crashed ({crash})", "offbook view shows them"),
         (without["no_call"], "made no call that can be read", f"{fit}, or {sft}"),
         (withheld, "lost their reward to a monitor's finding", "offbook view shows what was found"),
-        (cut_off, f"were cut off by harness.{LIMITS[stop]}", f"raise it, or {sft}"),
+        (ends[stop], f"were cut off by harness.{LIMITS[stop]}", f"raise it, or {sft}"),  # type: ignore[index]
         (without["no_edit"], "made calls and changed no file", sft),
         (
             len(rollouts),
@@ -100,9 +136,11 @@ def waits(groups: Sequence[Sequence[Rollout]], rollout_s: float, in_lockstep: bo
     last = max(rollouts, key=lambda one: sum(parts(one).values()))
     called = max(rollouts, key=lambda one: one.usage.longest_call_seconds)
     spent = parts(last)
-    found: dict[str, Any] = {f"slowest/{name}_s": seconds for name, seconds in spent.items()}
-    found["longest_call_s"] = called.usage.longest_call_seconds
-    found["timeouts"] = sum(one.usage.timeouts for one in rollouts)
+    found: dict[str, Any] = {
+        **{f"slowest/{name}_s": seconds for name, seconds in spent.items()},
+        "longest_call_s": called.usage.longest_call_seconds,
+        "timeouts": sum(one.usage.timeouts for one in rollouts),
+    }
     if rollout_s > SLOW_S:
         others = " (in lockstep with others' tools)" if in_lockstep else ""
         words = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items() if seconds >= 1)

@@ -42,33 +42,28 @@ SHOWN = 3  # keys that differ
 STATE = ("*optimizer.safetensors", "teacher.*safetensors", "state.json")  # files of a checkpoint for training only
 
 
-def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False) -> None:
+def resumed(folder: RunFolder, config: Config, imitates: bool = False) -> Config:
+    """The configuration of a run that begins or resumes in this folder: what the planner chose is kept unless the
+    command sets it. Refuses a folder with another run."""
     if not folder.checkpoints():
-        return  # nothing to lose
+        return config  # nothing to lose
     if folder.data_file.is_file() != imitates:
         verb = "train" if imitates else json.loads(folder.data_file.read_text()).get("verb", "sft")
         raise OffbookError(f"{folder.path} holds a run of `offbook {verb}`; give another --out")
-    old = load_config([folder.config_file], {}).model_dump()
+    before = load_config([folder.config_file], {})
     differing = [
         f"{key} is {now!r} now and {then!r} there"
-        for key, then, now in _differences(old, config.model_dump())
+        for key, then, now in _differences(before.model_dump(), config.model_dump())
         if key not in FREE
     ]
     if differing:
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         shown = "; ".join(differing[:SHOWN])
         raise OffbookError(f"{folder.path} holds a run with another configuration ({shown}{more}); give another --out")
-
-
-def computed_as_before(folder: RunFolder, config: Config) -> Config:
-    """A resumed run keeps what the planner chose, unless the command sets it."""
-    if not folder.checkpoints():
-        return config
-    before = load_config([folder.config_file], {}).train
     default = TrainConfig()
     unset = [name for name in COMPUTED if getattr(config.train, name) == getattr(default, name)]
-    taken = {name: getattr(before, name) for name in unset}
-    return config.model_copy(update={"train": config.train.model_copy(update=taken)})
+    planned = {name: getattr(before.train, name) for name in unset}
+    return config.model_copy(update={"train": config.train.model_copy(update=planned)})
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -89,10 +84,11 @@ def _is_same(key: str, then: Any, now: Any) -> bool:
         return [_content(file) for file in then or ()] == [_content(file) for file in now or ()]
     if key not in ("model", "tasks.source", "judge.name") or not (then and now):
         return False
-    paths = Path(then), Path(now)
-    if not all(path.is_dir() for path in paths):
+    one = Path(then)
+    other = Path(now)
+    if not (one.is_dir() and other.is_dir()):
         return False
-    return paths[0].samefile(paths[1]) or (key != "tasks.source" and len(set(map(weights_digest, paths))) == 1)
+    return one.samefile(other) or (key != "tasks.source" and weights_digest(one) == weights_digest(other))
 
 
 def begin_run(folder: RunFolder, config: Config) -> int:
@@ -119,7 +115,7 @@ def work_fingerprint(config: Config, start: Path) -> str:
     return hashlib.sha256(json.dumps([settings, own, files], sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RolloutFiles:
     """The files of rollouts without training.
 
@@ -134,53 +130,41 @@ class RolloutFiles:
 
     results: Path
     rollouts: Path
-    fingerprint: Path
-    config: Path | None = None  # of a folder of its own
-    replaceable: bool = False  # a run's evaluation follows its newest checkpoint
+    config: Path | None = None  # of a folder of its own; a run's evaluation has none and follows its newest checkpoint
 
     @classmethod
     def folder(cls, out: Path) -> RolloutFiles:
-        rollouts = out / "rollouts" / "step_00000.jsonl"
-        return cls(out / "results.json", rollouts, out / "fingerprint.json", out / "config.toml")
+        return cls(out / "results.json", out / "rollouts" / "step_00000.jsonl", out / "config.toml")
 
     @classmethod
     def in_run(cls, run: Path, name: str) -> RolloutFiles:
-        start = run / "eval" / name
-        results, rollouts, fingerprint = (
-            Path(f"{start}.{end}") for end in ("json", "rollouts.jsonl", "fingerprint.json")
-        )
-        return cls(results, rollouts, fingerprint, replaceable=True)
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing would be lost."""
-        return not self.results.is_file() and not (self.rollouts.is_file() and self.rollouts.stat().st_size)
+        results = run / "eval" / f"{name}.json"
+        return cls(results, results.with_suffix(".rollouts.jsonl"))
 
     @contextmanager
-    def writing(
-        self, noun: str, collector: Collector, tasks: Sequence[Task], fresh: bool | None = None, **more: Any
-    ) -> Iterator[RolloutFiles]:
-        """Hold the folder's lock. Results of another fingerprint are refused unless they are made afresh; those of a
-        run's older checkpoint give way. `fresh` is None if a verb does not offer it."""
-        folder = self.config.parent if self.config else self.results.parent.parent
+    def writing(self, noun: str, collector: Collector, tasks: Sequence[Task], **more: Any) -> Iterator[None]:
+        """Hold the folder's lock. Results of another fingerprint are refused; those of a run's older checkpoint give
+        way."""
+        folder = self.results.parent if self.config else self.results.parent.parent
         with only_writer(folder):
+            file = folder / "fingerprint.json" if self.config else self.results.with_suffix(".fingerprint.json")
             fingerprint = {**more, **rollouts_fingerprint(collector, tasks)}
-            before = json.loads(self.fingerprint.read_text()) if self.fingerprint.is_file() else {}
+            before = json.loads(file.read_text()) if file.is_file() else {}
             if not before and self.config and self.config.exists():
                 raise OffbookError(f"{folder} holds a run and no {noun} of this command; give another --out")
             differs = list(dict.fromkeys(key.split(".")[0] for key, _, _ in _differences(before, fingerprint)))
-            if fresh or (differs and not self.is_empty):
-                if not fresh and not (self.replaceable and CHECKPOINT.issuperset(differs)):
-                    held = self.results if self.replaceable else folder
-                    way_out = "give another --out" if fresh is None else "give another --out, or --fresh"
-                    another = f"another {', '.join(differs)}" if before else "of what, it does not say"
-                    raise OffbookError(f"{held} holds another {noun} ({another}); {way_out}")
+            has_some = self.results.is_file() or (self.rollouts.is_file() and self.rollouts.stat().st_size)
+            if differs and has_some and (self.config or not CHECKPOINT.issuperset(differs)):
+                held = folder if self.config else self.results
+                another = f"another {', '.join(differs)}" if before else "of what, it does not say"
+                raise OffbookError(f"{held} holds another {noun} ({another}); remove it, or give another --out")
+            if differs:
                 self.results.unlink(missing_ok=True)
                 self.rollouts.unlink(missing_ok=True)
-            write_atomic(self.fingerprint, json.dumps(fingerprint, indent=1) + "\n")
+            write_atomic(file, json.dumps(fingerprint, indent=1) + "\n")
             if self.config:
                 write_atomic(self.config, collector.config.model_copy(update={"out": str(folder)}).to_toml())
-            yield self
+            yield
 
     def read(self, wanted: Collection[str]) -> tuple[list[Rollout], int]:
         """The stored rollouts, and how many lines of the file could not be read.
@@ -205,19 +189,17 @@ def rollouts_fingerprint(collector: Collector, tasks: Sequence[Task]) -> dict[st
     config = collector.config
     model = collector.model
     settings = config.model_dump(mode="json", include=set(DECIDING))
-    for key in ("timeout_s", "kv_tokens"):  # a run with others may resume
-        settings["engine"].pop(key)
-    settings["engine"]["vllm"].pop("gpu_share")
+    engine = settings["engine"]
+    del engine["timeout_s"], engine["kv_tokens"], engine["vllm"]["gpu_share"]  # a run with others may resume
     for section in ("rewards", "tools"):
         settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
-    described = [(task.folder / "task.toml").read_bytes() + task.instruction.encode() for task in tasks]
-    digests = "".join(hashlib.sha256(one).hexdigest() for one in described)
-    return {
-        "model": f"{config.model} {collector.remote_name}" if model is None else "",
-        "weights": "" if model is None else weights_digest(model),
-        "tasks": hashlib.sha256(digests.encode()).hexdigest(),
-        **settings,
-    }
+    digests = hashlib.sha256()
+    for task in tasks:
+        digests.update(hashlib.sha256((task.folder / "task.toml").read_bytes() + task.instruction.encode()).digest())
+    known = {"model": f"{config.model} {collector.remote_name}", "weights": ""}
+    if model is not None:
+        known = {"model": "", "weights": weights_digest(model)}
+    return {**known, "tasks": digests.hexdigest(), **settings}
 
 
 def _model_files(model: Path) -> list[Path]:

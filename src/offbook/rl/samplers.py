@@ -22,7 +22,7 @@ from offbook.core.config import Config
 from offbook.core.weights import Weights
 from offbook.engine import Engine, Session
 from offbook.rl.collector import Collector, OnRollout, unwatched
-from offbook.rl.rollout_buffer import Job
+from offbook.rl.scheduler import Job
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, Rollout
 
 START_S = 300.0  # timeout to find a place, import, load a model and take weights
@@ -48,37 +48,39 @@ class Sampler:
         if self.is_ready:
             self.sessions[number] = self.collector.engine.open(key)
 
-    async def rollout(self, number: int, job: Job) -> tuple[Rollout, float, int]:
-        """With the load of the KV cache and the gradings so far."""
-        if number not in self.sessions:
-            raise NotReady
-        found = await self.collector.rollout(job, session=self.sessions.pop(number))
-        return found, self.collector.engine.kv_load, self.collector.grades
+    async def rollout(self, number: int, job: Job) -> tuple[Rollout, int]:
+        """With the number of gradings so far."""
+        session = self._session(number)
+        del self.sessions[number]
+        found = await self.collector.rollout(job, session=session)
+        return found, self.collector.grades
 
     async def write(self, number: int, prompt: Prompt, max_tokens: int) -> Completion:
+        return await self._session(number).complete(prompt, max_tokens)
+
+    def _session(self, number: int) -> Session:
         if number not in self.sessions:
             raise NotReady
-        return await self.sessions[number].complete(prompt, max_tokens)
+        return self.sessions[number]
 
     async def close(self, number: int) -> None:
         if session := self.sessions.pop(number, None):
             session.close()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Replica:
     """A sampler as its run sees it."""
 
     actor: Any
     busy: int = 0  # its open sessions
-    kv_load: float = 0.0
     grades: int = 0
     lost: ModelLost | None = None  # the last loss, one object for all rollouts that report it
     starts: int = 1
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class ReplicaSession(Session):
     samplers: Samplers
     replica: Replica
@@ -109,9 +111,10 @@ class Samplers(Engine):
         self._weights: Any = None
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
-            quietly = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
             try:
-                ray.init(settings.address or None, **quietly)
+                ray.init(
+                    settings.address or None, log_to_driver=False, configure_logging=False, include_dashboard=False
+                )
             except Exception as error:  # of any kind
                 said = (str(error).strip() or type(error).__name__).splitlines()[0]
                 way_out = "start a cluster by `ray start --head`, and give --loop.ray.address auto"
@@ -122,17 +125,14 @@ class Samplers(Engine):
         self.replicas = [Replica(actor.remote(config, model.resolve())) for _ in range(settings.samplers)]
         self._last = ("", self.replicas[0])  # the group that was opened last
 
-    @property
-    def kv_load(self) -> float:
-        return max(replica.kv_load for replica in self.replicas)
-
     def apply(self, weights: Weights) -> None:
         """Returns when all replicas have them."""
         firsts = weights.firsts()
         own = {name: weights.tensors[name].detach().cpu() for name in set(firsts.values())}
         tensors = {name: own[first] for name, first in firsts.items()}
         self._weights = self.ray.put(replace(weights, tensors=tensors))
-        for replica, given in [(one, one.actor.apply.remote(self._weights)) for one in self.replicas]:
+        asked = [one.actor.apply.remote(self._weights) for one in self.replicas]
+        for replica, given in zip(self.replicas, asked, strict=True):
             try:
                 self._wait(given)
             except self.ray.exceptions.RayActorError as error:
@@ -211,7 +211,7 @@ class RayCollector(Collector):
         replica = session.replica
         asked = Job(job.task, job.id, job.group)
         try:
-            rollout, replica.kv_load, replica.grades = await self.engine.call(replica, "rollout", session.number, asked)
+            rollout, replica.grades = await self.engine.call(replica, "rollout", session.number, asked)
         finally:
             session.close()
         self.recall([rollout])

@@ -17,14 +17,12 @@ from typing import Any, NoReturn
 from offbook.core.config import Config, cache_folder
 from offbook.core.runfolder import RunFolder, write_atomic
 from offbook.pocket.tasks import level_named, make_pocket_tasks
-from offbook.rl.checks import Progress, pocket_cache, quiet
-from offbook.rl.rollout_buffer import FilteredGroup
+from offbook.rl.checks import TASKSET, Progress, is_undivided, pocket_cache, quiet
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
-from offbook.tasks.select import History, Sampler
+from offbook.tasks.select import History, Record, Sampler
 from offbook.types import OffbookError, Rollout, Task
 
-TASKSET = "verifiers:"
 HELD_OUT = 0.2  # of a source that does not say
 # What a number on tasks of a repository that is trained on is worth.
 SHARED = "where agents could read the code that these lack: numbers on them are no measure of unseen code"
@@ -33,34 +31,26 @@ MAX_TESTS = 300  # names of each kind
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskSets:
     train: list[Task]
     heldout: list[Task]
-
-
-def refuse_missing_tasks(config: Config, part: str = "") -> None:
-    """Before minutes go into a model: is the task folder there, and is anything in that part of it?"""
-    if level_named(config.tasks.source) or _is_whole(config.tasks.source):
-        return
-    if not Path(config.tasks.source).is_dir():
-        raise OffbookError(f"there is no task folder {config.tasks.source}")
-    if not any((Path(config.tasks.source) / part).glob("[!.]*/")):
-        raise OffbookError(f"{Path(config.tasks.source) / part} holds no task folders")
 
 
 def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     """The train and held-out tasks of a configuration; pocket tasks are made and verified if they are not there yet."""
     source = config.tasks.source
     root = Path(source)
-    if level := level_named(source):
-        wanted = config.tasks.num_train, config.tasks.num_heldout
-        which = "tasks" if not level.is_long else f"long-{level.fewest}-{level.most}"
-        root = pocket_cache() / f"{which}-{config.seed}-{wanted[0]}-{wanted[1]}"
+    level = level_named(source)
+    if level:
+        num_train = config.tasks.num_train
+        num_heldout = config.tasks.num_heldout
+        which = f"long-{level.fewest}-{level.most}" if level.is_long else "tasks"
+        root = pocket_cache() / f"{which}-{config.seed}-{num_train}-{num_heldout}"
         if not root.is_dir():
             making = partial(progress, "making tasks")
-            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, making, level))
-    if _is_whole(source):
+            asyncio.run(make_pocket_tasks(root, config.seed, num_train, num_heldout, making, level))
+    if not level and is_undivided(source):
         sets = _cut(tasks_at(source, config), HELD_OUT)
     else:
         sets = TaskSets(load_tasks(root / "train"), held_out(root))
@@ -78,7 +68,7 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
 
 def has_heldout(config: Config) -> bool:
     source = config.tasks.source
-    is_cut = bool(config.tasks.heldout_share or level_named(source)) or _is_whole(source)
+    is_cut = bool(config.tasks.heldout_share or level_named(source)) or is_undivided(source)
     return is_cut or any((Path(source) / "heldout").glob("[!.]*"))
 
 
@@ -86,13 +76,6 @@ def refuse_no_heldout(source: str) -> NoReturn:
     raise OffbookError(
         f"{source} has no held-out tasks to measure on; add another repository (offbook tasks make ANOTHER --out "
         f"{quote(source)}), or train again with --tasks.heldout_share 0.2, which holds some of its tasks out"
-    )
-
-
-def _is_whole(source: str) -> bool:
-    """Whether the source does not say which tasks are held out: a taskset of verifiers, a folder of Harbor tasks."""
-    return source.startswith(TASKSET) or (
-        not (Path(source) / "train").is_dir() and any(Path(source).glob("*/task.toml"))
     )
 
 
@@ -160,12 +143,10 @@ class Shuffled:
         """Which pass over the tasks a step ends in, from 1."""
         return (step * groups - 1) // len(self._tasks) + 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> None:
-        """The order is settled, whatever happens."""
-
 
 class Selected:
-    """By what this run's rollouts have shown so far of tasks of the same kind (tasks/select.py)."""
+    """By what this run's rollouts have shown so far of tasks of the same kind (tasks/select.py). The same run picks the
+    same ones, also when it was killed in between: those that were `drawn` for later steps are on record."""
 
     def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str] = ()):
         self._history = History.of_runs([folder.path], before_step=done + 1)
@@ -177,7 +158,7 @@ class Selected:
     def epoch(self, step: int, groups: int) -> int:
         return self._sampler.passes + 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[FilteredGroup] = ()) -> None:
+    def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[tuple[str, Record]] = ()) -> None:
         for group in groups:
             self._history.add(group)
         for one in filtered:
@@ -185,16 +166,6 @@ class Selected:
 
     def add(self, task: Task) -> None:
         self._sampler.add(task)
-
-
-def task_order(
-    config: Config, tasks: list[Task], folder: RunFolder, done: int, drawn: Iterable[str]
-) -> Shuffled | Selected:
-    """Which tasks a batch is of. The same run picks the same ones, also when it was killed in between: those that were
-    `drawn` for later steps are on record."""
-    if config.tasks.order == "select":
-        return Selected(tasks, config.seed, folder, done, drawn)
-    return Shuffled(tasks, config.seed)
 
 
 def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import uuid
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any, Literal
 
@@ -38,24 +37,21 @@ class Tracker:
         self._run: Any = None
         self._failed = False
 
-    def follow(self) -> None:
-        self._guard(self._send_new)
-
-    def close(self) -> None:
-        self.follow()
-        if self._run:
-            self._guard(self._run.close if self._kind == "tensorboard" else self._run.finish)
-
-    def _guard(self, work: Callable[[], None]) -> None:
+    def follow(self, is_last: bool = False) -> None:
         if self._failed:
             return
         try:
             with redirect_stdout(sys.stderr):  # some print a greeting, and our stdout may be JSON
-                work()
+                self._send_new()
+                if is_last and self._run:
+                    self._run.close() if self._kind == "tensorboard" else self._run.finish()
         except Exception as error:  # of any kind: the network, an account, a full disk
             self._failed = True
             reason = (str(error) or type(error).__name__).splitlines()[0]
             log.warning("%s failed (%s); metrics.jsonl has all steps", self._kind, reason)
+
+    def close(self) -> None:
+        self.follow(is_last=True)
 
     def _open(self, run_id: str) -> Any:
         folder = self._folder.path

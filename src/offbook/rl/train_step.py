@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +12,8 @@ from offbook.agent.chat import Chat
 from offbook.agent.harness.agent import diff_of
 from offbook.core.config import Config, FeedbackConfig, TeachersConfig
 from offbook.core.runfolder import RunFolder
-from offbook.rl.evaluate import summarize
-from offbook.signals.feedback import NEGATIVE, RULES, Pairs, Rule, hints_in, read_all, stand_in
+from offbook.rl.report import summarize
+from offbook.signals.feedback import NEGATIVE, Pairs, Rule, hints_in, read_all, stand_in
 from offbook.signals.feedback.leaks import leak
 from offbook.signals.judge import Judgement
 from offbook.signals.trajectory import with_siblings
@@ -46,12 +46,13 @@ def teachers_of(
     """The teachers of a configuration, by the names that branches call them. RL alone has none. Another model (opd) is
     not among them: it has to be loaded."""
     kinds: dict[str, Kind] = {"live": Live(), "frozen": Frozen(), "ema": Ema()}
-    named = [settings.teacher] if settings.weight else []
-    if others and others.opsd:
-        named.append("frozen")
-    if others and others.sdft:
-        named.append("ema")
-    return {name: kinds[name] for name in named} | ({REFERENCE: Frozen()} if reference else {})
+    named: set[str] = {settings.teacher} if settings.weight else set()
+    named |= {"frozen"} if others and others.opsd else set()
+    named |= {"ema"} if others and others.sdft else set()
+    found = {name: kind for name, kind in kinds.items() if name in named}
+    if reference:
+        found[REFERENCE] = Frozen()
+    return found
 
 
 def distill_of(settings: FeedbackConfig) -> Distill:
@@ -70,80 +71,66 @@ def distill_of(settings: FeedbackConfig) -> Distill:
 
 
 def annotate(
-    groups: list[list[Rollout]],
-    settings: FeedbackConfig,
-    chat: Chat,
-    tasks: Mapping[str, Task] | None = None,
-    written: Mapping[str, Pairs] | None = None,
-    counts: Counter[str] | None = None,
-    temperature: float = 1.0,
-    rules: Mapping[str, Rule] = RULES,
-    unhelpful: Collection[str] = (),
-    baselines: Mapping[str, float] | None = None,
-    rl_weight: float = 1.0,
-    whole: WholeResponse | None = None,
+    groups: list[list[Rollout]], context: TrainContext, written: Mapping[str, Pairs], counts: Counter[str]
 ) -> tuple[list[Sample], list[Feedback]]:
-    """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout; `unhelpful`
-    are rules whose hint is not to be taught; `baselines` are what rollouts are compared with whose group, by this name,
-    has no mean of its own; `whole` are teachers of all that a rollout says.
-
-    `counts` gets the number of candidates and of those left out, by reason.
-    """
-    counts = Counter() if counts is None else counts
+    """`written` are a judge model's pairs by rollout. `counts` gets the number of candidates and of those left out, by
+    reason."""
+    settings = context.config.feedback
+    chat = context.chat
+    temperature = context.config.engine.temperature
     samples: list[Sample] = []
     feedback: list[Feedback] = []
     for group in groups:
-        each = rl_samples(group, temperature, rl_weight, (baselines or {}).get(group[0].group))
+        baseline = context.baselines.get(group[0].group)
+        each = rl_samples(group, temperature, context.config.train.rl_weight, baseline)
         for (rollout, siblings), of_segments in zip(with_siblings(group), each, strict=True):
             samples += of_segments
-            for number, branch in whole.branches(rollout, siblings, counts) if whole and of_segments else ():
+            if not of_segments:  # machine faults are no targets
+                continue
+            for number, branch in context.whole.branches(rollout, siblings, counts) if context.whole else ():
                 of_segments[number].branches.append(branch)
-            if settings.weight and of_segments:  # machine faults are no targets
-                task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
-                pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful, siblings)
-                for target, hint, branch in _branches(rollout, pairs, settings, chat):
-                    sample = of_segments[target.segment]
-                    if settings.control == "constant_negative":
-                        for start, end in branch.spans:
-                            sample.advantage[start:end] = [NEGATIVE] * (end - start)
-                    else:
-                        sample.branches.append(branch)
-                    pieces = chat.pieces([token for span in branch.spans for token in sample.ids[slice(*span)]])
-                    feedback.append(Feedback(target, hint, pieces))
+            if not settings.weight:
+                continue
+            pairs = candidates(rollout, context, written.get(rollout.id, []), counts, siblings)
+            for target, hint, branch in _branches(rollout, pairs, settings, chat):
+                sample = of_segments[target.segment]
+                if settings.control == "constant_negative":
+                    for start, end in branch.spans:
+                        sample.advantage[start:end] = [NEGATIVE] * (end - start)
+                else:
+                    sample.branches.append(branch)
+                pieces = chat.pieces([token for span in branch.spans for token in sample.ids[slice(*span)]])
+                feedback.append(Feedback(target, hint, pieces))
     return samples, feedback
 
 
 def candidates(
-    rollout: Rollout,
-    settings: FeedbackConfig,
-    task: Task | None,
-    written: Pairs,
-    counts: Counter[str],
-    rules: Mapping[str, Rule],
-    unhelpful: Collection[str] = (),
-    siblings: Sequence[Rollout] = (),
+    rollout: Rollout, context: TrainContext, written: Pairs, counts: Counter[str], siblings: Sequence[Rollout] = ()
 ) -> Pairs:
     """Faulty messages with their hints, those that rules found first; or what a control has in their place.
 
     A message is a candidate once, for the first that found it.
     """
-    by_rules = read_all(rollout, task, settings.rules, rules, siblings)
-    found = [*((target, rules[target.rule].hint(rollout.tools)) for target in by_rules), *written]
-    helpful = [pair for pair in found if pair[0].rule not in unhelpful]
-    weighed = [pair for pair in helpful if settings.rule_weights.get(pair[0].rule, 1.0)]
+    settings = context.config.feedback
+    rules = context.rules
+    by_rules = read_all(rollout, context.tasks.get(rollout.task), settings.rules, rules, siblings)
     once: dict[tuple[int, int], tuple[Target, Hint]] = {}
-    for target, hint in weighed:
-        once.setdefault((target.segment, target.message), (target, hint))
-    limit = "max_candidates" if settings.threshold else "max_targets"
+    for target, hint in [*((target, rules[target.rule].hint(rollout.tools)) for target in by_rules), *written]:
+        place = target.segment, target.message
+        if target.rule in context.unhelpful:
+            counts["left_out/probe"] += 1
+        elif not settings.rule_weights.get(target.rule, 1.0):
+            counts["left_out/rule_weights"] += 1
+        elif place in once:
+            counts["left_out/same_message"] += 1
+        else:
+            once[place] = target, hint
     pairs = list(once.values())[: settings.max_candidates]
     # Not of rules that the run teaches: the hint that one fault needs would come by way of another's.
     donors = [rule for name, rule in rules.items() if name not in settings.rules] or list(rules.values())
     chosen = stand_in(pairs, rollout, settings.control, donors)
     counts["candidates"] += len(pairs)
-    counts["left_out/probe"] += len(found) - len(helpful)
-    counts["left_out/rule_weights"] += len(helpful) - len(weighed)
-    counts["left_out/same_message"] += len(weighed) - len(once)
-    counts[f"left_out/{limit}"] += len(once) - len(pairs)
+    counts[f"left_out/{'max_candidates' if settings.threshold else 'max_targets'}"] += len(once) - len(pairs)
     if settings.control == "random_target":
         counts["left_out/random_target"] += len(pairs) - len(chosen)
     return chosen
@@ -154,22 +141,22 @@ def _branches(
 ) -> list[tuple[Target, Hint, Branch]]:
     """A hinted reading of each faulty message, or of the whole response under all that was said of it."""
     distill = distill_of(settings)
-    weights = {rule: settings.weight * share for rule, share in settings.rule_weights.items()}
     if settings.method == "sdpo":
-        texts = dict.fromkeys(hint.text for _, hint in pairs)
-        whole = Hint("sdpo", "\n".join(texts))
-        weight = weights.get(whole.rule, settings.weight)
-        found = sdpo_branches(rollout, whole, chat, weight, replace(distill, places=0)) if texts else []
+        if not pairs:
+            return []
+        whole = Hint("sdpo", "\n".join(dict.fromkeys(hint.text for _, hint in pairs)))
+        weight = settings.weight * settings.rule_weights.get(whole.rule, 1.0)
+        found = sdpo_branches(rollout, whole, chat, weight, replace(distill, places=0))
         return [(target, whole, branch) for target, branch in found]
     branches = []
     for target, hint in pairs:
-        segment = rollout.segments[target.segment]
-        weight = weights.get(target.rule, settings.weight)
-        branches.append((target, hint, hint_branch(segment, target, hint, chat, weight, distill)))
+        weight = settings.weight * settings.rule_weights.get(target.rule, 1.0)
+        branch = hint_branch(rollout.segments[target.segment], target, hint, chat, weight, distill)
+        branches.append((target, hint, branch))
     return branches
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WholeResponse:
     """Teachers of all that a rollout says: another model (opd), one that sees the solution (opsd), or one that sees
     another solved rollout of the group (sdft)."""
@@ -189,19 +176,17 @@ class WholeResponse:
         if settings.opd:
             yield from opd_branches(rollout, settings.opd, replace(distill, teacher=OTHER, part="opd")).items()
         found: list[tuple[int, Branch]] = []
-        if settings.opsd:
-            if solution := self._solution(rollout.task):
-                how = settings.opsd, replace(distill, teacher="frozen", part="opsd")
-                found += opsd_branches(rollout, solution, self.chat, *how).items()
-            else:
-                counts["left_out/no_solution"] += 1
-        if settings.sdft:
-            solved = [one for one in siblings if one.id != rollout.id and one.solved and not one.fault]
-            if solved:
-                how = settings.sdft, replace(distill, teacher="ema", part="sdft")
-                found += sdft_branches(rollout, solved[0], self.chat, *how).items()
-            else:
-                counts["left_out/no_demonstration"] += 1
+        if settings.opsd and (solution := self._solution(rollout.task)):
+            how = replace(distill, teacher="frozen", part="opsd")
+            found += opsd_branches(rollout, solution, self.chat, settings.opsd, how).items()
+        elif settings.opsd:
+            counts["left_out/no_solution"] += 1
+        solved = [one for one in siblings if one.id != rollout.id and one.solved and not one.fault]
+        if settings.sdft and solved:
+            how = replace(distill, teacher="ema", part="sdft")
+            found += sdft_branches(rollout, solved[0], self.chat, settings.sdft, how).items()
+        elif settings.sdft:
+            counts["left_out/no_demonstration"] += 1
         task = self.tasks.get(rollout.task)
         for number, branch in found:
             if branch.end + len(branch.inserted) > self.positions:
@@ -219,7 +204,7 @@ class WholeResponse:
             return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainContext:
     """What an optimizer step needs, and where it is recorded."""
 
@@ -234,13 +219,6 @@ class TrainContext:
     whole: WholeResponse | None = None  # teachers of all that rollouts say
 
 
-def recall_probes(context: TrainContext, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Take over what probes found about hints, the newest of each rule."""
-    for row in rows:
-        change = context.unhelpful.add if row["why_not"] else context.unhelpful.discard
-        change(row["rule"])
-
-
 def train_step(
     step: int,
     groups: list[list[Rollout]],
@@ -250,22 +228,10 @@ def train_step(
     """One optimizer step on scored rollouts. What the hints did goes to the run folder."""
     config, folder, chat = context.config, context.folder, context.chat
     counts: Counter[str] = Counter()
-    samples, feedback = annotate(
-        groups,
-        config.feedback,
-        chat,
-        tasks=context.tasks,
-        written=hints_in(judgement),
-        counts=counts,
-        temperature=config.engine.temperature,
-        rules=context.rules,
-        unhelpful=context.unhelpful,
-        baselines=context.baselines,
-        rl_weight=config.train.rl_weight,
-        whole=context.whole,
-    )
+    samples, feedback = annotate(groups, context, hints_in(judgement), counts)
+    lr_scale = learning_rate_share(config.train, step)
     try:
-        result = context.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
+        result = context.trainer.step(samples, lr_scale=lr_scale)
     except (NotFinite, WeightsLost) as problem:
         folder.write_feedback(step, feedback)
         kept = f"its samples are in {folder.write_samples(step, samples)}"
@@ -286,13 +252,13 @@ def train_step(
     judged: dict[str, float] = {}
     if judgement.rollouts:
         judged = {"judge/rollouts": judgement.rollouts, "judge/found": len(judgement.found)}
-        for what, reasons in (("refused", judgement.refused), ("unanswered", judgement.unanswered)):
-            judged |= {f"judge/{what}/{reason}": count for reason, count in sorted(reasons.items())}
+        judged |= {f"judge/refused/{reason}": count for reason, count in sorted(judgement.refused.items())}
+        judged |= {f"judge/unanswered/{reason}": count for reason, count in sorted(judgement.unanswered.items())}
     counts.update(f"left_out/{item.skipped}" for item in feedback if item.skipped)
     return {
         **summarize(groups),
         **result.metrics,
-        "learning_rate": config.train.learning_rate * learning_rate_share(config.train, step),
+        "learning_rate": config.train.learning_rate * lr_scale,
         "hinted_targets": len(feedback),
         **{f"targets/{rule}": count for rule, count in sorted(by_rule.items())},
         **dict(sorted(counts.items())),

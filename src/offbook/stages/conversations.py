@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from offbook.agent.chat import Chat, is_in, written_again
 from offbook.core.config import Config, StageConfig
-from offbook.rl.collector import chat_of
-from offbook.rl.models import Progress, chat_folder, described, positions, quiet
+from offbook.rl.models import Progress, chat_folder, chat_of, described, positions, quiet
 from offbook.signals.feedback import Rule
 from offbook.signals.trajectory import with_siblings
 from offbook.signals.trajectory.formats import UNLEARNED

@@ -26,10 +26,11 @@ from pathlib import Path
 from offbook.core.config import Config, ConfigError, MonitorsConfig, RewardsConfig
 from offbook.core.runfolder import RunFolder, dump_lines, read_lines, write_atomic
 from offbook.pocket.tasks import level_named
-from offbook.rl.collector import Collector, Job, chat_of
+from offbook.rl.checks import refuse_missing_tasks
+from offbook.rl.collector import Collector, Job
 from offbook.rl.evaluate import roll_out
-from offbook.rl.models import Progress, pocket_cache, positions
-from offbook.rl.tasks import refuse_missing_tasks, task_sets, with_source
+from offbook.rl.models import Progress, chat_of, pocket_cache, positions
+from offbook.rl.tasks import task_sets, with_source
 from offbook.signals.monitors.policy import action_of
 from offbook.signals.trajectory.formats import UNLEARNED
 from offbook.stages import expert

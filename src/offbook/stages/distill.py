@@ -24,7 +24,7 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer, write_atomic
 from offbook.rl.models import Progress, chat_folder, load_weights, model_folder, model_to_train, quiet
 from offbook.rl.plan import make_plan, refuse_too_large, this_device
-from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
+from offbook.rl.resume import begin_run, resumed
 from offbook.rl.train_step import TrainContext, teachers_of, train_step
 from offbook.signals.feedback import SAID, Rule, read_all, rules_of
 from offbook.signals.judge import Critique, Judgement
@@ -65,10 +65,9 @@ def distill(
     folder = RunFolder(config.out)
     folder.refuse_file()
     with only_writer(folder.path):
-        refuse_another_run(folder, config, imitates=True)
+        config = resumed(folder, config, imitates=True)
         torch.set_num_threads(config.threads)
         refuse_missing_data(config)
-        config = computed_as_before(folder, config)
         plan = make_plan(config, this_device(), samples=False)
         refuse_too_large(config, plan)
         config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})

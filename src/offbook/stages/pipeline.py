@@ -51,7 +51,7 @@ def run_stages(
                 rows.append(_row(name, run))
             else:
                 with joined() as orders:
-                    if follows(orders):  # the rank that is the run samples alone
+                    if orders is not None and follows(orders):  # the rank that is the run samples alone
                         continue
                     if name == "fit":
                         fits = _fitting(settings, progress)

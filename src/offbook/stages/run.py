@@ -22,9 +22,9 @@ import torch
 from offbook.core.config import Config, PretrainConfig, StageConfig, TeachersConfig
 from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer, write_atomic
 from offbook.rl.models import Progress, chat_folder, model_folder, model_to_train
-from offbook.rl.plan import Device, Plan, make_plan, refuse_too_large, this_device
+from offbook.rl.plan import Device, MemoryPlan, make_plan, refuse_too_large, this_device
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, share_in
-from offbook.rl.resume import begin_run, computed_as_before, refuse_another_run
+from offbook.rl.resume import begin_run, resumed
 from offbook.train.checkpoint import Checkpoints
 from offbook.train.forward import imitation_loss
 from offbook.train.parallel.spmd import ALONE, Share
@@ -74,14 +74,13 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
     folder = RunFolder(config.out)
     folder.refuse_file()
     with joined() as orders:  # `orders` are for the other ranks, if there are any
-        if follows(orders):
+        if orders is not None and follows(orders):
             follow(orders)
             return folder
         with only_writer(folder.path):
-            refuse_another_run(folder, config, imitates=True)
+            config = resumed(folder, config, imitates=True)
             torch.set_num_threads(config.threads)
-            config = computed_as_before(folder, config)
-            plan = plan_stage(config, this_device(), stage.context, share_in(config.train, orders))
+            plan = plan_stage(config, this_device(), stage.context, ALONE if orders is None else share_in(config.train))
             refuse_too_large(without_teachers(config), plan)
             config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
             start = model_folder(config.model, config.seed, progress)
@@ -125,7 +124,7 @@ def refuse_other_data(folder: RunFolder, content: str) -> None:
         )
 
 
-def plan_stage(config: Config, device: Device, context: int = 0, share: Share = ALONE) -> Plan:
+def plan_stage(config: Config, device: Device, context: int = 0, share: Share = ALONE) -> MemoryPlan:
     """`context` is the longest row in tokens; 0 is that of a rollout."""
     return make_plan(without_teachers(config), device, samples=False, context=context, share=share)
 
