@@ -279,6 +279,9 @@ def stages(
         counts = [str(row.get(key, "")) for key in ("steps", "train_tokens", "seconds")]
         cells.append([row["stage"], *counts, *shown, row["run"]])
     show_table(cells)
+    for row in rows:
+        if left := ", ".join(f"{count} {what}" for what, count in row.get("left_out", {}).items()):
+            say(f"{row['stage']} left out: {left}")
     measured = [Path(row["run"]) for row in rows if row["stage"] == "eval"]
     if len(measured) > 1:
         cells, sentences, *_ = compared(measured)
