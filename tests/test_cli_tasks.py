@@ -64,7 +64,7 @@ def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tasks_that_were_made_hold(made: Path) -> None:
     assert len(load_tasks(made / "train")) == 2
     result = offbook("check", made, "--json")
-    assert (result.returncode, json.loads(result.stdout)) == (0, {"checked": 2, "bad": {}, "insufficient": {}})
+    assert (result.returncode, json.loads(result.stdout)) == (0, {"checked": 2, "bad": {}})
 
 
 def test_a_task_that_does_not_hold_is_named(made: Path, tmp_path: Path) -> None:
@@ -258,12 +258,6 @@ def test_a_task_to_train_on_that_is_held_out_too_is_refused(made: Path) -> None:
         subprocess.run(["rm", "-r", held], check=True)
 
 
-def test_tasks_are_exported(made: Path, tmp_path: Path) -> None:
-    assert here("export", made, "--out", tmp_path / "new" / "all.jsonl").endswith("all.jsonl: 2 instances\n")
-    rows = [json.loads(line) for line in (tmp_path / "new/all.jsonl").read_text().splitlines()]
-    assert [row["repo"] for row in rows] == ["little", "little"]
-
-
 def test_a_task_is_made_harder(made: Path, tmp_path: Path) -> None:
     task = load_tasks(made / "train")[0]
     (said,) = here("harden", task.folder, "--way", "terser", "--out", tmp_path).splitlines()
@@ -275,6 +269,15 @@ def test_a_task_is_made_harder(made: Path, tmp_path: Path) -> None:
 
 def test_every_gold_patch_has_been_seen_by_the_monitors(made: Path) -> None:
     assert [task.allows for task in load_tasks(made / "train")] == [(), ()]
+
+
+def test_folders_for_harbor_are_whole(made: Path, tmp_path: Path) -> None:
+    assert here("export", made, "--out", tmp_path / "new") == f"{tmp_path / 'new'}: 2 task folders\n"
+    for task in load_tasks(tmp_path / "new"):
+        assert (task.folder / "tests/judge/tree.tar.gz").is_file()
+        assert (task.folder / "environment/repo/little/words.py").is_file()
+    with pytest.raises(OffbookError, match="is there already; give another --out"):
+        here("export", made, "--out", tmp_path / "new")
 
 
 def test_the_same_command_goes_on(made: Path) -> None:

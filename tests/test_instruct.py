@@ -66,15 +66,14 @@ TESTS = (
 )
 
 
-def take(level: Level, *names: str, targets: int = 1, id: str = "pkg-text-x-000000") -> tuple[Feature, Deletion]:
+def take(level: Level, *names: str, targets: int = 1, id: str = "pkg-text-x-000000") -> Deletion:
     keys = tuple(FunctionKey(*name.split("::")) for name in names)
     feature = Feature(id, "single" if targets == 1 else "cluster", keys[:targets], tuple(sorted(keys)), TESTS)
-    return feature, delete(FILES, SYMBOLS, feature, level)
+    return delete(FILES, SYMBOLS, feature, level)
 
 
 def write(level: Level, *names: str, targets: int = 1, id: str = "pkg-text-x-000000") -> dict[str, str]:
-    feature, deletion = take(level, *names, targets=targets, id=id)
-    return instructions(feature, SYMBOLS, deletion, TESTS)
+    return instructions(SYMBOLS, take(level, *names, targets=targets, id=id), TESTS)
 
 
 WRAP = ("pkg/text.py::wrap", "pkg/text.py::_words")
@@ -88,10 +87,9 @@ def test_a_stub_is_named_with_its_place_and_what_it_does() -> None:
         assert "pkg/text.py" in text
         assert "Wrap `text` at `width`." in text
     assert "`def wrap(text: str, width: int=80) -> list[str]`" in texts["normal"]
-    assert "`justify`" in texts["normal"]  # who uses it
+    assert "Used by `justify` in `pkg/text.py`." in texts["normal"]
     assert "wrap at width; empty input" in texts["normal"]
     assert "helper" in texts["normal"]
-    assert "About `pkg/text.py`: Working with text." in texts["detailed"]
     assert ">>> wrap(" in texts["detailed"]
     assert len(texts["terse"]) < len(texts["normal"]) < len(texts["detailed"])
 
@@ -101,9 +99,9 @@ def test_what_is_gone_is_asked_for_by_its_name() -> None:
     for text in texts.values():
         assert "NotImplementedError" not in text
         assert "Count words" in text
-    feature, deletion = take("gone", *WRAP, "pkg/text.py::justify")
+    deletion = take("gone", *WRAP, "pkg/text.py::justify")
     assert not deletion.stubbed
-    assert "`justify`" in instructions(feature, SYMBOLS, deletion, TESTS)["terse"]
+    assert "`justify`" in instructions(SYMBOLS, deletion, TESTS)["terse"]
 
 
 def test_methods_and_properties_are_called_so() -> None:
@@ -130,30 +128,13 @@ def test_a_summary_is_sentences_and_no_fields(docstring: str, told: str) -> None
     assert summary(docstring) == told
 
 
-def test_a_list_of_behaviours_is_called_whole_only_where_it_is() -> None:
-    feature, deletion = take("stub", "pkg/more.py::count")
-    for number, is_whole in ((3, True), (90, False)):
-        tests = [f"t.py::test_behaviour_{'x' * n}_{n}" for n in range(number)]
-        for text in instructions(feature, SYMBOLS, deletion, tests).values():
-            assert ("mong other things" in text) == (not is_whole and "behaviour" in text)
-
-
 def test_what_is_there_and_what_is_gone_are_told_apart() -> None:
     text = write("stub", *WRAP)["normal"]
     assert "Stubs to be written as well: `_words` in `pkg/text.py`." in text  # private, and anyone finds it
     text = write("hybrid", "pkg/text.py::_words", "pkg/text.py::wrap")["normal"]
     assert "`wrap` in `pkg/text.py`" in text.partition("\n")[0]  # and not the helper
     assert "removed" not in text
-    assert "(`_words`)" in text
-
-
-def test_a_caller_of_the_same_name_is_named_with_its_place() -> None:
-    files = {**FILES, "pkg/other.py": "from pkg import more\n\n\ndef count(x):\n    return more.count(x)\n"}
-    symbols = read_symbols(files, (".",))
-    key = FunctionKey("pkg/more.py", "count")
-    feature = Feature("f", "single", (key,), (key,), ())
-    text = instructions(feature, symbols, delete(files, symbols, feature, "stub"), ())["normal"]
-    assert "`count` in `pkg/other.py` " in text
+    assert "Private helpers are gone as well" in text
 
 
 def test_a_cluster_names_all_its_targets_and_files() -> None:
@@ -165,11 +146,11 @@ def test_a_cluster_names_all_its_targets_and_files() -> None:
 @given(st.text("abcdef0123456789", min_size=6, max_size=6), st.sampled_from(["stub", "hybrid", "gone"]))
 def test_no_wording_leaks_code_or_test_ids_and_terse_is_short(digits: str, level: Level) -> None:
     for names, targets in ((WRAP, 1), (CLUSTER, 2), (("pkg/text.py::justify",), 1)):
-        feature, deletion = take(level, *names, targets=targets, id=f"pkg-text-x-{digits}")
-        texts = instructions(feature, SYMBOLS, deletion, TESTS)
+        deletion = take(level, *names, targets=targets, id=f"pkg-text-x-{digits}")
+        texts = instructions(SYMBOLS, deletion, TESTS)
         assert set(texts) == {"terse", "normal", "detailed"}
         assert len(texts["terse"]) < 400
-        assert texts == instructions(feature, SYMBOLS, deletion, TESTS)
+        assert texts == instructions(SYMBOLS, deletion, TESTS)
         for text in texts.values():
             assert shared_code(text, deletion.removed) is None
             assert not re.search(r"test_\w+|testEmpty|::", text)
@@ -189,8 +170,8 @@ def test_a_very_long_list_of_targets_still_gives_a_terse_text() -> None:
     symbols = read_symbols(files, (".",))
     keys = tuple(FunctionKey("m.py", name) for name in names)
     feature = Feature("f", "cluster", keys, keys, ())
-    text = instructions(feature, symbols, delete(files, symbols, feature, "stub"), ())["terse"]
-    assert text == "Please implement what is missing in m.py."
+    text = instructions(symbols, delete(files, symbols, feature, "stub"), ())["terse"]
+    assert text == "Please implement what is missing in `m.py`."
 
 
 BODY = "words = text.split(',')\nresult = [word.strip() for word in words if word]\nreturn result"
@@ -230,6 +211,6 @@ def test_a_docstring_that_has_a_line_of_the_body_is_left_out() -> None:
     symbols = read_symbols(files, (".",))
     feature = Feature("f", "single", (FunctionKey("m.py", "f"),), (FunctionKey("m.py", "f"),), ())
     deletion = delete(files, symbols, feature, "stub")
-    texts = instructions(feature, symbols, deletion, ())
+    texts = instructions(symbols, deletion, ())
     assert all(shared_code(text, deletion.removed) is None for text in texts.values())
     assert "Sum up." in texts["detailed"]

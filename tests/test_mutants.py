@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
 import os
 import random
-import shlex
 import shutil
 import subprocess
 import sys
@@ -23,11 +21,9 @@ from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes
-from offbook.tasks.export import swebench_instance
 from offbook.tasks.factory.verification.expectations import Found, Test, TestFile
 from offbook.tasks.factory.verification.mutants import mutants_of
 from offbook.tasks.folder import rewrite_mutants
-from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.judging import MUST_FAIL, Plan, judged, plan
 from offbook.tasks.mutants import Draw, Mutant, Mutants, base_of, digest_of, draw
@@ -367,21 +363,3 @@ def test_what_the_code_looks_at_is_found_and_does_not_disturb_it(task: Task) -> 
     assert {(one.kind, one.path) for one in result.findings} == {
         (kind, path) for kind in ("frames", "gc", "code replaced")
     }
-
-
-def test_an_exported_instance_brings_the_judge_along(task: Task, tmp_path: Path) -> None:
-    """The lines and marks are those that swebench reads."""
-    shutil.copytree(task.folder, tmp_path / "task")
-    own = load_tasks(tmp_path)[0]
-    single_commit(own.tree)
-    instance = swebench_instance(own)
-    for path, text in gold_changes(own).items():
-        (own.tree / path).write_text(str(text))
-    places = {"/opt/judge": tmp_path / "judge", "/testbed": own.tree, "python3": shlex.quote(sys.executable)}
-    script = instance["eval_script"]
-    for place, moved in places.items():
-        script = script.replace(place, str(moved))
-    log = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
-    between = log.split(">>>>> Start Test Output")[1].split(">>>>> End Test Output")[0]
-    passed = {line.split()[1] for line in between.splitlines() if line.startswith("PASSED ")}
-    assert passed == {*json.loads(instance["FAIL_TO_PASS"]), *json.loads(instance["PASS_TO_PASS"])}

@@ -84,14 +84,6 @@ def test_tasks_that_are_sometimes_solved_weigh_most() -> None:
     assert weights["task02"] == pytest.approx(2 * 0.48 * 0.52, abs=1e-4)
 
 
-def test_they_are_drawn_more_often_too() -> None:
-    known = history(**{one.id: (4, 8) if number < 10 else (0, 8) for number, one in enumerate(TASKS)})
-    counts = Counter(one.id for seed in range(200) for one in Sampler(TASKS, seed).draw(5, known))
-    often = sum(counts[one.id] for one in TASKS[:10])
-    assert often > 0.7 * 1000
-    assert min(counts[one.id] for one in TASKS[10:]) > 0  # and no task is given up
-
-
 def test_tasks_of_one_kind_speak_for_each_other() -> None:
     tasks = [task("a1", "a"), task("a2", "a"), task("b1", "b"), task("b2", "b"), task("hard", "a", "hard")]
     weights = Sampler(tasks, seed=0).weights(history(a1=(0, 50), b1=(25, 50)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,16 +11,9 @@ from offbook.core.copies import shared_code
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.delete.symbols import read_symbols
 from offbook.tasks.factory.delete.visible import without_tests
-from offbook.tasks.factory.instruction.examples import Tried
+from offbook.tasks.factory.instruction.examples import examples
 from offbook.tasks.factory.instruction.instruct import complete, instructions
-from offbook.tasks.factory.instruction.needs import (
-    ERRORS,
-    NAMES,
-    PRIVATE,
-    SILENT,
-    TEXTS,
-    Needs,
-)
+from offbook.tasks.factory.instruction.needs import NAMES, PRIVATE, SILENT, TEXTS, Needs
 from offbook.tasks.factory.types import Feature, FunctionKey, Level, is_test_code
 
 FILES = {
@@ -49,7 +42,7 @@ def bare(number):
 class Basket(dict):
     """Things to buy."""
 
-    limit = 40
+    size: int = 40
 
     def __init__(self, owner):
         """For whom it is."""
@@ -87,7 +80,7 @@ def needs(test: str, level: Level, *names: str, files: Mapping[str, str] = FILES
     shown = {path: text for path, text in {**tree, **visible, **deletion.files}.items() if text is not None}
     touched = (*deletion.stubbed, *deletion.deleted)
     found = Needs(tree, shown, failing, deletion.removed, touched, feature.targets, symbols)
-    words = complete(instructions(feature, symbols, deletion, failing), found, deletion.removed)
+    words = complete(instructions(symbols, deletion, failing), found)
     assert all(shared_code(text, deletion.removed) is None for text in words.values())
     return found, words
 
@@ -111,35 +104,33 @@ def test_names_are_stated_with_the_place_that_tests_import_them_from(
             assert f"from {module} import {name}" in text
         assert "def wrap(text, width=80):" in text
         assert "Words stay whole." in text
-        assert not found.missing(text)
-    assert found.missing("Please bring wrap back.")[0].reason == NAMES
+    assert not found.missing()
 
 
 def test_another_name_for_what_is_gone_is_refused() -> None:
     files = {**FILES, "pkg/__init__.py": "from .text import wrap as fold\n"}
     test = "from pkg import fold\ndef test_wrap():\n    assert fold('a b') == ['a b']\n"
-    found, words = needs(test, "gone", *WRAP, files=files)
-    (lacking,) = found.missing(words["normal"])
-    assert str(lacking) == f"{NAMES}: tests/test_it.py imports fold from pkg, and what it stands for is not said"
+    found, _ = needs(test, "gone", *WRAP, files=files)
+    assert found.missing() == [(NAMES, "tests/test_it.py imports fold from pkg, and what it stands for is not said")]
     test = "from pkg.text import bare as b\ndef test_b():\n    assert b(2) == [4, 1]\n    assert b(4) == [8, 2]\n"
-    _, words = needs(test, "stub", "pkg/text.py::bare")
-    assert "from pkg.text import bare as b\nassert b(2) == [4, 1]\n" in words["terse"]
+    found, _ = needs(test, "stub", "pkg/text.py::bare")
+    assert "from pkg.text import bare as b\nassert b(2) == [4, 1]\n" in ran(found).stated()
 
 
 def test_what_the_tree_shows_is_not_said_again() -> None:
     found, words = needs("from pkg import wrap\ndef test_wrap():\n    assert wrap('a b') == ['a b']\n", "stub", *WRAP)
     assert found.stated() == ""
     assert len(words["terse"]) < 400
-    assert not found.missing("Please.")
+    assert not found.missing()
 
 
 def test_a_class_that_is_gone_is_declared_with_its_fields_and_methods() -> None:
     test = "from pkg import Basket\ndef test_total():\n    assert Basket('me').total()['kind'] == 'full'\n"
     found, words = needs(test, "gone", *BASKET)
-    for line in ("class Basket(dict):", "limit = 40", "def __init__(self, owner):", "def total(self, *, tax=0):"):
+    for line in ("class Basket(dict):", "size: int = ...", "def __init__(self, owner):", "def total(self, *, tax=0):"):
         assert line in words["terse"]
     assert "sum(self" not in words["detailed"]
-    assert not found.missing(words["normal"])  # "full" stands in the tree
+    assert not found.missing()  # "full" stands in the tree
 
 
 @pytest.mark.parametrize(
@@ -155,10 +146,9 @@ def test_a_class_that_is_gone_is_declared_with_its_fields_and_methods() -> None:
 def test_a_literal_of_the_gone_code_that_tests_check_is_stated(check: str, texts: list[str]) -> None:
     found, words = needs(f"from pkg import Basket\ndef test_total():\n    {check}\n", "stub", *BASKET)
     assert [*found.texts] == texts
-    assert not found.missing(words["terse"])
+    assert not found.missing()
     if texts:
         assert f"`{texts[0]}` (total)" in words["normal"]
-        assert found.missing("Please.")[0].reason == TEXTS
 
 
 def test_messages_and_errors_are_found_behind_fixtures_helpers_and_tables() -> None:
@@ -176,20 +166,9 @@ def test_narrow(narrow):
 """
     found, words = needs(test, "stub", *WRAP)
     assert [*found.texts] == ["a width of 0 is too narrow"]
-    assert found.errors == {"ValueError": "tests/test_it.py::test_narrow"}
-    assert "- `ValueError` (narrow)" in words["normal"]
-    assert not found.missing(words["normal"])
-    assert {missing.reason for missing in found.missing("Please.")} == {TEXTS, ERRORS}
-
-
-def test_what_examples_do_not_reach_is_refused() -> None:
-    test = "from pkg.text import bare\ndef test_bare():\n    assert bare(2) == [4, 1]\n    assert bare(4) == [8, 2]\n"
-    found, words = needs(test, "stub", "pkg/text.py::bare")
-    for num_lines, is_refused in ((1, True), (3, False)):
-        lines = frozenset(range(num_lines))
-        tried = Tried(dict.fromkeys((one.text for one in found.examples), lines))
-        assert bool(replace(found, tried=tried).missing(words["normal"])) == is_refused
-    assert replace(found, tried=Tried()).stated() == ""  # none of them is true
+    assert found.errors == {"ValueError": "tests/test_it.py::fails"}
+    assert "- `ValueError` (fails)" in words["normal"]
+    assert not found.missing()
 
 
 PRICE = '''
@@ -217,7 +196,7 @@ def test_a_number_that_docstrings_only_hint_at(check: str, shown: str, said: lis
     found, words = needs(test, "stub", "pkg/shop.py::price", files=files)
     assert all(words["normal"].count(text) == 1 for text in said)
     assert bool(found.stated()) == bool(said)
-    assert not found.missing(words["normal"])
+    assert not found.missing()
 
 
 def test_a_word_of_a_docstring_does_not_show_an_attribute() -> None:
@@ -229,8 +208,8 @@ def test_a_word_of_a_docstring_does_not_show_an_attribute() -> None:
 
 def test_too_many_texts_make_a_refusal() -> None:
     cases = "\n".join(f"    assert wrap('a', {-n}) == 'a width of {-n} is too narrow'" for n in range(14))
-    found, words = needs(f"from pkg import wrap\ndef test_wrap():\n{cases}\n", "stub", *WRAP)
-    assert found.missing(words["normal"])[0].reason == TEXTS
+    found, _ = needs(f"from pkg import wrap\ndef test_wrap():\n{cases}\n", "stub", *WRAP)
+    assert found.missing()[0][0] == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -246,11 +225,11 @@ def test_too_many_texts_make_a_refusal() -> None:
 def test_private_state_refuses_and_public_attributes_are_stated(check: str, private: list[str]) -> None:
     found, words = needs(f"from pkg import Basket\ndef test_it():\n    {check}\n", "stub", *BASKET)
     assert [name for name in found.attributes if name.startswith("_")] == private
-    assert [missing.reason for missing in found.missing(words["normal"])] == [PRIVATE] * len(private)
+    assert [reason for reason, _ in found.missing()] == [PRIVATE] * len(private)
     assert ("Attributes that the tests read: `owner_name`." in words["normal"]) == (not private)
     shown = {**FILES, "pkg/shop.py": FILES["pkg/shop.py"] + "\ndef look(basket):\n    return basket._sums\n"}
     found, words = needs(f"from pkg import Basket\ndef test_it():\n    {check}\n", "stub", *BASKET, files=shown)
-    assert not found.missing(words["normal"])
+    assert not found.missing()
 
 
 def test_a_private_name_that_the_gone_code_spells_is_no_text_to_state() -> None:
@@ -258,7 +237,7 @@ def test_a_private_name_that_the_gone_code_spells_is_no_text_to_state() -> None:
     check = "from pkg import Basket\ndef test_it():\n    assert '_sums' in vars(Basket('me'))\n"
     found, words = needs(check, "stub", *BASKET, files={**FILES, "pkg/shop.py": shop})
     assert "_sums" not in words["normal"]
-    assert [missing.reason for missing in found.missing(words["normal"])] == [PRIVATE]
+    assert [reason for reason, _ in found.missing()] == [PRIVATE]
 
 
 def test_what_no_docstring_describes_has_examples_or_is_refused() -> None:
@@ -269,18 +248,16 @@ def test_bare(number, result):
     got = bare(number)
     assert got == result
 """
-    found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert [one.text for one in found.examples] == [
-        "got = bare(2)\nassert got == [4, 1]",
-        "got = bare(4)\nassert got == [8, 2]",
-    ]
-    assert "got = bare(2)\nassert got == [4, 1]" in words["terse"]
-    assert not found.missing(words["normal"])
-    test = "from pkg.text import bare\ndef test_bare(data):\n    assert bare(data)\n"
-    found, words = needs(test, "stub", "pkg/text.py::bare")
-    (lacking,) = found.missing(words["normal"])
+    found, _ = needs(test, "stub", "pkg/text.py::bare")
+    shown = ["got = bare(2)\nassert got == [4, 1]", "got = bare(4)\nassert got == [8, 2]"]
+    for num_lines, is_refused in ((1, True), (3, False)):
+        tried = ran(found, range(num_lines))
+        assert [one.text for one in tried.chosen] == shown
+        assert shown[0] in tried.stated()
+        assert bool(tried.missing()) == is_refused
+    assert found.stated() == ""  # none of them is true
     counted = f"has 0 words of docstring for {found.symbols.functions[BARE].statements} statements"
-    assert str(lacking) == f"{SILENT}: {BARE} {counted}, and few tests are simple calls"
+    assert found.missing() == [(SILENT, f"{BARE} {counted}, and few tests are simple calls")]
 
 
 @pytest.mark.parametrize(
@@ -293,10 +270,11 @@ def test_of_documentation_the_words_are_counted(docstring: str, words: int | Non
     assert [*found.brief.values()] == ([] if words is None else [words])
 
 
-def ran(found: Needs) -> Needs:
-    """As if all of its checks were true, and ran the same line."""
-    lines = dict.fromkeys((one.text for one in found.candidates), frozenset({1}))
-    return replace(found, tried=Tried(lines))
+def ran(found: Needs, lines: Iterable[int] = (1,)) -> Needs:
+    """As if all of its checks were true, and ran the same lines."""
+    tests = {path: text for path, text in found.before.items() if is_test_code(path)}
+    candidates = examples(found.code, tests, (".",), found.failing, found.functions)
+    return replace(found, examples=tuple(replace(one, lines=frozenset(lines)) for one in candidates))
 
 
 TABLE = '''
@@ -321,7 +299,7 @@ def test_rows_with_what_is_stated_to_the_letter_are_shown() -> None:
     test = TABLE_TEST.format(rows=[(1, 0), (5, 0), (2, 85), (3, 240), (9, 615), (10, 615)])
     found = ran(needs(test, "stub", "pkg/__init__.py::surcharge", files=files)[0])
     checks = ["(1) == 0", "(2) == 85", "(3) == 240", "(9) == 615"]
-    assert [one.text for one in found.examples] == [f"assert surcharge{check}" for check in checks]
+    assert [one.text for one in found.chosen] == [f"assert surcharge{check}" for check in checks]
 
 
 @pytest.mark.parametrize(("doctest", "num_shown"), [("", 2), (">>> volume(1, 1, 1)\n    1\n    ", 1)])
@@ -339,13 +317,4 @@ def test_large():
     assert volume(100, 50, 50) == 48.67
 """
     found = ran(needs(test, "stub", "pkg/__init__.py::volume", files={"pkg/__init__.py": code})[0])
-    assert len(found.examples) == num_shown
-
-
-def test_a_check_on_a_file_says_what_its_folder_is() -> None:
-    load = 'def load(path):\n    """All of the letters at that path."""\n    return path.read_text().strip(";")\n'
-    test = "from pkg import load\ndef test_load(tmp_path):\n    (tmp_path / 'a').write_text(';b')\n"
-    test += "    assert load(tmp_path / 'a') == 'b'\n"
-    found = ran(needs(test, "stub", "pkg/__init__.py::load", files={"pkg/__init__.py": load})[0])
-    folder = "# tmp_path: an empty folder, a pathlib.Path, a new one for each check"
-    assert f"{folder}\n(tmp_path / 'a').write_text(';b')\nassert load(tmp_path / 'a') == 'b'\n" in found.stated()
+    assert len(found.chosen) == num_shown

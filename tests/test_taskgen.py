@@ -28,7 +28,6 @@ from offbook.rl.tasks import Selected
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all
-from offbook.tasks.export import swebench_instance
 from offbook.tasks.factory.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.tasks.factory.delete.delete import delete
 from offbook.tasks.factory.features import Finder
@@ -334,25 +333,6 @@ def test_an_interrupted_task_leaves_nothing(workshop: Workshop, tmp_path: Path) 
 
     asyncio.run(interrupted())
     assert list(tmp_path.iterdir()) == []
-
-
-# --- export
-
-
-def test_an_exported_instance_applies(made: Factory, tmp_path: Path) -> None:
-    task = named(made[1], "runs")
-    instance = swebench_instance(task)
-    assert (instance["repo"], instance["version"]) == ("little", "2.1")
-    assert json.loads(instance["FAIL_TO_PASS"]) == list(task.fail_to_pass)
-    tree = tmp_path / "tree"
-    subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", task.tree, tree], check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True).stdout
-    assert head.strip() == instance["base_commit"]
-    for part in ("patch", "test_patch"):
-        subprocess.run(["git", "apply", "-"], cwd=tree, input=instance[part], text=True, check=True)
-    original = little(tmp_path / "original")
-    for path in ("little/figures.py", "tests/test_figures.py", "tests/test_words.py"):
-        assert (tree / path).read_text() == (original / path).read_text()
 
 
 # --- a model's words

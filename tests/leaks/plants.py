@@ -25,6 +25,11 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from pygments import highlight
+from pygments.formatter import Formatter
+from pygments.formatters import HtmlFormatter, TerminalFormatter
+from pygments.lexers import PythonLexer
+
 MODULE = "shop/prices.py"
 NAME = "discounted_total"
 SIGNATURE = "def discounted_total(basket: list[float], percent: float, floor: float = 0.0) -> float:\n"
@@ -169,229 +174,41 @@ def git_object_in_archive(folder: Path) -> str:
     return write(folder, "backup.tar", tarred({".git/objects/aa/bb": blob}, "w")) + "!.git/objects/aa/bb!content"
 
 
-# --- installed copies
+# --- what a tool of its own has to write
 
 
-@plant
-def wheel_in_cache(folder: Path) -> str:
-    name = ".cache/pip/wheels/ab/shop-1.0-py3-none-any.whl"
-    return write(folder, name, zipped({MODULE: ORIGINAL, "shop-1.0.dist-info/METADATA": "Name: shop\n"})) + f"!{MODULE}"
+def highlighted(formatter: Formatter[str], text: str = ORIGINAL) -> str:
+    return highlight(text, PythonLexer(), formatter)
 
 
-@plant
-def pip_http_cache(folder: Path) -> str:
-    """Of older versions of pip: the wheel lies within a message."""
-    body = b"cc=4,\x82\xa8response\x86\xa4body\xc6" + zipped({MODULE: ORIGINAL}) + b"\xa7headers\x80"
-    return write(folder, ".cache/pip/http/0/1/0123", body) + f"!{MODULE}"
-
-
-@plant
-def source_distribution(folder: Path) -> str:
-    content = tarred({f"shop-1.0/{MODULE}": ORIGINAL.encode()}, "w:gz")
-    return write(folder, "dist/shop-1.0.tar.gz", content) + f"!content!shop-1.0/{MODULE}"
-
-
-@plant
-def egg_info_with_copy(folder: Path) -> str:
-    write(folder, "shop.egg-info/SOURCES.txt", f"{MODULE}\n")
-    return write(folder, "build/lib/shop/prices.py", ORIGINAL)
-
-
-# --- documents
-
-
-@plant
-def markdown_page(folder: Path) -> str:
-    return write(
-        folder, "docs/prices.md", f"# Prices\n\nThis is how it works:\n\n```python\n{DELETED}```\n\nThat is all.\n"
-    )
-
-
-@plant
-def restructured_page(folder: Path) -> str:
-    lines = "".join(f"    {line}" for line in DELETED.splitlines(keepends=True))
-    return write(folder, "docs/prices.rst", f"Prices\n======\n\n.. code-block:: python\n\n{lines}\nThat is all.\n")
-
-
-@plant
-def doctest_page(folder: Path) -> str:
-    lines = [(">>> " if number == 0 else "... ") + line for number, line in enumerate(DELETED.splitlines())]
-    return write(folder, "docs/example.txt", "An example:\n\n" + "\n".join(lines) + "\n")
-
-
-@plant
-def html_page(folder: Path) -> str:
-    """As Sphinx's viewcode writes it: highlighted by pygments, with entities."""
-    from pygments import highlight
-    from pygments.formatters import HtmlFormatter
-    from pygments.lexers import PythonLexer
-
-    return write(folder, "docs/_modules/prices.html", highlight(ORIGINAL, PythonLexer(), HtmlFormatter(full=True)))
-
-
-@plant
-def coverage_report(folder: Path) -> str:
+def coverage_report() -> str:
     """A line as coverage's html report has it: a number, a link, the code in spans."""
     rows = []
     for number, line in enumerate(ORIGINAL.splitlines(), 1):
         words = re.sub(r"\w+|\W+", lambda word: f'<span class="nam">{html.escape(word[0])}</span>', line)
-        number_link = f'<span class="n"><a id="t{number}" href="#t{number}">{number}</a></span>'
-        rows.append(f'<p class="run">{number_link}<span class="t">{words}&nbsp;</span><span class="r"></span></p>')
-    return write(folder, "htmlcov/z_1_prices_py.html", "<html><body>" + "\n".join(rows) + "</body></html>")
+        link = f'<span class="n"><a id="t{number}" href="#t{number}">{number}</a></span>'
+        rows.append(f'<p class="run">{link}<span class="t">{words}&nbsp;</span><span class="r"></span></p>')
+    return "<html><body>" + "\n".join(rows) + "</body></html>"
 
 
-@plant
-def notebook_cell(folder: Path) -> str:
-    cell = {"cell_type": "code", "source": DELETED.splitlines(keepends=True), "outputs": []}
-    return write(folder, "notes.ipynb", json.dumps({"cells": [cell], "nbformat": 4}, indent=1))
+def cython_listing() -> str:
+    """Cython copies the source into the C that it writes."""
+    lines = DELETED.splitlines()
+    whole = "".join(f" * {line}\n" for line in lines)
+    rows = [f'/* "shop/prices.pyx":{30 + n}\n * {line}  # <<<<<<\n */\n' for n, line in enumerate(lines)]
+    return f"/*\n{whole} */\n{''.join(rows)}"
 
 
-@plant
-def notebook_output(folder: Path) -> str:
-    output = {"output_type": "stream", "name": "stdout", "text": DELETED.splitlines(keepends=True)}
-    cell = {"cell_type": "code", "source": ["inspect.getsource(f)"], "outputs": [output]}
-    return write(folder, "notes.ipynb", json.dumps({"cells": [cell], "nbformat": 4}, indent=1))
+def notebook(**cell: object) -> str:
+    return json.dumps({"cells": [{"cell_type": "code", "outputs": [], **cell}], "nbformat": 4}, indent=1)
 
 
-# --- logs, patches and backups
+def with_other_locals() -> str:
+    names = {"basket": "b", "percent": "p", "total": "t", "floor": "least", "place": "i", "price": "v", NAME: "f"}
+    return re.sub("|".join(rf"\b{name}\b" for name in names), lambda found: names[found[0]], DELETED)
 
 
-@plant
-def patch(folder: Path) -> str:
-    write(folder.parent, "a.py", OTHERS)
-    write(folder.parent, "b.py", ORIGINAL)
-    text = run("git", "diff", "--no-index", "b.py", "a.py", cwd=folder.parent)
-    assert "\n-    total = 0.0" in text
-    return write(folder, "0001-remove.patch", text)
-
-
-@plant
-def backup_of_merge(folder: Path) -> str:
-    return write(folder, "shop/prices.py.orig", ORIGINAL)
-
-
-@plant
-def backup_of_editor(folder: Path) -> str:
-    return write(folder, "shop/prices.py~", ORIGINAL)
-
-
-@plant
-def coloured_log(folder: Path) -> str:
-    from pygments import highlight
-    from pygments.formatters import TerminalFormatter
-    from pygments.lexers import PythonLexer
-
-    return write(folder, "session.log", highlight(ORIGINAL, PythonLexer(), TerminalFormatter()))
-
-
-@plant
-def compressed_log(folder: Path) -> str:
-    return write(folder, "logs/run.log.gz", gzip.compress(("starting\n" + ORIGINAL + "done\n").encode())) + "!content"
-
-
-@plant
-def traceback_of_test(folder: Path) -> str:
-    """pytest prints a failing function from its first line down to the one that failed."""
-    original = elsewhere(folder)
-    write(original, "test_it.py", "def test_it():\n" + "".join(f"    {line}\n" for line in TEST_CALL.splitlines()))
-    said = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", cwd=original)
-    assert ">   " in said
-    return write(folder, ".pytest_cache/last_failure.txt", said)
-
-
-@plant
-def zipped_backup(folder: Path) -> str:
-    return write(folder, "old.zip", zipped({MODULE: ORIGINAL})) + f"!{MODULE}"
-
-
-@plant
-def zip_in_tar(folder: Path) -> str:
-    inner = zipped({MODULE: ORIGINAL})
-    return write(folder, "old.tar.bz2", tarred({"a/old.zip": inner}, "w:bz2")) + f"!content!a/old.zip!{MODULE}"
-
-
-@plant
-def xz_and_bz2(folder: Path) -> str:
-    return write(folder, "blob.bin", lzma.compress(bz2.compress(ORIGINAL.encode()))) + "!content!content"
-
-
-# --- code in data
-
-
-@plant
-def escaped_in_json(folder: Path) -> str:
-    return write(folder, "data.json", json.dumps({"path": MODULE, "content": ORIGINAL}))
-
-
-@plant
-def escaped_twice_in_json(folder: Path) -> str:
-    return write(folder, "data.jsonl", json.dumps({"line": json.dumps({"content": ORIGINAL})}))
-
-
-@plant
-def junit_report(folder: Path) -> str:
-    text = html.escape(DELETED).replace("\n", "&#10;")
-    return write(folder, "junit.xml", f'<testsuite><failure message="{text}"/></testsuite>')
-
-
-@plant
-def base64_text(folder: Path) -> str:
-    return write(folder, "fixture.txt", b"payload:\n" + base64.encodebytes(ORIGINAL.encode())) + "!base64@"
-
-
-@plant
-def base64_of_zip(folder: Path) -> str:
-    packed = base64.b64encode(zipped({MODULE: ORIGINAL})).decode()
-    return write(folder, "bundle.py", f'DATA = "{packed}"\n') + "!base64@"
-
-
-@plant
-def pickled_source(folder: Path) -> str:
-    return write(folder, "cache.pkl", pickle.dumps({"source": ORIGINAL}))
-
-
-@plant
-def pickled_source_as_text(folder: Path) -> str:
-    return write(folder, "cache.pkl", pickle.dumps({"source": ORIGINAL}, protocol=0))
-
-
-@plant
-def shelf(folder: Path) -> str:
-    with shelve.open(str(folder / "shelf")) as database:
-        database["prices"] = ORIGINAL
-    return "shelf"
-
-
-@plant
-def utf16_text(folder: Path) -> str:
-    return write(folder, "notes.txt", ORIGINAL.encode("utf-16"))
-
-
-@plant
-def shell_heredoc(folder: Path) -> str:
-    return write(folder, "setup.sh", f"#!/bin/sh\ncat > shop/prices.py <<'EOF'\n{ORIGINAL}EOF\n")
-
-
-# --- code in code
-
-
-@plant
-def copy_under_another_name(folder: Path) -> str:
-    return write(folder, "shop/compat.py", DELETED.replace(NAME, "cheaper"))
-
-
-@plant
-def copy_with_other_locals(folder: Path) -> str:
-    changed = DELETED.replace(NAME, "f")
-    for old, new in {"basket": "b", "percent": "p", "total": "t", "floor": "least", "place": "i", "price": "v"}.items():
-        changed = re.sub(rf"\b{old}\b", new, changed)
-    return write(folder, "shop/compat.py", OTHERS.replace("tax", "levy") + "\n\n" + changed)
-
-
-@plant
-def reformatted_copy_with_other_locals(folder: Path) -> str:
-    """Other names, other quotes, other line breaks, no annotations."""
-    copy = """def cheaper(items, rate, least=0.0):
+REFORMATTED = """def cheaper(items, rate, least=0.0):
     if not 0 <= rate <= 100:
         raise ValueError(
             f'{rate} is no percentage'
@@ -405,27 +222,87 @@ def reformatted_copy_with_other_locals(folder: Path) -> str:
         least,
     )
 """
-    return write(folder, "shop/compat.py", copy)
 
 
 @plant
-def commented_out(folder: Path) -> str:
-    lines = "".join(f"# {line}\n" for line in DELETED.splitlines())
-    return write(folder, "shop/old.py", f"import math\n\n{lines}\nX = math.pi\n")
+def patch(folder: Path) -> str:
+    write(folder.parent, "a.py", OTHERS)
+    write(folder.parent, "b.py", ORIGINAL)
+    text = run("git", "diff", "--no-index", "b.py", "a.py", cwd=folder.parent)
+    assert "\n-    total = 0.0" in text
+    return write(folder, "0001-remove.patch", text)
 
 
 @plant
-def quoted_in_docstring(folder: Path) -> str:
-    inner = DELETED.replace('"""', "'''")
-    return write(folder, "shop/help.py", f'def explain():\n    """It does this:\n\n{inner}\n    """\n')
+def traceback_of_test(folder: Path) -> str:
+    """pytest prints a failing function from its first line down to the one that failed."""
+    original = elsewhere(folder)
+    write(original, "test_it.py", "def test_it():\n" + "".join(f"    {line}\n" for line in TEST_CALL.splitlines()))
+    said = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", cwd=original)
+    assert ">   " in said
+    return write(folder, ".pytest_cache/last_failure.txt", said)
 
 
 @plant
-def cython_listing(folder: Path) -> str:
-    """Cython copies the source into the C that it writes."""
-    lines = DELETED.splitlines()
-    whole = "".join(f" * {line}\n" for line in lines)
-    rows = "".join(
-        f'/* "shop/prices.pyx":{30 + number}\n * {line}  # <<<<<<\n */\n' for number, line in enumerate(lines)
-    )
-    return write(folder, "shop/prices.c", f"/*\n{whole} */\n{rows}")
+def shelf(folder: Path) -> str:
+    with shelve.open(str(folder / "shelf")) as database:
+        database["prices"] = ORIGINAL
+    return "shelf"
+
+
+# --- files that are written as they are: name -> path, content, where inside of the file the leak is
+
+INDENTED = "".join(f"    {line}" for line in DELETED.splitlines(keepends=True))
+PROMPTED = "\n".join([f">>> {SIGNATURE.rstrip()}", *(f"... {line}" for line in DELETED.splitlines()[1:])])
+COMMENTED = "".join(f"# {line}\n" for line in DELETED.splitlines())
+LINES = DELETED.splitlines(keepends=True)
+QUOTED = DELETED.replace('"""', "'''")
+WHEEL = {MODULE: ORIGINAL, "shop-1.0.dist-info/METADATA": "Name: shop\n"}
+RESPONSE = b"cc=4,\x82\xa8response\x86\xa4body\xc6" + zipped({MODULE: ORIGINAL}) + b"\xa7headers\x80"  # of an older pip
+FILES: dict[str, tuple[str, str | bytes, str]] = {
+    "wheel_in_cache": (".cache/pip/wheels/ab/shop-1.0-py3-none-any.whl", zipped(WHEEL), f"!{MODULE}"),
+    "pip_http_cache": (".cache/pip/http/0/1/0123", RESPONSE, f"!{MODULE}"),
+    "source_distribution": (
+        *("dist/shop-1.0.tar.gz", tarred({f"shop-1.0/{MODULE}": ORIGINAL.encode()}, "w:gz")),
+        f"!content!shop-1.0/{MODULE}",
+    ),
+    "egg_info_with_copy": ("build/lib/shop/prices.py", ORIGINAL, ""),
+    "markdown_page": ("docs/prices.md", f"# Prices\n\nIt works so:\n\n```python\n{DELETED}```\n\nThat is all.\n", ""),
+    "restructured_page": (
+        "docs/prices.rst",
+        f"Prices\n======\n\n.. code-block:: python\n\n{INDENTED}\n",
+        "",
+    ),
+    "doctest_page": ("docs/example.txt", f"An example:\n\n{PROMPTED}\n", ""),
+    "html_page": ("docs/_modules/prices.html", highlighted(HtmlFormatter(full=True)), ""),  # as Sphinx's viewcode
+    "coverage_report": ("htmlcov/z_1_prices_py.html", coverage_report(), ""),
+    "notebook_cell": ("notes.ipynb", notebook(source=LINES), ""),
+    "notebook_output": ("notes.ipynb", notebook(source=[], outputs=[{"output_type": "stream", "text": LINES}]), ""),
+    "backup_of_merge": ("shop/prices.py.orig", ORIGINAL, ""),
+    "backup_of_editor": ("shop/prices.py~", ORIGINAL, ""),
+    "coloured_log": ("session.log", highlighted(TerminalFormatter()), ""),
+    "compressed_log": ("logs/run.log.gz", gzip.compress(f"starting\n{ORIGINAL}done\n".encode()), "!content"),
+    "zipped_backup": ("old.zip", zipped({MODULE: ORIGINAL}), f"!{MODULE}"),
+    "zip_in_tar": (
+        *("old.tar.bz2", tarred({"a/old.zip": zipped({MODULE: ORIGINAL})}, "w:bz2")),
+        f"!content!a/old.zip!{MODULE}",
+    ),
+    "xz_and_bz2": ("blob.bin", lzma.compress(bz2.compress(ORIGINAL.encode())), "!content!content"),
+    "escaped_in_json": ("data.json", json.dumps({"path": MODULE, "content": ORIGINAL}), ""),
+    "escaped_twice_in_json": ("data.jsonl", json.dumps({"line": json.dumps({"content": ORIGINAL})}), ""),
+    "junit_report": ("junit.xml", f'<failure message="{html.escape(DELETED)}"/>'.replace("\n", "&#10;"), ""),
+    "base64_text": ("fixture.txt", b"payload:\n" + base64.encodebytes(ORIGINAL.encode()), "!base64@"),
+    "base64_of_zip": ("bundle.py", b'DATA = "' + base64.b64encode(zipped({MODULE: ORIGINAL})) + b'"\n', "!base64@"),
+    "pickled_source": ("cache.pkl", pickle.dumps({"source": ORIGINAL}), ""),
+    "pickled_source_as_text": ("cache.pkl", pickle.dumps({"source": ORIGINAL}, protocol=0), ""),
+    "utf16_text": ("notes.txt", ORIGINAL.encode("utf-16"), ""),
+    "shell_heredoc": ("setup.sh", f"#!/bin/sh\ncat > shop/prices.py <<'EOF'\n{ORIGINAL}EOF\n", ""),
+    "copy_under_another_name": ("shop/compat.py", DELETED.replace(NAME, "cheaper"), ""),
+    "copy_with_other_locals": ("shop/compat.py", f"{OTHERS.replace('tax', 'levy')}\n\n{with_other_locals()}", ""),
+    "reformatted_copy_with_other_locals": ("shop/compat.py", REFORMATTED, ""),
+    "commented_out": ("shop/old.py", f"import math\n\n{COMMENTED}\nX = math.pi\n", ""),
+    "quoted_in_docstring": ("shop/help.py", f'def explain():\n    """It does this:\n\n{QUOTED}\n    """\n', ""),
+    "cython_listing": ("shop/prices.c", cython_listing(), ""),
+}
+for _name, (_path, _content, _inside) in FILES.items():
+    PLANTS[_name] = lambda folder, path=_path, content=_content, inside=_inside: write(folder, path, content) + inside

@@ -144,24 +144,18 @@ def _show_made(result: list[Made]) -> None:
 
 @app.command()
 def check(places: Places, as_json: Json = False) -> None:
-    """Gold accepted, doing nothing refused, all that tests check can be known. Exits with 1 if a task does not hold.
+    """Gold accepted, doing nothing refused. Exits with 1 if a task does not hold.
 
     For example: offbook tasks check tasks
     """
-    from offbook.tasks.check import check_all, readable
-    from offbook.tasks.factory.instruction.needs import missing_in
+    from offbook.tasks.check import check_all
 
     def found(tasks: list[Task], bad: dict[str, str], progress: Callable[[float], None]) -> dict[str, list[Any]]:
         results = asyncio.run(check_all(tasks, progress))
         bad |= {task.id: why for task, why in zip(tasks, results, strict=True) if why}
-        unknown = {}
-        for task in tasks:
-            with readable(task, bad):
-                if task.id not in bad and (missing := missing_in(task)):
-                    unknown[task.id] = [str(one) for one in missing]
-        return unknown
+        return {}
 
-    _judge(places, "checked", "insufficient", found, as_json)
+    _judge(places, "checked", "faults", found, as_json)
 
 
 @app.command()
@@ -192,7 +186,7 @@ def _judge(
         found = {id: ones for id, ones in find(tasks, bad, partial(progress, f"{kind} in tasks")).items() if ones}
     if as_json:
         records = {id: [asdict(one) if kind == "leaks" else one for one in ones] for id, ones in found.items()}
-        print(json.dumps({done: num_tasks, "bad": bad, kind: records}))
+        print(json.dumps({done: num_tasks, "bad": bad} | ({kind: records} if kind == "leaks" else {})))
     else:
         reasons = {**{id: [why] for id, why in bad.items()}, **found}
         for task_id, ones in reasons.items():
@@ -391,24 +385,14 @@ def harden(
 
 
 @app.command()
-def export(
-    places: Places,
-    out: Annotated[Path, option("The file to write; with --to harbor, the folder.")] = Path("tasks.jsonl"),
-    to: Annotated[Literal["swebench", "harbor"], option("A file of instances, or whole task folders.")] = "swebench",
-) -> None:
-    """All tasks as one file of SWE-bench instances, a JSON object a line, or as folders for Harbor.
+def export(places: Places, out: Annotated[Path, option("The folder to write.")] = Path("harbor")) -> None:
+    """All tasks as whole folders for Harbor.
 
-    For example: offbook tasks export tasks --out tasks.jsonl
+    For example: offbook tasks export tasks --out for-harbor
     """
-    from offbook.tasks.export import swebench_instance
     from offbook.tasks.folder import tasks_at, write_whole
 
     tasks = tasks_at(places)
-    if to == "swebench":
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("".join(json.dumps(swebench_instance(task)) + "\n" for task in tasks))
-        print(f"{out}: {len(tasks)} instances")
-        return
     for task in tasks:
         if (out / task.id).exists():
             raise OffbookError(f"{out / task.id} is there already; give another --out")

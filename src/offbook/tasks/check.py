@@ -41,23 +41,23 @@ async def check(task: Task, spec: SandboxSpec | None = None, timeout_s: float = 
     if task.script == RECORD:
         from offbook.tasks.from_verifiers import reward_by_taskset
 
-        return "it is solved by doing nothing" if await reward_by_taskset(task, {}, None, spec) >= 1 else ""
-    if task.script:
+        is_solved = await reward_by_taskset(task, {}, None, spec) >= 1
+    elif task.script:
         gold = await solved_by_script(task, spec, timeout_s)
         reward, words = await reward_by_script(task, gold, spec, timeout_s)
         if reward < 1:
             return f"its solution earns {reward:g}, not 1 ({words}); what its Dockerfile installs may be missing here"
-        reward, _ = await reward_by_script(task, {}, spec, timeout_s)
-        return "it is solved by doing nothing" if reward >= 1 else ""
-    if task.leave:
+        is_solved = (await reward_by_script(task, {}, spec, timeout_s))[0] >= 1
+    else:
+        if not task.leave and not task.fail_to_pass:
+            return "it names no test that needs the feature"
+        if not task.leave and (why := await check_gold(task, spec, timeout_s)):
+            return why
         untouched = await grade(task, {}, spec, timeout_s)
-        return "" if untouched.solved else f"nothing is to be changed, and it is refused: {why_refused(untouched)}"
-    if not task.fail_to_pass:
-        return "it names no test that needs the feature"
-    if why := await check_gold(task, spec, timeout_s):
-        return why
-    untouched = await grade(task, {}, spec, timeout_s)
-    return "it is solved by doing nothing" if untouched.solved else ""
+        if task.leave and not untouched.solved:
+            return f"nothing is to be changed, and it is refused: {why_refused(untouched)}"
+        is_solved = untouched.solved and not task.leave
+    return "it is solved by doing nothing" if is_solved else ""
 
 
 async def check_all(tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None) -> list[str]:
@@ -94,13 +94,11 @@ def readable(task: Task, bad: dict[str, str]) -> Iterator[None]:
 async def check_gold(task: Task, spec: SandboxSpec, timeout_s: float = TIMEOUT_S) -> str:
     """Why the gold patch is not accepted; empty if it is."""
     gold = gold_changes(task)
-    left_out = [path for path in gold if path.endswith(".py") and not counted(task, path)]
-    if left_out:
-        return f"its gold patch changes {left_out[0]}, which is not graded"
+    for path in gold:
+        if path.endswith(".py") and not counted(task, path):
+            return f"its gold patch changes {path}, which is not graded"
     accepted = await grade(task, gold, spec, timeout_s)
-    if not accepted.solved:
-        return f"its gold patch is refused: {why_refused(accepted)}"
-    return ""
+    return "" if accepted.solved else f"its gold patch is refused: {why_refused(accepted)}"
 
 
 def why_refused(result: Grade) -> str:

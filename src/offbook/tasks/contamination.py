@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,101 +32,82 @@ STATE = re.compile(r"-(main|master|trunk|develop|head|[0-9a-f]{40}|v\d[\w.+-]*|\
 NO_RUNS: Hashes = np.zeros(0, dtype=np.uint64)
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Shares of one task's runs that training tasks have too; `bodies` are functions with an equal body there."""
-
-    task: str
-    words: float
-    code: float
-    bodies: tuple[str, ...]
-    same_id: bool
-    too_short: bool  # neither request nor solution is as long as a run
-
-    @property
-    def contained(self) -> bool:
-        return self.same_id or self.words >= ALARM or self.code >= ALARM or bool(self.bodies)
-
-
-class Runs:
-    """The runs of tokens of several texts, and which of them other texts have too."""
-
-    def __init__(self, texts: Iterable[str], length: int):
-        each = [runs(text, length) for text in texts]
-        self.length = length
-        self.sizes = np.array([len(one) for one in each], dtype=int)
-        self.owner = np.repeat(np.arange(len(each)), self.sizes)
-        self.hashes = np.concatenate([NO_RUNS, *each])
-        self.found = np.zeros(len(self.hashes), dtype=bool)
-
-    def in_text(self, text: str) -> Any:
-        return np.isin(self.hashes, runs(text, self.length))
-
-    def shares(self, found: Any) -> Any:
-        """Of each text the share of its runs."""
-        return np.bincount(self.owner[found], minlength=len(self.sizes)) / np.maximum(1, self.sizes)
-
-
 class Sought:
     """What would give tasks away: their requests, the code that their solutions add, and the functions that these
     complete."""
 
-    def __init__(self, tasks: Sequence[Task]):
-        solutions = [_solution(task) for task in tasks]
-        pairs = list(zip(tasks, solutions, strict=True))
-        self.words = Runs([task.instruction for task in tasks], WORDS)
-        self.code = Runs(["\n".join(_added(task, solution)) for task, solution in pairs], CODE)
-        self.functions = [list(_completed(task, solution)) for task, solution in pairs]  # names and bodies
-        self.bodies = frozenset(body for functions in self.functions for _, body in functions)
+    def __init__(self, tasks: Iterable[Task]):
+        self.words: list[Hashes] = []  # runs of each task
+        self.code: list[Hashes] = []
+        self.functions: list[set[tuple[str, str]]] = []  # names and bodies
+        for task in tasks:
+            added = []
+            functions = set[tuple[str, str]]()
+            for path, before, after in _solution(task):
+                known = {*before.splitlines()}
+                added += [line for line in after.splitlines() if line not in known]
+                if path.endswith(".py"):
+                    functions |= {*function_bodies(after)} - {*function_bodies(before)}
+            self.words.append(runs(task.instruction, WORDS))
+            self.code.append(runs("\n".join(added), CODE))
+            self.functions.append(functions)
+        self.every_word = np.concatenate([NO_RUNS, *self.words])
+        self.every_code = np.concatenate([NO_RUNS, *self.code])
+        self.bodies = {body for functions in self.functions for _, body in functions}
 
     def in_text(self, text: str) -> bool:
         """Whether a file has half of a solution's code, or a function with an equal body."""
-        hits = self.code.shares(self.code.in_text(text))
-        return bool((hits >= ALARM).any()) or any(body in self.bodies for _, body in function_bodies(text))
+        common = np.intersect1d(self.every_code, runs(text, CODE))
+        if max(shares(self.code, common), default=0.0) >= ALARM:
+            return True
+        return any(body in self.bodies for _, body in function_bodies(text))
+
+
+def shares(sought: Iterable[Hashes], found: Hashes) -> list[float]:
+    """Of each the share that was found."""
+    return [float(np.isin(each, found).mean()) if len(each) else 0.0 for each in sought]
 
 
 def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
     """Means over the suite's tasks, how many are contained by each sign, and the worst by name."""
     sought = Sought(suite)
+    found_words = [NO_RUNS]
+    found_code = [NO_RUNS]
     bodies = set[str]()
     seen = set[int]()  # files that several tasks have in common are read once
     for path, text in (shown for task in train for shown in _shown(task)):
         if hash(text) in seen:
             continue
         seen.add(hash(text))
-        sought.words.found |= sought.words.in_text(text)
+        found_words.append(np.intersect1d(sought.every_word, runs(text, WORDS)))
         if path.endswith(".py"):
-            sought.code.found |= sought.code.in_text(text)
+            found_code.append(np.intersect1d(sought.every_code, runs(text, CODE)))
             bodies |= {body for _, body in function_bodies(text)} & sought.bodies
+    words = shares(sought.words, np.concatenate(found_words))
+    code = shares(sought.code, np.concatenate(found_code))
     ids = {task.id for task in train}
     repositories = {repository_of(task.origin) for task in train}
-    words, code = (each.shares(each.found) for each in (sought.words, sought.code))
-    overlaps = [
-        Overlap(
-            task=task.id,
-            words=float(words[number]),
-            code=float(code[number]),
-            bodies=tuple(sorted({name for name, body in sought.functions[number] if body in bodies})),
-            same_id=task.id in ids,
-            too_short=not (sought.words.sizes[number] or sought.code.sizes[number] or sought.functions[number]),
-        )
-        for number, task in enumerate(suite)
-    ]
-    count = max(1, len(overlaps))
-    worst = sorted(overlaps, key=lambda one: (one.same_id, len(one.bodies) > 0, one.code + one.words), reverse=True)
+    rows: list[dict[str, Any]] = []
+    for number, task in enumerate(suite):
+        equal = tuple(sorted({name for name, body in sought.functions[number] if body in bodies}))
+        row = {"task": task.id, "words": words[number], "code": code[number], "bodies": equal}
+        rows.append({**row, "same_id": task.id in ids})
+    contained = [row for row in rows if row["same_id"] or row["bodies"] or max(row["words"], row["code"]) >= ALARM]
+    worst = sorted(contained, key=lambda row: (row["same_id"], row["bodies"] != (), row["code"] + row["words"]))
+    sizes = zip(sought.words, sought.code, sought.functions, strict=True)
     return {
         "train_tasks": len(train),
         "suite_tasks": len(suite),
-        "same_task": sum(one.same_id for one in overlaps),
+        "same_task": sum(row["same_id"] for row in rows),
         "same_repository": sum(repository_of(task.origin) in repositories for task in suite),
-        "words_13": float(words.sum()) / count,
-        "code_8": float(code.sum()) / count,
-        "tasks_words_13": int((words >= ALARM).sum()),
-        "tasks_code_8": int((code >= ALARM).sum()),
-        "tasks_equal_body": sum(bool(one.bodies) for one in overlaps),
-        "contained": sum(one.contained for one in overlaps),
-        "too_short": sum(one.too_short for one in overlaps),
-        "worst": [asdict(one) for one in worst[:NUM_WORST] if one.contained],
+        "words_13": sum(words) / max(1, len(suite)),
+        "code_8": sum(code) / max(1, len(suite)),
+        "tasks_words_13": sum(share >= ALARM for share in words),
+        "tasks_code_8": sum(share >= ALARM for share in code),
+        "tasks_equal_body": sum(row["bodies"] != () for row in rows),
+        "contained": len(contained),
+        "too_short": sum(not any(len(one) for one in each) for each in sizes),
+        "worst": worst[::-1][:NUM_WORST],
     }
 
 
@@ -153,32 +134,18 @@ def function_bodies(source: str) -> Iterator[tuple[str, str]]:
                 yield node.name, body
 
 
-def _solution(task: Task) -> dict[str, str]:
-    """The files that the solution changes, as it leaves them. A folder of others may have none: then nothing."""
-    try:
-        return {path: text for path, text in gold_changes(task).items() if text is not None}
-    except OffbookError:
-        return {}
-
-
-def _added(task: Task, solution: dict[str, str]) -> Iterator[str]:
-    """The lines of the solution that the tree does not have."""
-    for path, text in solution.items():
-        before = set(_read(task.tree / path).splitlines())
-        yield "\n".join(line for line in text.splitlines() if line not in before)
-
-
-def _completed(task: Task, solution: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The functions that are different, or only there, with the solution."""
-    for path, text in solution.items():
-        if path.endswith(".py"):
-            before = set(function_bodies(_read(task.tree / path)))
-            yield from (each for each in function_bodies(text) if each not in before)
+def _solution(task: Task) -> Iterator[tuple[str, str, str]]:
+    """The files that the solution changes, before and after. A folder of others may have none: then nothing."""
+    with suppress(OffbookError):
+        for path, text in gold_changes(task).items():
+            if text is not None:
+                yield path, _read(task.tree / path), text
 
 
 def _shown(task: Task) -> Iterator[tuple[str, str]]:
     yield "instruction.md", task.instruction
-    yield from _solution(task).items()
+    for path, _, text in _solution(task):
+        yield path, text
     for root in (task.tree, task.hidden_tests):
         for file in sorted(root.rglob("*")):
             if file.is_file() and ".git" not in file.relative_to(root).parts:

@@ -132,17 +132,18 @@ def rewrite_mutants(task: Task, mutants: Mutants) -> None:
 
 
 def _settings_of(task: Task) -> str:
+    fields: dict[str, Any] = _TASK.dump_python(task, exclude=NOT_IN_TABLE, exclude_none=True)
+    if task.suite.environment:  # as a path from the folder
+        fields["suite"]["environment"] = os.path.relpath(task.suite.environment, task.folder)
+    is_release = task.deleted is not None and task.deleted.kind == "release"
     config = {
         "schema_version": SCHEMA_VERSION,
         "artifacts": ["/app"],  # all that a verifier of its own gets to see of the agent's work
-        "metadata": {
-            "category": "release" if task.deleted and task.deleted.kind == "release" else "feature-deletion",
-            "difficulty": task.difficulty,
-        },
+        "metadata": {"category": "release" if is_release else "feature-deletion", "difficulty": task.difficulty},
         "verifier": {"environment_mode": "separate", "timeout_sec": VERIFIER_TIMEOUT_S},
         # No docker_image: Harbor would pull it, and run without the repository, instead of building the Dockerfile.
         "environment": {"network_mode": "no-network"},
-        "offbook": _table_of(task),
+        "offbook": fields,
     }
     return tomli_w.dumps(config)
 
@@ -163,40 +164,31 @@ def _write_for_harbor(task: Task) -> None:
         (task.folder / script).chmod(0o755)
 
 
-def _table_of(task: Task) -> dict[str, Any]:
-    """The task's own fields, its environment as a path from the folder."""
-    fields: dict[str, Any] = _TASK.dump_python(task, exclude=NOT_IN_TABLE, exclude_none=True)
-    if task.suite.environment:
-        fields["suite"]["environment"] = os.path.relpath(task.suite.environment, task.folder)
-    return fields
-
-
 def load_task(folder: Path, wording: str = "") -> Task:
     """`wording` is one of the folder's instructions: terse, normal or detailed."""
-    for needed in ("task.toml", "instruction.md"):
-        _need(folder, folder / needed)
+    _need(folder, "task.toml", "instruction.md")
     try:
         table = tomllib.loads((folder / "task.toml").read_text()).get("offbook")
-        instruction = (folder / "instruction.md").read_text().strip()
+        instruction = (folder / "instruction.md").read_text()
     except tomllib.TOMLDecodeError as error:
         raise OffbookError(f"{folder / 'task.toml'} is not TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise OffbookError(f"{folder} is not a task folder: what should be text in it is none ({error})") from None
     if table is None:  # another tool made it
-        return foreign_task(folder, instruction)
-    where = places(folder)
+        return foreign_task(folder, instruction.strip())
     is_shared = (folder / CHANGES).is_file()
-    for path in (where["tree"], where["hidden_tests"]) if not is_shared else ():
-        _need(folder, path)
-    if wording and wording not in (words := instructions_of(folder)):
-        raise OffbookError(f"{folder} has no instruction called {wording}")
-    suite = {**table.get("suite", {})}
-    inside = suite.get("environment", "")
-    suite["environment"] = environment = (folder / inside).resolve() if inside else None
+    if not is_shared:
+        _need(folder, "environment/repo", "tests/hidden")
+    if wording:
+        instruction = instructions_of(folder).get(wording, "")
+        if not instruction:
+            raise OffbookError(f"{folder} has no instruction called {wording}")
+    inside = table.get("suite", {}).get("environment", "")
+    environment = (folder / inside).resolve() if inside else None
     if (environment or is_shared) and not (environment and (environment / "python").is_dir()):
         raise OffbookError(f"{folder} needs the interpreter and the packages in {environment}, which are not there")
-    given = words[wording].strip() if wording else instruction
-    fields = {**table, **where, "instruction": given, "suite": suite, "script": ""}
+    suite = {**table.get("suite", {}), "environment": environment}
+    fields = {**table, **places(folder), "instruction": instruction.strip(), "suite": suite, "script": ""}
     try:
         return make_lazy(_SHARED_TASK.validate_python(fields)) if is_shared else _TASK.validate_python(fields)
     except ValidationError as error:
@@ -210,9 +202,10 @@ def instructions_of(folder: Path) -> dict[str, str]:
     return {file.stem: file.read_text() for file in sorted((folder / "instructions").glob("*.md"))}
 
 
-def _need(folder: Path, path: Path) -> None:
-    if not path.exists():
-        raise OffbookError(f"{folder} is not a task folder: it has no {path.relative_to(folder).as_posix()}")
+def _need(folder: Path, *paths: str) -> None:
+    for path in paths:
+        if not (folder / path).exists():
+            raise OffbookError(f"{folder} is not a task folder: it has no {path}")
 
 
 def load_tasks(root: Path, wording: str = "") -> list[Task]:
@@ -244,6 +237,6 @@ def tasks_at(places: Iterable[Path], broken: dict[str, str] | None = None) -> li
 def _folders_at(place: Path) -> list[Path]:
     if (place / "task.toml").is_file():
         return [place]
-    splits = [place / name for name in ("train", "heldout") if (place / name).is_dir()]
-    full = [split for split in splits if any(split.glob("[!.]*"))]  # a side whose repositories gave none is empty
-    return [folder for split in full or splits[:1] or [place] for folder in task_folders(split)]
+    # A side whose repositories gave no tasks is empty.
+    splits = [place / name for name in ("train", "heldout") if any((place / name).glob("[!.]*"))]
+    return [folder for split in splits or [place] for folder in task_folders(split)]

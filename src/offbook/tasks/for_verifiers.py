@@ -73,10 +73,8 @@ class OffbookTask(vf.Task[OffbookData]):
             unpack(archive, folder, f"the work on {self.data.id}", SourceLimits())
             found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")}
         original = {path.relative_to(task.tree).as_posix(): path.read_bytes() for path in task.tree.rglob("*.py")}
-        changes: dict[str, str | None] = dict.fromkeys(path for path in original.keys() - found.keys())
-        for path, data in found.items():
-            if original.get(path) != data:
-                changes[path] = data.decode(errors="replace")
+        changed = {path: data.decode(errors="replace") for path, data in found.items() if original.get(path) != data}
+        changes: dict[str, str | None] = {**dict.fromkeys(original.keys() - found.keys()), **changed}
         return {path: text for path, text in changes.items() if counted(task, path)}
 
     async def validate(self, runtime: vf.Runtime) -> bool:

@@ -54,11 +54,6 @@ def single_commit(tree: Path) -> None:
     shutil.rmtree(folder / "logs", ignore_errors=True)
 
 
-def only_commit(tree: Path) -> str:
-    """The name of the commit that `single_commit` made; empty where it made none."""
-    return _run(tree, "--git-dir=.git", "rev-parse", "--verify", "--quiet", "refs/heads/main").stdout.decode().strip()
-
-
 def _git(tree: Path, *arguments: str) -> None:
     done = _run(tree, *arguments)
     if done.returncode:

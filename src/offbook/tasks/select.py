@@ -35,12 +35,11 @@ class Record:
     @classmethod
     def of(cls, rollouts: Iterable[Rollout]) -> Record:
         """Without those that broke off for no fault of the agent's: the task was used, and nothing is known of it."""
-        whole = [rollout for rollout in rollouts if not rollout.fault]
-        record = cls(len(whole))
-        for rollout in whole:
-            record.solved += rollout.solved
-            record.turns += rollout.usage.turns
-            record.thinking += rollout.usage.thinking_tokens
+        record = cls()
+        for rollout in rollouts:
+            if not rollout.fault:
+                usage = rollout.usage
+                record.add(cls(1, rollout.solved, usage.turns, usage.thinking_tokens))
         return record
 
     def add(self, other: Record) -> None:

@@ -33,7 +33,6 @@ from offbook.types import OffbookError, Task
 CHANGES = "environment/changes.json"
 TREE = "environment/repo"
 HIDDEN = "tests/hidden"
-Texts = Mapping[str, str] | Mapping[str, str | None]
 
 
 class SharedTask(Task):
@@ -65,24 +64,31 @@ def share(folder: Path, base: Path) -> None:
     here = _files_below(tree)
     there = _files_below(base)
     before = {path: file.read_bytes() for path, file in there.items() if not file.is_symlink()}
+    after = {path: file.read_bytes() for path, file in here.items() if not file.is_symlink()}
     tests = {path: file.read_bytes() for path, file in _files_below(hidden).items()}
-    changed = {path: file.read_bytes() for path, file in here.items() if not (path in there and file.is_symlink())}
     changes = {
         "tree": checksum(tree),
         "hidden": checksum(hidden),
-        "changed": {path: _text(data) for path, data in changed.items() if data != before.get(path)}
-        | dict.fromkeys(there.keys() - here.keys()),
-        "tests": {path: _text(data) for path, data in tests.items() if data != before.get(path)},
+        "changed": dict.fromkeys(there.keys() - here.keys()) | _differing(after, before),
+        "tests": _differing(tests, before),
         "kept": [path for path, data in tests.items() if data == before.get(path)],
     }
     (folder / CHANGES).write_text(json.dumps(changes, separators=(",", ":"), sort_keys=True) + "\n")
-    for part in (tree, hidden):
-        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(tree)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _differing(files: Mapping[str, bytes], before: Mapping[str, bytes]) -> dict[str, str]:
+    """As text that gives the same bytes when it is encoded."""
+    return {path: data.decode("utf-8", "surrogateescape") for path, data in files.items() if data != before.get(path)}
 
 
 def unpacked(folder: Path, base: Path, what: str) -> Path:
     """The task's tree or its hidden tests, from the cache or made now."""
-    changes = read_changes(folder)
+    try:
+        changes = json.loads((folder / CHANGES).read_text())
+    except ValueError as error:
+        raise OffbookError(f"{folder / CHANGES} is not whole: {error}") from error
     name = changes["tree" if what == "tree" else "hidden"]
     if not re.fullmatch("[0-9a-f]{64}", name):
         raise OffbookError(f"{folder / CHANGES} names a tree {name!r}, which is no checksum")
@@ -112,13 +118,6 @@ def unpacked(folder: Path, base: Path, what: str) -> Path:
     return place
 
 
-def read_changes(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / CHANGES).read_text())
-    except ValueError as error:
-        raise OffbookError(f"{folder / CHANGES} is not whole: {error}") from error
-
-
 def write_files(
     root: Path, files: Mapping[str, str | bytes | None] | Mapping[str, str | None] | Mapping[str, str]
 ) -> None:
@@ -146,11 +145,6 @@ def _files_below(folder: Path) -> dict[str, Path]:
             path = Path(top, name)
             found[path.relative_to(folder).as_posix()] = path
     return found
-
-
-def _text(data: bytes) -> str:
-    """Any bytes, and the same again when it is encoded."""
-    return data.decode("utf-8", "surrogateescape")
 
 
 def checksum(folder: Path) -> str:

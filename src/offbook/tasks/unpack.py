@@ -10,8 +10,8 @@ import gzip
 import io
 import lzma
 import os
-import shutil
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -155,23 +155,21 @@ class _Bounded(io.RawIOBase):
 def copy_tree(source: Path, into: Path, what: str, limits: SourceLimits, skip: frozenset[str]) -> None:
     """Copy a folder under the same rules as an archive. Names in `skip` are left out at any depth."""
     budget = _Budget(what, limits)
-    for top, folders, files in os.walk(source):
-        folders[:] = sorted(name for name in folders if name not in skip)
-        for name in [*folders, *sorted(files)]:
-            path = Path(top, name)
-            relative = path.relative_to(source).as_posix()
-            if name in skip or name.endswith((".pyc", ".pyo")):
-                continue
-            into.mkdir(parents=True, exist_ok=True)
-            if path.is_symlink():
-                budget.take(relative, 0, os.readlink(path))
-                (into / relative).symlink_to(os.readlink(path))
-            elif path.is_dir():
-                budget.take(relative, 0)
-                (into / relative).mkdir()
-            elif path.is_file():
-                budget.take(relative, path.stat().st_size)
-                shutil.copyfile(path, into / relative)
-                (into / relative).chmod(0o755 if os.access(path, os.X_OK) else 0o644)
-            else:
-                raise BadArchive(f"{what} holds a device: {relative!r}")
+    into.mkdir(parents=True, exist_ok=True)
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        path = PurePosixPath(member.name)
+        if path.suffix in (".pyc", ".pyo") or path.name in skip:
+            return None
+        if path.parts:
+            budget.filter(member, str(into))  # raises what is not taken in
+        return member
+
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            archive.add(source, "", filter=kept)
+        if not budget.num_files:
+            raise BadArchive(f"{what} is empty")
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            archive.extractall(into, filter="data")

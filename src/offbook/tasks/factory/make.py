@@ -89,7 +89,7 @@ def shown_after(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Sho
     """The tree after the deletion, without the tests that need what is gone."""
     visible = without_tests(workshop.files, verdict.fail_to_pass, deletion, workshop.repository.import_roots)
     tree: dict[str, str | None] = {**visible, **deletion.files}
-    words = instructions(deletion.feature, workshop.symbols, deletion, verdict.fail_to_pass)
+    words = instructions(workshop.symbols, deletion, verdict.fail_to_pass)
     seen = {path: text for path, text in {**workshop.files, **tree}.items() if text is not None}
     needs = Needs(
         before=workshop.files,
@@ -99,7 +99,7 @@ def shown_after(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Sho
         functions=(*deletion.stubbed, *deletion.deleted),
         targets=deletion.feature.targets,
         symbols=workshop.symbols,
-        tried=verdict.tried,
+        examples=verdict.examples,
     )
     return Shown(tree, words, hidden_of(workshop.repository), needs)
 
@@ -150,12 +150,12 @@ async def task_from(
         if not shown.words:
             return "nothing says what it is to do", ", ".join(deletion.targets)
         rewritten = await settings.rewrite(dict(shown.words), deletion) if settings.rewrite else {}
-        words.update(await asyncio.to_thread(complete, {**shown.words, **rewritten}, shown.needs, removed))
+        words.update(await asyncio.to_thread(complete, {**shown.words, **rewritten}, shown.needs))
         for text in words.values():
             if why := shared_code(text, removed):
                 return "the instruction gives it away", why
-        lacking = shown.needs.missing(words[settings.wording])
-        return (lacking[0].reason, lacking[0].evidence) if lacking else None
+        lacking = shown.needs.missing()
+        return lacking[0] if lacking else None
 
     if not removed:
         return ended("there is nothing to delete")

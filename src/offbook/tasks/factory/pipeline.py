@@ -37,7 +37,7 @@ from offbook.tasks.factory.prepare.prepare import Progress, clear, prepare
 from offbook.tasks.factory.prepare.source import one_spelling
 from offbook.tasks.factory.prepare.tests import map_tests
 from offbook.tasks.factory.records import Taken, earlier_outcomes, record, settle
-from offbook.tasks.factory.releases.cut import cut_release, hunks_between, identity, make_piece
+from offbook.tasks.factory.releases.cut import Cutter, hunks_between, identity, make_piece
 from offbook.tasks.factory.releases.release import is_release, open_release, prepare_release
 from offbook.tasks.factory.types import LEVELS, Level, Unprepared
 from offbook.tasks.factory.verification.verify import ENDLESS
@@ -223,10 +223,10 @@ class _Run:
         if is_release(made.source):
             release = open_release(workshop)
             hunks = hunks_between(release.product, release.newer)
-            cut = await cut_release(release, hunks, self.spec, self.progress)
-            for piece in cut.pieces:
+            stable, pieces = await Cutter(release, hunks, self.spec, self.progress).cut()
+            for piece in pieces:
                 candidate = Outcome(identity(release, hunks, piece), made.name, "release", "release")
-                candidates.append((candidate, partial(make_piece, release, hunks, piece, cut.stable)))
+                candidates.append((candidate, partial(make_piece, release, hunks, piece, stable)))
             return candidates
         finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
         for feature in finder.features():

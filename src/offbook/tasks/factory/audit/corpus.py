@@ -57,8 +57,7 @@ class Corpus:
 
     def __init__(self, places: Mapping[str, Path], leave_out: Iterable[Path] = ()):
         self.unread: dict[str, str] = {}
-        self._leave_out = frozenset(leave_out)
-        self._index = _Index(self._leaves(places))
+        self._index = _Index(self._leaves(places, frozenset(leave_out)))
 
     @property
     def unread_leaks(self) -> list[Leak]:
@@ -74,19 +73,19 @@ class Corpus:
         own = [Leaf(path, text.encode()) for path, text in files.items() if text]
         wanted = [piece for what, source in removed.items() for piece in copies.wanted_pieces(what, source, "")]
         found = [leak for leak in self._index.search(wanted) if leak.path.partition("!")[0] not in files]
-        found += _Index((None, leaf) for leaf in own).search(wanted, own)
+        found += [leak for leaf in own for leak in _looked_at(leaf, wanted)]
         first = {(leak.path, leak.what): leak for leak in reversed(found)}  # of several ways to find it, the first
         # What is in an archive without compression shows in the archive's own bytes too.
         outer = {(leak.path.rpartition("!")[0], leak.what) for leak in found}
         return [first[place] for place in sorted(first.keys() - outer)]
 
-    def _leaves(self, places: Mapping[str, Path]) -> Iterator[tuple[Path, Leaf]]:
+    def _leaves(self, places: Mapping[str, Path], leave_out: frozenset[Path]) -> Iterator[tuple[Path, Leaf]]:
         for label, root in places.items():
             if not root.exists():
                 raise FileNotFoundError(f"{root} is not there to be audited")
             seen = set()
             # Git folders last, without what a file has too: that is the same text once more.
-            for path, name in sorted(files_below(root, self._leave_out), key=lambda found: found[0].is_dir()):
+            for path, name in sorted(files_below(root, leave_out), key=lambda found: found[0].is_dir()):
                 for leaf in leaves(path, f"{label}/{name}", self.unread.__setitem__):
                     digest = hash(leaf.data)
                     if not (path.is_dir() and digest in seen):
@@ -97,8 +96,8 @@ class Corpus:
 class _Index:
     """Which leaves have which shingles."""
 
-    def __init__(self, found: Iterable[tuple[Path | None, Leaf]]):
-        self.where: list[tuple[Path | None, str]] = []  # of each leaf: the file it comes out of, its name
+    def __init__(self, found: Iterable[tuple[Path, Leaf]]):
+        self.where: list[tuple[Path, str]] = []  # of each leaf: the file it comes out of, its name
         named = []
         renamed = []
         for path, leaf in found:
@@ -106,59 +105,51 @@ class _Index:
             shingles = _kept_of(leaf.text)
             named.append(shingles[0])
             renamed.append(shingles[1])
-        self.is_source = np.array([name.endswith(SOURCE) for _, name in self.where], dtype=bool)
-        self.named = _Postings.of(named)
-        self.renamed = _Postings.of(renamed)
+        self.named = _Postings(named)
+        self.renamed = _Postings(renamed)
+        is_source = np.array([name.endswith(SOURCE) for _, name in self.where], dtype=bool)
+        self.lowest = np.where(is_source, CANDIDATE_SOURCE, CANDIDATE_OTHER)
 
-    def search(self, wanted: Sequence[copies.Wanted], own: Sequence[Leaf] = ()) -> Iterator[Leak]:
+    def search(self, wanted: Sequence[copies.Wanted]) -> Iterator[Leak]:
         """Candidates are opened file by file, so an archive with many of them is unpacked once."""
-        to_open: dict[Path | None, dict[str, list[copies.Wanted]]] = defaultdict(lambda: defaultdict(list))
+        to_open: dict[Path, dict[str, list[copies.Wanted]]] = defaultdict(lambda: defaultdict(list))
         for piece in wanted:
-            for number in self._candidates(piece):
+            chosen = np.zeros(len(self.where), dtype=bool)
+            for shingles in piece.named:
+                chosen |= self.named.shares(copies.winnowed(shingles, WINDOW), len(chosen)) >= self.lowest
+            for shingles in piece.renamed:
+                if len(shingles) >= copies.FEWEST_RENAMED:
+                    kept = copies.winnowed(shingles, RENAMED_WINDOW)
+                    chosen |= self.renamed.shares(kept, len(chosen)) >= CANDIDATE_RENAMED
+            for number in np.flatnonzero(chosen):
                 path, name = self.where[number]
                 to_open[path][name].append(piece)
         for path, pieces_of in to_open.items():
             name = next(iter(pieces_of)).partition("!")[0]
-            for leaf in own if path is None else leaves(path, name, lambda *_: None):
+            for leaf in leaves(path, name, lambda *_: None):
                 if leaf.name in pieces_of:
                     yield from _looked_at(leaf, pieces_of[leaf.name])
 
-    def _candidates(self, piece: copies.Wanted) -> list[int]:
-        count = len(self.where)
-        chosen = np.zeros(count, dtype=bool)
-        lowest = np.where(self.is_source, CANDIDATE_SOURCE, CANDIDATE_OTHER)
-        for shingles in piece.named:
-            kept = copies.winnowed(shingles, WINDOW)
-            if len(kept):
-                chosen |= self.named.counts(kept, count) >= lowest * len(kept)
-        for shingles in piece.renamed:
-            kept = copies.winnowed(shingles, RENAMED_WINDOW)
-            if len(shingles) >= copies.FEWEST_RENAMED:
-                chosen |= self.renamed.counts(kept, count) >= CANDIDATE_RENAMED * len(kept)
-        return [int(number) for number in np.flatnonzero(chosen)]
 
-
-@dataclass(frozen=True)
 class _Postings:
     """Two parallel arrays, sorted by hash."""
 
-    hashes: copies.Hashes
-    leaves: npt.NDArray[np.uint32]
-
-    @classmethod
-    def of(cls, hashes_of: Sequence[copies.Hashes]) -> _Postings:
+    def __init__(self, hashes_of: Sequence[copies.Hashes]):
         """From the hashes of each leaf."""
         hashes = np.concatenate([*hashes_of, np.zeros(0, dtype=np.uint64)])
         numbers = np.repeat(np.arange(len(hashes_of), dtype=np.uint32), [len(each) for each in hashes_of])
         order = np.argsort(hashes, kind="stable")
-        return cls(hashes[order], numbers[order])
+        self.hashes = hashes[order]
+        self.leaves = numbers[order]
 
-    def counts(self, wanted: copies.Hashes, num_leaves: int) -> npt.NDArray[np.int64]:
-        """How many of the wanted hashes each leaf has."""
+    def shares(self, wanted: copies.Hashes, num_leaves: int) -> npt.NDArray[np.float64]:
+        """Which share of the wanted hashes each leaf has."""
+        if not len(wanted):
+            return np.zeros(num_leaves)
         starts = np.searchsorted(self.hashes, wanted, side="left")
         ends = np.searchsorted(self.hashes, wanted, side="right")
         runs = [self.leaves[start:end] for start, end in zip(starts, ends, strict=True)]
-        return np.bincount(np.concatenate(runs), minlength=num_leaves)
+        return np.bincount(np.concatenate(runs), minlength=num_leaves) / len(wanted)
 
 
 @lru_cache(maxsize=2048)  # repositories have pytest and what it needs in common, and a candidate's files are read twice
@@ -194,12 +185,12 @@ def given_away(
 def standard_library(environment: Path) -> Corpus:
     base = os.path.realpath(environment / "python" / "bin" / "python")
     (library,) = (environment / "python" / "lib").iterdir()
-    return _library_corpus(Path(base).parent.parent / "lib" / library.name, tuple(hidden_in_sandboxes(environment)))
+    return _corpus_of(Path(base).parent.parent / "lib" / library.name, tuple(hidden_in_sandboxes(environment)))
 
 
 @cache
-def _library_corpus(folder: Path, hidden: tuple[Path, ...]) -> Corpus:
-    return Corpus({LIBRARY: folder}, leave_out=hidden)
+def _corpus_of(library: Path, hidden: tuple[Path, ...]) -> Corpus:
+    return Corpus({LIBRARY: library}, leave_out=hidden)
 
 
 def audit_all(
@@ -207,21 +198,18 @@ def audit_all(
 ) -> dict[str, list[Leak]]:
     """By task: where its deleted code can be read. What tasks have in common is read once. Those whose folders cannot
     be read are put into `bad` with the reason."""
-    shared: dict[Path, Corpus] = {}
+    installed = cache(lambda environment: [Corpus({"deps": environment / "deps"}), standard_library(environment)])
     found: dict[str, list[Leak]] = {}
     for number, task in enumerate(tasks, 1):
         with readable(task, bad):
             removed = removed_from(task)
             places = [Corpus({TREE: task.tree})]
-            environment = task.suite.environment
-            if environment is not None:
-                if environment not in shared:
-                    shared[environment] = Corpus({"deps": environment / "deps"})
-                places += [shared[environment], standard_library(environment)]
+            if task.suite.environment is not None:
+                places += installed(task.suite.environment)
             leaks = [leak for corpus in places for leak in corpus.leaks(removed)]
-            targets = task.deleted.targets if task.deleted else tuple(removed)
-            unread = [leak for corpus in places for leak in corpus.unread_leaks]
-            found[task.id] = given_away(leaks, removed, targets, task.sources) + unread
+            targets = task.deleted.targets if task.deleted else removed
+            found[task.id] = given_away(leaks, removed, targets, task.sources)
+            found[task.id] += [leak for corpus in places for leak in corpus.unread_leaks]
         progress(number / len(tasks))
     return found
 

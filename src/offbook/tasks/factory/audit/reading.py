@@ -75,21 +75,18 @@ class Leaf:
 
 def files_below(root: Path, leave_out: frozenset[Path] = frozenset()) -> Iterator[tuple[Path, str]]:
     """Files and git folders with their paths relative to the root. No symbolic link is followed."""
-    pending = [(root, "")] if root.is_dir() else []
-    if not pending:
+    if not root.is_dir():
         yield root, root.name
-    while pending:
-        folder, prefix = pending.pop()
-        is_git = (folder / "objects").is_dir() and (folder / "HEAD").is_file()
+    for top, folders, files in os.walk(root):
+        folder = Path(top)
+        is_git = "objects" in folders and "HEAD" in files
         if is_git:
-            yield folder, prefix.rstrip("/") or folder.name
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    if not (is_git and entry.name == "objects") and Path(entry.path) not in leave_out:
-                        pending.append((Path(entry.path), f"{prefix}{entry.name}/"))
-                elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
-                    yield Path(entry.path), prefix + entry.name
+            yield folder, folder.relative_to(root).as_posix() if folder != root else root.name
+            folders.remove("objects")
+        folders[:] = sorted(name for name in folders if folder / name not in leave_out)
+        for path in sorted(folder / name for name in files):
+            if stat.S_ISREG(path.lstat().st_mode):
+                yield path, path.relative_to(root).as_posix()
 
 
 def leaves(path: Path, name: str, unread: Noted) -> Iterator[Leaf]:
@@ -110,11 +107,11 @@ def leaves(path: Path, name: str, unread: Noted) -> Iterator[Leaf]:
 
 def decoded(text: str) -> list[str]:
     """What is encoded in a text, layer by layer."""
-    dumped = b"".join(line.partition(b" ")[2] for line in DUMP.findall(text.encode(errors="replace")))
-    found = []
-    for data in (text.encode(errors="replace"), dumped):
-        found += [leaf.text for leaf in _Unpacker(lambda *_: None).all_in(Leaf("", data), DEPTH) if leaf.name]
-    return found
+    data = text.encode(errors="replace")
+    dumped = b"".join(line.partition(b" ")[2] for line in DUMP.findall(data))
+    unpacker = _Unpacker(lambda *_: None)
+    found = [*unpacker.all_in(Leaf("", data), DEPTH), *unpacker.all_in(Leaf("", dumped), DEPTH)]
+    return [leaf.text for leaf in found if leaf.name]
 
 
 def _git_objects(folder: Path, name: str, unread: Noted) -> Iterator[Leaf]:
@@ -145,9 +142,8 @@ def _git_objects(folder: Path, name: str, unread: Noted) -> Iterator[Leaf]:
                 if kind != "tree":
                     yield from _Unpacker(unread).all_in(Leaf(f"{name}!{kind} {digest}", data), DEPTH)
         errors.seek(0)
-        said = errors.read(200)
-        if said:
-            unread(name, said.decode(errors="replace").strip())
+        if said := errors.read(200).decode(errors="replace").strip():
+            unread(name, said)
 
 
 class _Unpacker:

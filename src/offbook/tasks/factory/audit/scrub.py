@@ -52,12 +52,10 @@ def _is_leftover(path: Path, own_names: frozenset[str]) -> bool:
     name = path.name
     if name in VERSION_CONTROL or name in CACHES or _matches(name, "leftovers"):
         return True
-    if path.is_dir():
-        return _is_build_folder(path, own_names) or (name == "CVS" and (path / "Entries").is_file())
     archive = ARCHIVE.match(name)
-    if archive and canonicalize_name(archive["name"]) in own_names:
-        return True
-    return name in ("tags", ".tags", "TAGS") and path.read_bytes().startswith((b"!_TAG_", b"\x0c\n"))
+    if path.is_dir():
+        return _is_build_folder(path, own_names)
+    return archive is not None and canonicalize_name(archive["name"]) in own_names
 
 
 def _is_build_folder(path: Path, own_names: frozenset[str]) -> bool:

@@ -22,15 +22,15 @@ EDITED_LINES = 6
 def context_of(workshop: Workshop, deletion: Deletion, tree: Mapping[str, str | None]) -> Context:
     rng = random.Random(f"context/{deletion.feature.id}")
     before = {path: text for path, text in workshop.files.items() if path not in deletion.tests}
-    files = {path: text or "" for path, text in {**before, **deletion.files, **tree}.items()}
-    lines = {path: text.count("\n") for path, text in sorted(files.items()) if path.endswith(".py") and text.strip()}
+    files = {**before, **deletion.files, **tree}
+    lines = {path: text.count("\n") or 1 for path, text in sorted(files.items()) if text and path.endswith(".py")}
     touched = [path for path in lines if path in deletion.files]
     others = [path for path in lines if path not in deletion.files]
     chosen = rng.sample(touched, min(len(touched), TOUCHED)) + rng.sample(others, min(len(others), OTHERS))
     rng.shuffle(chosen)
-    opened = [f"{path}:{rng.randint(1, max(1, lines[path]))}" for path in chosen]
+    opened = [f"{path}:{rng.randint(1, lines[path])}" for path in chosen]
     edits = []
     for path in rng.sample(chosen, min(len(chosen), EDITS)):
-        start = rng.randint(1, max(1, lines[path]))
-        edits.append(f"{path}:{start}-{min(max(1, lines[path]), start + EDITED_LINES)}")
+        start = rng.randint(1, lines[path])
+        edits.append(f"{path}:{start}-{min(lines[path], start + EDITED_LINES)}")
     return Context(tuple(opened), tuple(edits))

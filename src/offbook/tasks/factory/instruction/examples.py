@@ -12,89 +12,68 @@ import copy
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from offbook.core.pycode import FUNCTIONS, arguments_of, binds, bound_in, identifiers, nodes, parse, rooted, text_in
+from offbook.core.pycode import (
+    FUNCTIONS,
+    arguments_of,
+    binds,
+    bound_in,
+    identifiers,
+    nodes,
+    parse,
+    rooted,
+    strings_in,
+)
 from offbook.core.pycode import Function as Definition
 from offbook.tasks.factory.delete.symbols import Import, Symbols, module_of
 from offbook.tasks.factory.types import FunctionKey, last
 from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
 
-MAX_LINE = 160  # characters, and lines of one example
-MAX_EXAMPLE = 360
+MAX_EXAMPLE = 360  # characters, and lines
 MAX_LINES = 8
 MAX_ROWS = 200  # of a table of cases
 MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
-FOLDER = "tmp_path"  # the one fixture that every reader knows
-NEW_FOLDER = ("import pathlib", "import tempfile", f"{FOLDER} = pathlib.Path(tempfile.mkdtemp())")
 EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
-SETUP = re.compile(r"(async)?(setUp|tearDown)(Class)?|(setup|teardown)(_method|_class)?")
 
 
 @dataclass(frozen=True)
 class Code:
-    """A piece of a test file that a test leads to."""
+    """A function of a test file, or another statement at its top level."""
 
     path: str
     node: ast.stmt
-    test: str  # the first one that does
+    name: str
 
 
 def reached(tests: Mapping[str, str], import_roots: tuple[str, ...], failing: Iterable[str]) -> list[Code]:
-    """What the failing tests lead to, once each: helpers, fixtures and tables, by their names alone.
+    """What the failing tests may lead to: all of their files, of test files that these import, and of conftest files.
 
-    A name may be one of the file itself, of a test file that it imports, or of a conftest file above it. So it is
-    rather too much than too little.
+    That is rather too much than too little: tests that pass say nothing of what is gone.
     """
     modules = {path: module for path, text in tests.items() if (module := module_of(path, text, import_roots))}
-    found: dict[int, Code] = {}
-    for test in failing:
-        path, *names = test.partition("[")[0].split("::")
-        if path not in modules or not names:
-            continue
-        imported = {part for one in modules[path].imports for part in (last(one.module), one.name)}
-        above = {str(folder / "conftest.py") for folder in PurePosixPath(path).parents}
-        near = [path, *(other for other in modules if other in above or last(modules[other].name) in imported)]
-        start = [name for other in near for name in _defined(tests[other]) if SETUP.fullmatch(name)]
-        waiting = [*start, names[-1]]
-        followed = set[str]()
-        while waiting:
-            name = waiting.pop()
-            for other in near if name not in followed else ():
-                for node in _defined(tests[other]).get(name, ()):
-                    found.setdefault(id(node), Code(other, node, test))
-                    fixtures = {argument.arg for argument in nodes(node, ast.arg)}
-                    named = {text_in(one) for call in nodes(node, ast.Call) for one in call.args}  # usefixtures("a")
-                    waiting += identifiers(node) | fixtures | named
-            followed.add(name)
-    return [*found.values()]
-
-
-@lru_cache(maxsize=512)
-def _defined(source: str) -> dict[str, list[ast.stmt]]:
-    """Name -> what binds it in a test file: at the top level, or in a class there."""
-    found: dict[str, list[ast.stmt]] = defaultdict(list)
-    waiting: list[ast.AST] = [parse(source)]
-    while waiting:
-        for node in ast.iter_child_nodes(waiting.pop(0)):
-            if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
-                waiting.append(node)
-            elif isinstance(node, ast.stmt):
-                for name in binds(node):
-                    found[name].append(node)
-                waiting += [node] if isinstance(node, ast.ClassDef) else []
+    files = {test.partition("::")[0] for test in failing} & modules.keys()
+    imported = {"conftest"}
+    for path in files:
+        for one in modules[path].imports:
+            imported |= {last(one.module), one.name}
+    found = []
+    for path, module in modules.items():
+        if path in files or last(module.name) in imported:
+            tree = parse(tests[path])
+            others = [node for node in tree.body if not isinstance(node, FUNCTIONS)]
+            for node in (*nodes(tree, *FUNCTIONS), *others):
+                found.append(Code(path, node, "/".join(sorted(binds(node)))))
     return found
 
 
 def words_of(test: str) -> str:
     """The words of a test's name."""
-    words = split_name(test.partition("[")[0].split("::")[-1])
-    return " ".join(words[1:] if words[:1] == ["test"] else words)
+    return " ".join(split_name(test.partition("[")[0].split("::")[-1])).removeprefix("test ")
 
 
 def split_name(name: str) -> list[str]:
@@ -109,8 +88,9 @@ def last_name(node: ast.AST) -> str:
 class Example:
     text: str
     test: str  # the name of the function it is from
-    rank: tuple[bool, bool, int]  # indirect: it does not name what is gone; vague; its place in the test
+    rank: tuple[bool, int]  # indirect: it does not name what is gone; its place in the test
     imports: tuple[str, ...]  # statements that say what its names mean
+    lines: frozenset[int] = frozenset()  # that it runs of what is gone
 
 
 def examples(
@@ -126,14 +106,16 @@ def examples(
     found: dict[str, Example] = {}
     for one in code:
         module = module_of(one.path, tests[one.path], import_roots)
-        if not module or not isinstance(one.node, FUNCTIONS) or one.node.name not in test_names:
+        if not module or not isinstance(one.node, FUNCTIONS) or one.name not in test_names:
             continue
-        imported = {i.bound: i for i in module.imports if i.top and i.bound != "*"}
-        for place, (text, read, is_exact) in enumerate(_alone(one.node, imported)):
-            statements = [_statement(imported[name]) for name in sorted(read & imported.keys())]
-            statements = [*NEW_FOLDER, *statements] if FOLDER in read else statements
-            is_direct = any(names <= read for names in asked)
-            found.setdefault(text, Example(text, one.node.name, (not is_direct, not is_exact, place), (*statements,)))
+        imports = {each.bound: _statement(each) for each in module.imports if each.top and each.bound != "*"}
+        for place, whole in enumerate(_alone(one.node, {*imports, *dir(builtins)})):
+            text = _short(whole)
+            read = identifiers(whole)
+            rank = (not any(names <= read for names in asked), place)
+            if text:
+                needed = tuple(imports[name] for name in sorted(read & imports.keys()))
+                found.setdefault(text, Example(text, one.name, rank, needed))
     return sorted(found.values(), key=lambda example: example.rank)
 
 
@@ -143,21 +125,19 @@ def _statement(imported: Import) -> str:
     return f"from {imported.module} import {own}{as_name}" if imported.name else f"import {imported.module}{as_name}"
 
 
-def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, set[str], bool]]:
-    """The checks of a test that read by themselves, the names in each, and whether it says what comes out."""
-    known = {*imported, *dir(builtins)}
+def _alone(node: Definition, known: Set[str]) -> Iterator[ast.Module]:
+    """The checks of a test that read by themselves, each after the statements that it needs: without the checks before
+    it, and with them, because some change what they read."""
     for values in _cases(node):
         body = [_Fill(values).visit(copy.deepcopy(statement)) for statement in node.body]
-        given = {argument.arg for argument in arguments_of(node.args)} - {*values, FOLDER}  # `self`, and fixtures
+        given = {argument.arg for argument in arguments_of(node.args)} - values.keys()  # `self`, and fixtures
         for number, statement in enumerate(body):
-            for check in (one for one in _checks(statement) if not _read(one) & given):
-                before = body[max(0, number - MAX_BEFORE) : number]
-                ways = [_with_needed(before, check, known, asserts=asserts) for asserts in (False, True)]
-                for parts in ways if len(ways[0]) != len(ways[1]) else ways[:1]:
-                    whole = ast.fix_missing_locations(ast.Module(parts, []))
-                    text = _short(whole)
-                    if text and _read(whole) - bound_in(whole) <= known | {FOLDER}:
-                        yield text, identifiers(whole), _is_exact(check)
+            before = body[max(0, number - MAX_BEFORE) : number]
+            for check in _checks(statement):
+                for some in ([one for one in before if not isinstance(one, ast.Assert)], before):
+                    whole = ast.fix_missing_locations(ast.Module(_with_needed(some, check, known), []))
+                    if not _read(check) & given and _read(whole) - bound_in(whole) <= known:
+                        yield whole
 
 
 class _Fill(ast.NodeTransformer):
@@ -176,32 +156,18 @@ def _short(whole: ast.Module) -> str:
         text = ast.unparse(whole)
     except ValueError:  # a backslash inside of an f-string
         return ""
-    lines = text.split("\n")
-    is_short = len(text) <= MAX_EXAMPLE and len(lines) <= MAX_LINES and max(map(len, lines)) <= MAX_LINE
-    return text if is_short else ""
-
-
-def _is_exact(check: ast.stmt) -> bool:
-    """It says what comes out, or which error."""
-    test = check.test if isinstance(check, ast.Assert) else None
-    if not isinstance(test, ast.Compare):
-        return isinstance(check, ast.With | ast.For)
-    sides = [test.left, *test.comparators]
-    return isinstance(test.ops[0], ast.Eq) and any(not _read(side) - {"int", "str", "float"} for side in sides)
+    return text if len(text) <= MAX_EXAMPLE and text.count("\n") < MAX_LINES else ""
 
 
 def _cases(node: Definition) -> Sequence[Mapping[str, ast.expr]]:
     """Values of the test's parameters, a mapping a case; one empty mapping where it has no table."""
-    rows = []
     for call in node.decorator_list:
         if isinstance(call, ast.Call) and last_name(call) == "parametrize" and len(call.args) > 1:
-            names = re.findall(r"\w+", text_in(call.args[0])) or [*map(text_in, getattr(call.args[0], "elts", []))]
-            for row in getattr(call.args[1], "elts", [])[:MAX_ROWS]:
-                values = [row] if len(names) == 1 else getattr(row, "elts", [])
-                if len(values) == len(names):
-                    rows.append(dict(zip(names, values, strict=True)))
-            break
-    return rows or [{}]
+            names = re.findall(r"\w+", ",".join(strings_in(call.args[0])))
+            rows = getattr(call.args[1], "elts", [])[:MAX_ROWS]
+            cases = [[row] if len(names) == 1 else getattr(row, "elts", []) for row in rows]
+            return [dict(zip(names, case, strict=True)) for case in cases if len(case) == len(names)] or [{}]
+    return [{}]
 
 
 def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
@@ -217,19 +183,16 @@ def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _with_needed(before: Sequence[ast.stmt], check: ast.stmt, known: Set[str], *, asserts: bool) -> list[ast.stmt]:
+def _with_needed(before: Sequence[ast.stmt], check: ast.stmt, known: Set[str]) -> list[ast.stmt]:
     """A check after the statements that make or change what it reads."""
     parts = [check]
     needed = _read(check) - known
     for statement in reversed(before):
         read = _read(statement)
-        if not needed & (read | bound_in(statement)) or (isinstance(statement, ast.Assert) and not asserts):
+        made = binds(statement) if isinstance(statement, ast.Assign) else set[str]()
+        if not needed & (made or read | bound_in(statement)):  # what makes something else of it is left out
             continue
-        if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
-            if not needed & binds(statement):  # it makes something else out of what is needed
-                continue
-            needed -= binds(statement)
-        needed |= read - known
+        needed = (needed - made) | (read - known)
         parts.insert(0, statement)
     return parts
 
@@ -275,11 +238,6 @@ def check(number):
 """
 
 
-@dataclass(frozen=True)
-class Tried:
-    lines: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of what is gone, of each example that is true
-
-
 def trying_of(
     suite: Suite,
     symbols: Symbols,
@@ -288,37 +246,40 @@ def trying_of(
     right: Mapping[str, str | None],
 ) -> Round | None:
     """The round that runs the examples. `right` is what brings the right code into the tree."""
-    asked = [symbols.functions[key] for key in functions if key in symbols.functions]
-    if not asked or not examples:
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for key in functions:
+        if key in symbols.functions:
+            spans[key.path] += symbols.functions[key].lines
+    if not spans or not examples:
         return None
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for function in asked:
-        spans.setdefault(function.key.path, []).extend(function.lines)
     checks = ["\n".join([*example.imports, example.text]) for example in examples[:MAX_TRIED]]
-    text = f"SPANS = {spans!r}\nCHECKS = {checks!r}\n{RUNNER}"
+    text = f"SPANS = {dict(spans)!r}\nCHECKS = {checks!r}\n{RUNNER}"
     calls = [(MODULE, "check", repr(([number], {}))) for number in range(len(checks))]
     path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
     return Round((), changes={**right, path: text}, timeout_s=TRIED_S, per_test_s=1.0, calls=calls)
 
 
-def tried_in(run: SuiteRun, examples: Sequence[Example]) -> Tried:
-    returned = {number: json.loads(text)[0] for number, text in run.returned.items()}
-    lines = {number: frozenset(data[1:]) for number, data in returned.items() if data[0] == "list"}
-    return Tried({one.text: lines[number] for number, one in enumerate(examples[:MAX_TRIED]) if number in lines})
+def tried_in(run: SuiteRun, examples: Sequence[Example]) -> tuple[Example, ...]:
+    """Those that are true."""
+    found = []
+    for number, text in sorted(run.returned.items()):
+        kind, *lines = json.loads(text)[0]
+        if kind == "list":  # and no error
+            found.append(replace(examples[number], lines=frozenset(lines)))
+    return tuple(found)
 
 
-def best_of(examples: Sequence[Example], tried: Tried, fewest: int, stated: Set[str] = frozenset()) -> list[Example]:
-    """True ones in the order of their ranks: each runs a line that no better one runs, or says where a `stated` literal
-    belongs. With `fewest` at least so many, and one from every test."""
-    useful = [example for example in examples if tried.lines.get(example.text)]
+def best_of(examples: Iterable[Example], fewest: int, stated: Set[str] = frozenset()) -> list[Example]:
+    """In the order of their ranks: each runs a line that no better one runs, or says where a `stated` literal belongs.
+    With `fewest` at least so many, and one from every test."""
     chosen: list[Example] = []
-    known = set[str]()
-    for example in useful:
-        lines = {*map(str, tried.lines[example.text])}
-        literals = {*stated} & {str(node.value).strip() for node in nodes(ast.parse(example.text), ast.Constant)}
+    known = set[object]()
+    for example in examples:
+        literals = {str(node.value).strip() for node in nodes(ast.parse(example.text), ast.Constant)}
+        shows = {*example.lines, *(literals & stated)}
         is_of_new_test = example.test not in {one.test for one in chosen}
-        if (lines | literals) - known or (fewest and (is_of_new_test or len(chosen) < fewest)):
+        if example.lines and (shows - known or (fewest and (is_of_new_test or len(chosen) < fewest))):
             chosen.append(example)
-            known |= lines | literals
+            known |= shows
     chosen = chosen[:MAX_SHOWN]
     return [one for one in chosen if not any(other.text.endswith(f"\n{one.text}") for other in chosen)]

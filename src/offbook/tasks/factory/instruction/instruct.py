@@ -17,184 +17,144 @@ from offbook.core.copies import shared_code
 from offbook.tasks.factory.delete.symbols import Function, Symbols, is_public
 from offbook.tasks.factory.instruction.examples import split_name, words_of
 from offbook.tasks.factory.instruction.needs import Needs
-from offbook.tasks.factory.types import Deletion, Feature, FunctionKey
+from offbook.tasks.factory.types import Deletion, FunctionKey
 
 PROMPTS = resources.files("offbook.tasks.factory") / "prompts"
 TERSE_CHARACTERS = SUMMARY_CHARACTERS = 400
-MAX_HELPERS = 3  # that are named
+MAX_USERS = 4
 # Where words end in a docstring: a field, a section, a list, an example.
 FIELDS = re.compile(
     r"\n\s*(?:[:@](?:param|arg|key|return|rtype|raise|type|yield)\w*\b|>>>|\.\. |[-*] |"
     r"(?:Args?|Arguments|Parameters|Inputs|Returns?|Raises|Yields|Examples?|See Also|Notes?|Usage)(?::|\n\s*-{3,}))",
     re.IGNORECASE,
 )
+ASKING_FOR_STUBS = (
+    "Please implement {names} in {where}; right now there is only NotImplementedError.",
+    "Can you fill in {names} in {where}? Only the signature is left, and NotImplementedError.",
+    "Implement {names} in {where}. At the moment a call raises NotImplementedError.",
+    "The code of {names} in {where} is missing: a call raises NotImplementedError. Write it again.",
+)
+ASKING_FOR_GONE = (
+    "We need {names} back in {where}: the code was removed.",
+    "Please add {names} to {where} again; the code went missing.",
+    "This code base used to have {names}, in {where}. Bring the code back.",
+    "Add {names} to {where}, with the behaviour that was there before.",
+)
 CLOSINGS = (
     "Everything else should keep working as it does now.",
     "Please leave the rest of the behaviour as it is.",
     "The remaining tests must still pass.",
-    "Do not change what other functions do.",
 )
 Rewrite = Callable[[Mapping[str, str], Deletion], Awaitable[dict[str, str]]]
 
 
-def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
+def instructions(symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
     """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used.
 
     What stands nowhere in the tree any more is not said here, but by `Needs.stated`.
     """
-    writer = _Writer(feature, symbols, deletion, tests)
-    texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
-    if shared_code(texts["detailed"], deletion.removed):  # an example in the docstring may be a line of the body
-        texts["detailed"] = writer.detailed(documented=False)
-    return texts
+    targets = [symbols.functions[key] for key in asked_for(deletion)]
+    paths = listed(_unique(f"`{function.key.path}`" for function in targets))
+    every = [symbols.functions[key] for key in deletion.feature.functions]
+    others = [function for function in every if function not in targets and not function.nested]
+    stubs = [function for function in others if function.key in deletion.stubbed]
+    gone = [function for function in others if function.key in deletion.deleted]
+    also = _places("Stubs to be written as well", stubs)
+    also = f"{also} {_places('Removed, to be written as well', [one for one in gone if one.public])}".strip()
+    users = _used_by(symbols, deletion, targets)
+    found = behaviours(tests, targets)
+    terse = _request("terse", targets, deletion)
+    if len(terse) >= TERSE_CHARACTERS:
+        terse = f"Please implement what is missing in {paths}."
+    about = first_sentence(targets[0].docstring) or users or _covered(found, 80)
+    for more in ("" if len(targets) > 1 else about, also):
+        if more and len(terse) + 1 + len(more) < TERSE_CHARACTERS:
+            terse = f"{terse} {more}"
+    opening = _request("opening", targets, deletion)
+    sayings = [f"{_kind(function)} {_summary(function, deletion)}".strip() for function in targets]
+    if len(targets) > 1:
+        sayings = [f"- `{one.key.name}`: {saying}" for one, saying in zip(targets, sayings, strict=True)]
+    closing = ["Private helpers are gone as well; how you divide the work is up to you."] if gone else []
+    closing.append(_pick(deletion, "closing", CLOSINGS))
+    normal = [opening, "\n".join(sayings), also, users, _covered(found, 400), *closing]
+    detailed = [opening, *(_detailed(function, deletion) for function in targets)]
+    detailed += [also, users, _covered(found, 1200), *closing]
+    return {"terse": terse, "normal": f"{_joined(normal)}\n", "detailed": f"{_joined(detailed)}\n"}
 
 
-def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str]) -> dict[str, str]:
+def complete(texts: Mapping[str, str], needs: Needs) -> dict[str, str]:
     """Every length with what has to be stated besides the request."""
     more = needs.stated()
-    if shared_code(more, removed):
-        more = needs.stated(with_values=False)
     return {name: f"{text.rstrip()}\n\n{more}\n" if more else text for name, text in texts.items()}
 
 
 def asked_for(deletion: Deletion) -> Sequence[FunctionKey]:
     """What a request names: the targets, or where all of these are private the public functions that went with them."""
     public = [key for key in (*deletion.stubbed, *deletion.deleted) if is_public(key)]
-    if deletion.level == "release" or not public or any(map(is_public, deletion.feature.targets)):
-        return deletion.feature.targets
-    return public
+    return (
+        deletion.feature.targets
+        if any(map(is_public, deletion.feature.targets))
+        else public or deletion.feature.targets
+    )
 
 
-class _Writer:
-    def __init__(self, feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]):
-        self._feature = feature
-        self._symbols = symbols
-        self._deletion = deletion
-        self._targets = [symbols.functions[key] for key in asked_for(deletion)]
-        self._behaviours = behaviours(tests, self._targets)
-        self._many = len(self._targets) > 1
-        self._paths = _unique(f.key.path for f in self._targets)
-        others = (symbols.functions[key] for key in feature.functions)
-        self._others = [f for f in others if f not in self._targets and not f.nested]
+def _pick(deletion: Deletion, what: str, choices: Sequence[str]) -> str:
+    return choices[zlib.crc32(f"{deletion.feature.id}/{what}".encode()) % len(choices)]
 
-    def _pick(self, what: str, choices: Sequence[str]) -> str:
-        return choices[zlib.crc32(f"{self._feature.id}/{what}".encode()) % len(choices)]
 
-    def _is_gone(self, function: Function) -> bool:
-        return function.key in self._deletion.deleted
+def _request(what: str, targets: Sequence[Function], deletion: Deletion) -> str:
+    """For the stubs and for what is gone, a sentence each."""
+    sentences = []
+    for choices, is_gone in ((ASKING_FOR_STUBS, False), (ASKING_FOR_GONE, True)):
+        functions = [function for function in targets if (function.key in deletion.deleted) == is_gone]
+        if functions:
+            names = listed([f"`{function.key.name}`" for function in functions])
+            where = listed(_unique(f"`{function.key.path}`" for function in functions))
+            sentences.append(_pick(deletion, what, choices).format(names=names, where=where))
+    return " ".join(sentences)
 
-    def _request(self, what: str) -> str:
-        """For the stubs and for what is gone, a sentence each."""
-        stubs = [function for function in self._targets if not self._is_gone(function)]
-        gone = [function for function in self._targets if self._is_gone(function)]
-        return " ".join(self._request_for(what, some, some is gone) for some in (stubs, gone) if some)
 
-    def _request_for(self, what: str, functions: Sequence[Function], is_gone: bool) -> str:
-        names = listed([f"`{function.key.name}`" for function in functions])
-        where = listed([f"`{path}`" for path in _unique(function.key.path for function in functions)])
-        if is_gone:
-            choices = [
-                f"We need {names} back in {where}: the code was removed.",
-                f"Please add {names} to {where} again; the code went missing.",
-                f"This code base used to have {names}, in {where}. Bring the code back.",
-                f"Add {names} to {where}, with the behaviour that was there before.",
-            ]
-        else:
-            choices = [
-                f"Please implement {names} in {where}; right now there is only NotImplementedError.",
-                f"Can you fill in {names} in {where}? Only the signature is left, and NotImplementedError.",
-                f"Implement {names} in {where}. At the moment a call raises NotImplementedError.",
-                f"The code of {names} in {where} is missing: a call raises NotImplementedError. Write it again.",
-            ]
-        return self._pick(what, choices)
+def _places(opening: str, functions: Sequence[Function]) -> str:
+    places = [f"`{function.key.name}` in `{function.key.path}`" for function in functions]
+    return f"{opening}: {listed(places)}." if places else ""
 
-    def terse(self) -> str:
-        text = self._request("terse")
-        if len(text) >= TERSE_CHARACTERS:
-            text = f"Please implement what is missing in {listed(self._paths)}."
-        about = first_sentence(self._targets[0].docstring) or self._used_by(limit=2) or self._covered(limit=80)
-        for more in ("" if self._many else about, self._also_missing()):
-            if more and len(text) + 1 + len(more) < TERSE_CHARACTERS:
-                text = f"{text} {more}"
-        return text
 
-    def normal(self) -> str:
-        said = [f"{_kind(f)} {self._summary(f)}".strip() for f in self._targets]
-        named = [f"- `{f.key.name}`: {one}" for f, one in zip(self._targets, said, strict=True)]
-        about = "\n".join(named) if self._many else said[0]
-        return self._whole(
-            [self._request("opening"), about, self._also_missing(), self._used_by(3), self._covered(400)]
-        )
+def _detailed(function: Function, deletion: Deletion) -> str:
+    """What is gone is declared in full at the end."""
+    title = f"## `{function.key.name}` in `{function.key.path}`"
+    documented = plain(function.docstring).strip()
+    if function.key in deletion.deleted:
+        return _joined([title, _summary(function, deletion)])
+    if shared_code(documented, deletion.removed):  # an example may be a line of the body
+        documented = _summary(function, deletion)
+    return _joined([title, f"```python\n{function.signature}\n```", documented])
 
-    def detailed(self, documented: bool) -> str:
-        modules = ((path, first_sentence(self._symbols.modules[path].docstring)) for path in self._paths)
-        parts = [self._request("opening"), "\n".join(f"About `{path}`: {about}" for path, about in modules if about)]
-        for function in self._targets:
-            parts.append(f"## `{function.key.name}` in `{function.key.path}`")
-            if self._is_gone(function):  # declared in full at the end
-                parts.append(self._summary(function))
-                continue
-            parts.append(f"```python\n{function.signature}\n```")
-            parts.append((documented and plain(function.docstring).strip()) or self._summary(function))
-            if function.decorators:
-                parts.append(f"Decorated with {listed([f'`{name}`' for name in _unique(function.decorators)])}.")
-        parts += [self._also_missing(), self._used_by(limit=8), self._covered(limit=1200)]
-        return self._whole(parts)
 
-    def _whole(self, parts: Sequence[str]) -> str:
-        return "\n\n".join(filter(None, [*parts, self._helpers(), self._pick("closing", CLOSINGS)])) + "\n"
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, parts))
 
-    def _also_missing(self) -> str:
-        """Stubs, which anyone finds, and public functions that are gone."""
-        sentences = []
-        stubs = [f for f in self._others if f.key in self._deletion.stubbed]
-        gone = [f for f in self._others if f.public and self._is_gone(f)]
-        for opening, functions in (("Stubs to be written as well", stubs), ("Removed, to be written as well", gone)):
-            places = [f"`{f.key.name}` in `{f.key.path}`" for f in functions]
-            if places:
-                sentences.append(f"{opening}: {listed(places)}.")
-        return " ".join(sentences)
 
-    def _used_by(self, limit: int) -> str:
-        own = {function.simple for function in self._targets}
-        callers = (caller for function in self._targets for caller in self._symbols.callers[function.key])
-        users = _unique(
-            f"`{caller.name.replace('.<locals>', '')}`" + (f" in `{caller.path}`" if caller.simple in own else "")
-            for caller in callers
-            if caller not in self._feature.functions
-        )
-        if not users:
-            return ""
-        choices = ["use", "rely on", "depend on"] if len(users) > 1 else ["uses", "relies on", "depends on"]
-        return f"{listed(users[:limit])} {self._pick('users', choices)} {'them' if self._many else 'it'}."
+def _used_by(symbols: Symbols, deletion: Deletion, targets: Sequence[Function]) -> str:
+    callers = {caller: None for function in targets for caller in symbols.callers[function.key]}
+    outside = [caller for caller in callers if caller not in deletion.feature.functions]
+    users = [f"`{caller.name.replace('.<locals>', '')}` in `{caller.path}`" for caller in outside]
+    return f"Used by {listed(users[:MAX_USERS])}." if users else ""
 
-    def _covered(self, limit: int) -> str:
-        """What the tests' names say, in so many characters; where that is not all, it is not called so."""
-        if not self._behaviours:
-            return ""
-        told = self._behaviours[:1]
-        for phrase in self._behaviours[1:]:
-            if sum(map(len, told)) + len(phrase) <= limit:
-                told.append(phrase)
-        openings = ["The tests look at", "It will be checked for", "The tests cover"]
-        if len(told) < len(self._behaviours):
-            openings = ["Among other things the tests look at", "Among other things it will be checked for"]
-        return f"{self._pick('tests', openings)}: {'; '.join(told)}."
 
-    def _helpers(self) -> str:
-        hidden = [f for f in self._others if self._is_gone(f) and not f.public]
-        if not hidden:
-            return ""
-        names = "" if len(hidden) > MAX_HELPERS else f" ({', '.join(f'`{f.key.name}`' for f in hidden)})"
-        return self._pick("helpers", [
-            f"Private helpers are gone as well{names}; how you divide the work is up to you.",
-            f"The helper functions behind this were deleted too{names}. You need not write the same ones again.",
-            f"Internal helpers went with it{names}, so choose your own structure.",
-        ])  # fmt: skip
+def _covered(found: Sequence[str], limit: int) -> str:
+    """What the tests' names say, in so many characters."""
+    told: list[str] = []
+    for phrase in found:
+        if not told or sum(map(len, told)) + len(phrase) <= limit:
+            told.append(phrase)
+    return f"Among other things the tests look at: {'; '.join(told)}." if told else ""
 
-    def _summary(self, function: Function) -> str:
-        """Of what is gone the whole docstring follows."""
-        return first_sentence(function.docstring) if self._is_gone(function) else summary(function.docstring)
+
+def _summary(function: Function, deletion: Deletion) -> str:
+    """Of what is gone the whole docstring follows. An example may be a line of the body."""
+    said = summary(function.docstring)
+    is_short = function.key in deletion.deleted or shared_code(said, deletion.removed)
+    return first_sentence(function.docstring) if is_short else said
 
 
 def _unique(items: Iterable[str]) -> list[str]:
@@ -202,7 +162,7 @@ def _unique(items: Iterable[str]) -> list[str]:
 
 
 def listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
 
 
 def _kind(function: Function) -> str:
@@ -235,13 +195,12 @@ def first_sentence(docstring: str) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", summary(docstring.strip().partition("\n\n")[0]))[0]
 
 
-def behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
-    """The words of test names, those with words of the target first. A name that only repeats it says nothing."""
-    told = [split_name(function.simple) for function in targets]
-    own = {word for name in told for word in name}
-    phrases = _unique(map(words_of, tests))
-    found = [one for one in phrases if one.split() not in told and len(one) > 3 and not one.replace(" ", "").isdigit()]
-    return sorted(found, key=lambda phrase: -len({*phrase.split()} & own))
+def behaviours(tests: Iterable[str], targets: Iterable[Function]) -> list[str]:
+    """The words of test names. A name that only repeats the target says nothing."""
+    names = {" ".join(split_name(function.simple)) for function in targets}
+    return [
+        words for words in _unique(map(words_of, tests)) if words not in names and len(words.strip("0123456789 ")) > 3
+    ]
 
 
 def rewriter(url: str, model: str) -> Rewrite:

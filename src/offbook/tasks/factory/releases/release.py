@@ -17,9 +17,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
@@ -44,7 +43,7 @@ from offbook.tasks.factory.workshop import Workshop, hidden_of, product_of, read
 MOST_ENTRIES = 3  # that a request names
 CHANGELOG = re.compile(r"(changes|changelog|history|news|release[-_]?notes|releases|whats[-_ ]?new)", re.I)
 ITEM = re.compile(r"^\s*(?:[*+•-]|\d+[.)]|#\d+:)\s+")
-HEADING = re.compile(r"^\s*(#+ |={3,}|-{3,}|~{3,}|\^{3,}|\.\. |v?\d+\.\d+[\w.]*\b.{0,40}$)")
+HEADING = re.compile(r"(?m)^\s*(#+ |={3,}|-{3,}|~{3,}|\^{3,}|\.\. |>>>|v?\d+\.\d+[\w.]*\b.{0,40}$)")
 # Where it was discussed and who did it: nothing that the agent could look up.
 IN_BRACKETS = re.compile(
     r"\s*[(\[][^()\[\]]*(?:#\d|\bgh-\d|@\w|https?:|\bthanks\b|\b(?:issue|PR|by)\b)[^()\[\]]*[)\]]", re.I
@@ -91,10 +90,6 @@ async def prepare_release(
         old = await fetch_project(older, folder / "old", settings, python, progress)
         if canonicalize_name(old.name) != canonicalize_name(new.name):
             raise Unprepared(f"{old.name} and {new.name} are not two releases of one package")
-        if not any((folder / "old" / "tree" / path).exists() for path in product_of(new)):
-            raise Unprepared(f"{new.name} {old.version} has its source in another folder than {new.version}")
-        if old.version == new.version and source.startswith("release:"):
-            raise Unprepared(f"both releases of {new.name} are {new.version}")
     except Unprepared:
         if (folder / "new" / "prepare.log").is_file():
             (folder / "new" / "prepare.log").replace(folder / "prepare.log")
@@ -126,87 +121,67 @@ def _put_together(folder: Path, new: Repository, version: str) -> None:
 class Release:
     """Two trees and the message that goes with the step from one to the other."""
 
-    workshop: Workshop  # of the older one, with the newer one's tests and map
+    workshop: Workshop  # of the older tree, with the newer one's tests and map
     new_version: str
-    new_files: dict[str, str]
-    message: str = ""  # of a commit
+    product: Mapping[str, str]  # the older source
+    newer: Mapping[str, str]  # the newer source
+    tests: Mapping[str, str]  # the newer tests and what they need, as far as it is text
+    entries: Sequence[str]  # what the changelog has more, or the commit's message says; one text an item
+    fallback: Sequence[str]  # what is asked where no entry fits: the first line of a commit's message
 
     @property
     def repository(self) -> Repository:
         return self.workshop.repository
 
-    @property
-    def old_files(self) -> dict[str, str]:
-        return self.workshop.files
-
-    @cached_property
-    def product(self) -> dict[str, str]:
-        """The older source."""
-        inside = product_of(self.repository)
-        sources = (path for path in self.old_files if path.endswith(".py") and is_inside(path, inside))
-        return {path: self.old_files[path] for path in sources if not is_test_code(path)}
-
-    @cached_property
-    def newer(self) -> dict[str, str]:
-        """The newer source."""
-        return {path: self.new_files[path] for path in self.repository.source_files}
-
-    @cached_property
-    def tests(self) -> dict[str, str]:
-        """The newer tests and what they need, as far as it is text."""
-        hidden = hidden_of(replace(self.repository, folder=self.repository.folder / "new"))
-        return {path: self.new_files[path] for path in hidden if path in self.new_files}
-
-    @cached_property
-    def entries(self) -> list[str]:
-        """What the changelog has more, or the commit's message says; one text an item."""
-        if self.message:
-            return list(filter(None, map(_plain, _items(self.message))))
-        return entries_between(self.old_files, self.new_files, self.repository.version)
-
-    def tests_on(self, product: Mapping[str, str]) -> dict[str, str]:
-        """The test files that import names which this product lacks, as they can be collected all the same."""
+    def tests_on(self, changed: Mapping[str, str]) -> dict[str, str]:
+        """The newer tests that differ from the older tree's, as they can be collected with these files of the product:
+        some import names that are not there yet."""
         roots = self.repository.import_roots
-        return runnable(self.tests, lost_names(self.newer, {**self.product, **product}, roots), roots)
+        lost = lost_names(self.newer, {**self.product, **changed}, roots)
+        tests = {**self.tests, **runnable(self.tests, lost, roots)}
+        return {path: text for path, text in tests.items() if text != self.workshop.files.get(path)}
 
 
 def open_release(workshop: Workshop) -> Release:
+    old = workshop.files
     new = load_repository(workshop.repository.folder / "new")
+    new_files = read_texts(new.tree)
     message = json.loads((new.folder / "source.json").read_bytes()).get("message", "")
-    return Release(workshop, new.version, read_texts(new.tree), message)
+    entries = entries_of(message or message_between(old, new_files))
+    inside = product_of(new)
+    product = [path for path in old if path.endswith(".py") and is_inside(path, inside) and not is_test_code(path)]
+    return Release(
+        workshop,
+        new.version,
+        product={path: old[path] for path in product},
+        newer={path: new_files[path] for path in new.source_files},
+        tests={path: new_files[path] for path in hidden_of(new) if path in new_files},
+        entries=entries,
+        fallback=entries[:1] if message else [],
+    )
 
 
-def entries_between(old: Mapping[str, str], new: Mapping[str, str], version: str = "") -> list[str]:
-    """The entries that the newer changelog has more, as sentences without credits and links. `version` is the older."""
-    found: list[str] = []
-    for path in sorted(new, key=lambda path: (path.count("/"), path)):
+def message_between(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """The lines that the newer changelog has more."""
+    known = {line for text in old.values() for line in text.split("\n") if line.strip()}
+    found = []
+    for path, text in sorted(new.items()):
         name = PurePosixPath(path)
-        if name.suffix not in ("", ".md", ".rst", ".txt") or not CHANGELOG.fullmatch(name.name.partition(".")[0]):
-            continue
-        text = new[path]
-        known = {*_items(old.get(path, ""))}
-        heading = re.compile(rf"^[^\w\n]*(?:version |release |v)?{re.escape(version)}(?![\w.]*\d)", re.I | re.M)
-        if version and not known and (match := heading.search(text)):  # the older one brings no changelog
-            text = text[: match.start()]
-        entries = (_plain(item) for item in _items(text) if item not in known)
-        found += [entry for entry in dict.fromkeys(entries) if len(entry) > 15 and entry not in found]
-    return found
+        if name.suffix in ("", ".md", ".rst", ".txt") and CHANGELOG.fullmatch(name.name.partition(".")[0]):
+            found += ["", *(line for line in text.split("\n") if line not in known)]
+    return "\n".join(found)
 
 
-def _items(text: str) -> list[str]:
+def entries_of(message: str) -> list[str]:
+    """Its items as sentences, without credits and links."""
+    return [entry for entry in dict.fromkeys(map(_plain, _items(message))) if entry]
+
+
+def _items(message: str) -> list[str]:
     """List items with the lines that go on under them, and paragraphs; no headings and no examples."""
-    found: list[list[str]] = []
-    going = code = False
-    for line in text.split("\n"):
-        code ^= line.lstrip().startswith("```")
-        if code or not line.strip() or HEADING.match(line) or line.lstrip().startswith((">>>", "...", "```")):
-            going = False
-            continue
-        if ITEM.match(line) or not going:
-            found.append([])
-        found[-1].append(ITEM.sub("", line).strip())
-        going = True
-    return [" ".join(item) for item in found]
+    text = re.sub(r"(?ms)^\s*```.*?^\s*```", "", message)
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[*+•-]|\d+[.)]|#\d+:)\s)", text)
+    return [" ".join(ITEM.sub("", part).split()) for part in parts if not HEADING.search(part)]
 
 
 def _plain(item: str) -> str:
@@ -219,18 +194,18 @@ def _plain(item: str) -> str:
     return text if not text or text.endswith((".", "!", "?", ")")) else f"{text}."
 
 
-def entries_for(entries: Sequence[str], names: Set[str], words: Collection[str]) -> list[str]:
-    """The entries that belong to a change: those that name what it touches; else the one with most of its words.
+def entries_for(entries: Sequence[str], names: Set[str], words: Set[str]) -> list[str]:
+    """The entries that belong to a change: those that name what it touches; else those with most of its words.
 
-    `names` are functions, classes and parameters that it adds or changes; `words` those of its tests.
+    `names` are functions and classes that it adds or changes; `words` those of its tests.
     """
-    scored = []
-    for number, entry in enumerate(entries):
-        found = {*re.findall(r"\w+", entry)}
+    scores: dict[str, int] = {}
+    for entry in entries:
         marked = {*re.findall(r"[`.](\w+)", entry)}
+        found = {*re.findall(r"\w+", entry)}
         named = [name for name in names & found if name in marked or not (name.isalpha() and name.islower())]
-        shared = {word.lower() for word in found} & {*words}
-        if named or len(shared) >= 2:
-            scored.append((-4 * len(named) - len(shared), number))
-    best = sorted(scored)[:MOST_ENTRIES]
-    return [entries[number] for score, number in sorted(best, key=lambda one: one[1]) if 2 * score <= best[0][0]]
+        score = 4 * len(named) + len(words & {word.lower() for word in found})
+        if score >= 2:
+            scores[entry] = score
+    best = sorted(scores, key=lambda entry: -scores[entry])[:MOST_ENTRIES]
+    return [entry for entry in scores if entry in best and 2 * scores[entry] >= scores[best[0]]]

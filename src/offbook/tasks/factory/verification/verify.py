@@ -22,7 +22,7 @@ import libcst as cst
 from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
-from offbook.tasks.factory.instruction.examples import TRIED_S, Example, Tried, examples, reached, tried_in, trying_of
+from offbook.tasks.factory.instruction.examples import TRIED_S, Example, examples, reached, tried_in, trying_of
 from offbook.tasks.factory.types import Deletion, files_of, is_test_code
 from offbook.tasks.factory.verification.mutants import checks_of
 from offbook.tasks.factory.verification.perturb import (
@@ -82,7 +82,7 @@ class Verdict:
     floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
     mutants: Mutants = field(default_factory=Mutants)
     apart: Apart = field(default_factory=Apart)
-    tried: Tried = field(default_factory=Tried)
+    examples: tuple[Example, ...] = ()  # checks of its tests that are true of the right code
 
 
 # Asked of what fails without the feature, before the long rounds: why it makes no task all the same, and the evidence.
@@ -132,7 +132,7 @@ async def verify(
         seen = Verdict(
             fail_to_pass=fail_to_pass,
             pass_to_pass=tuple(sorted(first.passed)),
-            tried=tried_in(with_examples[0], candidates) if trying else Tried(),
+            examples=tried_in(with_examples[0], candidates) if trying else (),
         )
         if refusal := await objection(seen):
             return Verdict(*refusal)
