@@ -281,6 +281,23 @@ def test_in_the_continuous_mode_nobody_waits_for_another() -> None:
     assert order == ["short", "next", "tool", "long"]
 
 
+def test_a_session_that_goes_away_and_asks_again_at_once_gets_a_slot_of_its_own() -> None:
+    engine = slowed(0.005, mode="continuous")
+    prompt = Prompt([*range(20, 40)])
+
+    async def main() -> list[Completion]:
+        session, other = engine.open("one"), engine.open("other")
+        behind = asyncio.create_task(other.complete(prompt, 30))
+        first = asyncio.create_task(session.complete(prompt, 200))
+        while engine.decoder.tokens_sampled < 4:
+            await asyncio.sleep(0.001)
+        first.cancel()
+        return await asyncio.gather(session.complete(prompt, 10), session.complete(prompt, 10), behind)
+
+    again, twice, behind = asyncio.run(main())
+    assert [len(each.ids) for each in (again, twice, behind)] == [10, 10, 30]
+
+
 def test_a_prompt_that_outgrows_the_memory_is_told_so() -> None:
     engine = LocalEngine(tiny_model(), STOPS, kv_tokens=64)
 

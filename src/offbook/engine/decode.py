@@ -100,20 +100,27 @@ class KvSlots:
         return self.layers[layer]
 
     def assign(self, owners: list[Hashable], busy: set[int]) -> list[int]:
-        """A slot for each owner: the one it has, or the cheapest to evict among those that are not `busy`."""
-        by_owner = {owner: slot for slot, owner in enumerate(self.owners) if owner is not None}
+        """A slot for each owner: the one it has, or the cheapest to evict among those that are not `busy`.
+
+        An owner whose slot is busy gets another one: its client went away and asks again while the first message is
+        still being written.
+        """
+        by_owner = {owner: slot for slot, owner in enumerate(self.owners) if owner is not None and slot not in busy}
         taken = busy | {by_owner[owner] for owner in owners if owner in by_owner}
+        found = []
 
         def price(slot: int) -> tuple[bool, int, int]:
             return self.owners[slot] is not None, len(self.ids[slot]), slot
 
         for owner in owners:
-            if owner not in by_owner:
-                by_owner[owner] = slot = min((slot for slot in range(self.count) if slot not in taken), key=price)
+            slot = by_owner.pop(owner, None)  # once: it may ask twice at the same time
+            if slot is None:
+                slot = min((slot for slot in range(self.count) if slot not in taken), key=price)
                 self.owners[slot] = owner
                 self.ids[slot] = []
                 taken.add(slot)
-        return [by_owner[owner] for owner in owners]
+            found.append(slot)
+        return found
 
     def swap(self, ones: list[int], others: list[int]) -> None:
         """Swap owners, ids, keys and values of slots pairwise."""
