@@ -13,12 +13,11 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from offbook.agent.serve.server import Serving, listen
 from scripted import sampled_runs
 
 from offbook.agent.chat import chat_for
 from offbook.agent.recorder import Recorder
-from offbook.agent.serve.app import Sessions, make_app
+from offbook.agent.serve.app import Serving, Sessions, listen, make_app
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.rl.models import load_model
