@@ -290,7 +290,7 @@ def test_state_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = saved(trainer, tmp_path)
     file = path / "training" / "optimizer.safetensors"
     save_file({name: one.flatten() for name, one in load_file(file).items()}, file)
-    with pytest.raises(OffbookError, match=r"lora_.*/exp_avg.* in another shape; start anew"):
+    with pytest.raises(OffbookError, match=r"lora_.*/exp_avg.* in another shape; start a new run"):
         load_training_state(trainer, path)
 
 

@@ -39,7 +39,8 @@ def test_what_makes_a_task_is_told_with_its_tests(workshop: Workshop) -> None:
     assert "tests/test_words.py::test_initials" in result.pass_to_pass
     assert not {*result.fail_to_pass} & {*result.pass_to_pass}
     assert result.floor == 0.5  # return "" passes one of the two
-    assert result.tried.lines["assert squeeze(' a   b ') == 'a b'"]
+    [example] = [each for each in result.examples if each.text == "assert squeeze(' a   b ') == 'a b'"]
+    assert example.lines
 
 
 def test_tests_that_pass_without_it_are_not_asked_for(workshop: Workshop) -> None:

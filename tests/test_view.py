@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +13,7 @@ from viewdata import CONFIG, HELD_OUT, TASKS, make_feedback, make_rollout, make_
 
 from offbook.cli.view import _folders, outcome
 from offbook.core.runfolder import RunFolder
+from offbook.evals.metrics import measure, row_of
 from offbook.signals.monitors.rules import KINDS
 from offbook.types import Feedback, OffbookError, StopReason
 from offbook.view import index
@@ -151,12 +152,13 @@ def test_an_empty_run_is_no_error(tmp_path: Path) -> None:
 
 
 def measured(root: Path, name: str, solved: int, invalid: int, tasks: int = 12) -> RunIndex:
-    """One rollout a task, each with ten calls; in older evaluations the rollouts are all there is."""
+    """One rollout a task, each with ten calls."""
     path = make_run(root, name, steps=1)
     rollouts = [make_rollout(f"{name}/{n}", f"t{n}", f"t{n}", solved=n < solved) for n in range(tasks)]
     for rollout in rollouts:
         rollout.usage.calls, rollout.usage.invalid_calls = 10, invalid
-    RunFolder(path).write_eval("final", {"solved": solved / tasks}, rollouts)
+    rows = [row_of(rollout, None) for rollout in rollouts]
+    RunFolder(path).write_eval("final", {**measure(rows), "rows": [asdict(row) for row in rows]}, rollouts)
     return RunIndex(name, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -64,6 +65,7 @@ def config_from(
     given; they win. A run folder as the model becomes its newest checkpoint here: the run may continue.
     """
     files: list[Path | str] = [path for path in base if path.is_file()]
+    options = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
     overrides: dict[str, str] = {}
     rest = iter(ctx.args)
     in_files = False
@@ -74,6 +76,9 @@ def config_from(
         elif argument.startswith("--"):
             in_files = False
             key, equals, value = argument[2:].partition("=")
+            near = difflib.get_close_matches(f"--{key}", options, n=1, cutoff=0.8)
+            if near and key.partition(".")[0] not in Config.model_fields:
+                raise ConfigError(f"there is no option --{key}; did you mean {near[0]}?")
             given = value if equals else next(rest, None)
             if given is None:
                 raise ConfigError(f"--{key} needs a value, as in: --{key} VALUE")
