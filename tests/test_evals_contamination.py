@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from offbook.core.copies import function_bodies
 from offbook.tasks import load_task
-from offbook.tasks.contamination import contamination, function_bodies
+from offbook.tasks.contamination import contamination
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Task
 
@@ -91,10 +92,11 @@ def test_what_is_too_short_to_tell_is_said(tmp_path: Path) -> None:
 
 
 def test_bodies_are_equal_but_for_names_and_not_for_what_they_do() -> None:
-    one, two = (dict(function_bodies(f"def f(rows, limit):\n{body}")) for body in (BODY, BODY.replace("-pair", "pair")))
-    renamed = dict(function_bodies(f"def f(lines, most):\n{RENAMED}"))
-    assert one["f"] == renamed["f"]
-    assert one["f"] != two["f"]
+    code = [f"def f(rows, limit):\n{BODY}", f"def f(lines, most):\n{RENAMED}", f"def f(rows, limit):\n{BODY}"]
+    code[2] = code[2].replace("-pair", "pair")
+    one, renamed, other = (dict(function_bodies(source)) for source in code)
+    assert one == renamed
+    assert one.keys() != other.keys()
 
 
 def test_a_repository_is_the_same_in_another_version(tmp_path: Path) -> None:

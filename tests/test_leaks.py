@@ -105,7 +105,7 @@ def test_small_code_has_to_be_whole_and_under_its_name(tree: Path):
 def test_tiny_code_is_not_searched_for_and_named(tree: Path):
     tiny = {"a.py::first": "def first(items):\n    return items[0]\n"}
     write(tree, "shop/a.py", tiny["a.py::first"])
-    assert copies.wanted_pieces("a.py::first", tiny["a.py::first"], "") == []
+    assert copies.wanted_pieces("a.py::first", tiny["a.py::first"]) == []
     assert audit({"tree": tree}, tiny) == []
 
 
@@ -271,11 +271,9 @@ def test_texts_that_share_a_window_share_a_kept_shingle(values: list[int], start
 
 
 def test_docstrings_and_comments_are_told_from_code():
-    head, body = copies.divided(*copies.parsed(DELETED))
-    assert head == SIGNATURE + DOCSTRING + "    "
-    assert body == BODY.lstrip()
+    assert copies.body_of(*copies.parsed(DELETED)) == BODY.lstrip()
     inner = 'def f():\n    def g():\n        """Text."""\n        return 1\n    return g\n'
-    assert copies.BREAK in copies.divided(*copies.parsed(inner))[1]
+    assert copies.BREAK in copies.body_of(*copies.parsed(inner))
     assert "dearest" not in copies.without_comments(DELETED)
 
 

@@ -1,9 +1,10 @@
-"""Copies of code in any text: a page of documentation, a line of JSON, a hint, a program in which names were changed.
+"""Search for copies of code in any text: a page of documentation, a line of JSON, a hint, a program with other names.
 
 Text is read in one way only, whether it is the code that is looked for or a place to look in: escapes are undone;
-quotes, commas, comment marks and what stands in front of a line (`+`, `>>>`, a line number) fall away. What is left is
-cut into shingles, runs of SHINGLE tokens. The second kind of shingle knows a free name only by how far back it was last
-used, so it stays the same where local names are changed. Where all names are changed, the structure is left.
+quotes, commas, comment marks and line prefixes (`+`, `>>>`, a line number) are dropped. What is left is cut into
+shingles, runs of tokens. There are two kinds of shingles (WAYS): by text, and renamed, where a free name is only known
+by how far back it was last used, so other local names change nothing. If all names differ, the structure of the
+syntax tree is compared.
 """
 
 import ast
@@ -16,15 +17,16 @@ import re
 import textwrap
 import tokenize
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from offbook.core.pycode import Function, try_parse
+from offbook.core.pycode import Function, nodes, try_parse
 
 SKETCH_SHINGLE, SKETCH_SIZE = 5, 64
 SAME = 0.7  # of the shingles of two sketches, from which on their code is the same
@@ -35,15 +37,11 @@ SHINGLE = 10  # tokens; a line or a line and a half of Python
 RENAMED_SHINGLE = 16  # longer, because it says less
 KEPT_NAMES = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
 SHARED_TOKENS = 12  # of a request: so many in a row are no accident
-FEWEST = 3  # shingles, 12 tokens: shorter code is everywhere by chance and is not searched for
-SMALL = 15  # shingles, 24 tokens: code shorter than this has to be there whole and under its own name
-FEWEST_RENAMED = 25  # shingles, 40 tokens
-NAME_REACH = 20  # tokens more than its signature before a small body, in which its name has to stand
-FEWEST_PARTS = 40  # of a structure
-# Source is full of code that looks like other code: overloads, mutants, the same loop again. Half a function in a
-# document, a log or a cache is no such coincidence.
-SOURCE_SHARE, OTHER_SHARE, RENAMED_SHARE = 0.85, 0.5, 0.9
-BREAK = "\x00"  # stands where a docstring was: no shingle crosses it
+SMALL = 15  # shingles, 24 tokens: shorter code has to be copied whole and below its own name
+FEWEST_PARTS = 12  # of the structure of a body: shorter ones, such as `return self.name`, are equal by chance
+FEWEST_PARTS_WANTED = 40  # of a structure that is searched for in all files
+MAX_FILE = 1 << 20  # bytes; larger files are data
+BREAK = "\x00"  # replaces a docstring: no shingle crosses it
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NEWLINE_ESCAPE = re.compile(r"\\+[nrt]")
@@ -53,6 +51,22 @@ _TAG = re.compile(r"<[A-Za-z/!][^<>]{0,400}>")
 _MARKS = r"[\s>|+\-#*!.:=~^/\"'`,;\\]"
 _LINE_START = re.compile(rf"(?m)^{_MARKS}+(?:\d+[ \t:|]+{_MARKS}*)?|^\d+[ \t:|]+{_MARKS}*")
 _TOKEN = re.compile(r"[^\W\d]\w*|\d[\w.]*|[^\w\s\"'`\\,;#\x00]")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_COMMON = re.compile(r"[\w\s.\"']+:?|return \w+|raise .*")  # lines that say little
+
+
+# Tokens and shingles.
+
+
+def texts_below(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The relative paths and contents of all text files. Git's own files repeat the tree; links are not followed."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if ".git" in name.parts or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE:
+            continue
+        data = path.read_bytes()
+        if b"\x00" not in data:
+            yield name, data.decode(errors="replace")
 
 
 def normalise(text: str) -> str:
@@ -67,47 +81,29 @@ def normalise(text: str) -> str:
     return _LINE_START.sub("", text)
 
 
-def hashed(words: Sequence[str]) -> Hashes:
-    """A hash of each word that is the same in every process: sketches are kept in files."""
-    values = (zlib.crc32(word.encode(errors="replace")) for word in words)
-    return np.fromiter(values, dtype=np.uint64, count=len(words))
-
-
-_DOT, _OPEN = hashed([".", "("])
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_SHIFT = np.uint64(29)
-
-
-def _rolled(columns: Iterator[Hashes], count: int) -> Hashes:
-    total = np.zeros(count, dtype=np.uint64)
-    for column in columns:
-        total = (total ^ column) * _FACTOR
-        total ^= total >> _SHIFT
-    return total
+def tokens_of(normalised: str) -> list[str]:
+    return _TOKEN.findall(normalised)
 
 
 def named_shingles(tokens: Sequence[str], length: int = SHINGLE) -> Hashes:
+    values = _hashed(tokens)
     count = max(0, len(tokens) - length + 1)
-    values = hashed(tokens)
     return _rolled((values[start : start + count] for start in range(length)), count)
 
 
-def renamed_shingles(tokens: list[str]) -> Hashes:
-    """Free names are those that are no keyword, built-in, attribute or called function."""
-    count = len(tokens) - RENAMED_SHINGLE + 1
-    if count <= 0:
-        return np.zeros(0, dtype=np.uint64)
-    values = hashed(tokens)
-    _, first, kinds = np.unique(values, return_index=True, return_inverse=True)
-    is_name = [(tokens[i][0].isalpha() or tokens[i][0] == "_") and tokens[i] not in KEPT_NAMES for i in first]
-    free = np.array(is_name, dtype=bool)[kinds]
-    free[1:] &= values[:-1] != _DOT
-    free[:-1] &= values[1:] != _OPEN
-    places = np.flatnonzero(free)
-    places = places[np.argsort(kinds[places], kind="stable")]
-    again = kinds[places[1:]] == kinds[places[:-1]]
+def renamed_shingles(tokens: Sequence[str]) -> Hashes:
+    """Shingles without free names: those that are no keyword, built-in, attribute or called function."""
+    free = np.zeros(len(tokens), dtype=bool)
     distance = np.zeros(len(tokens), dtype=np.uint64)
-    distance[places[1:][again]] = (places[1:] - places[:-1])[again]
+    last: dict[str, int] = {}
+    neighbours = zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)
+    for place, (before, token, after) in enumerate(neighbours):
+        if before != "." and after != "(" and token[0].isidentifier() and token not in KEPT_NAMES:
+            free[place] = True
+            distance[place] = place - last.get(token, place)
+            last[token] = place
+    values = _hashed(tokens)
+    count = max(0, len(tokens) - RENAMED_SHINGLE + 1)
 
     def column(offset: int) -> Hashes:
         inside = slice(offset, offset + count)
@@ -115,7 +111,21 @@ def renamed_shingles(tokens: list[str]) -> Hashes:
         seen = np.where(distance[inside] <= np.uint64(offset), distance[inside], np.uint64(0))
         return np.where(free[inside], seen, values[inside])
 
-    return _rolled((column(offset) for offset in range(RENAMED_SHINGLE)), count)
+    return _rolled(map(column, range(RENAMED_SHINGLE)), count)
+
+
+def _hashed(tokens: Sequence[str]) -> Hashes:
+    """A hash of each token that is the same in every process: sketches are kept in files."""
+    values = (zlib.crc32(token.encode(errors="replace")) for token in tokens)
+    return np.fromiter(values, dtype=np.uint64, count=len(tokens))
+
+
+def _rolled(columns: Iterable[Hashes], count: int) -> Hashes:
+    total = np.zeros(count, dtype=np.uint64)
+    for column in columns:
+        total = (total ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        total ^= total >> np.uint64(29)
+    return total
 
 
 def winnowed(shingles: Hashes, window: int) -> Hashes:
@@ -123,20 +133,144 @@ def winnowed(shingles: Hashes, window: int) -> Hashes:
 
     Two texts that share a run of `window` shingles share one of those kept.
     """
-    if len(shingles) < window:
-        return np.unique(shingles)
-    count = len(shingles) - window + 1
-    least = shingles[:count]
-    for start in range(1, window):
-        least = np.minimum(least, shingles[start : start + count])
-    return np.unique(least)
+    if len(shingles) >= window:
+        shingles = np.lib.stride_tricks.sliding_window_view(shingles, window).min(axis=1)
+    return np.unique(shingles)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kind of shingle to search by.
+
+    Source is full of code that looks like other code: overloads, mutants, the same loop again. Half a function in a
+    document, a log or a cache is no such coincidence.
+    """
+
+    name: str
+    shingles: Callable[[Sequence[str]], Hashes]
+    fewest: int  # shingles of code that is searched for: shorter code is everywhere by chance
+    window: int  # for the index
+    source_share: float  # of the wanted shingles, from which on a source file has the code
+    other_share: float
+
+
+WAYS = (
+    Way("text", named_shingles, fewest=3, window=3, source_share=0.85, other_share=0.5),
+    Way("renamed", renamed_shingles, fewest=25, window=6, source_share=0.9, other_share=0.9),
+)
+
+
+# Searching.
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A piece of deleted code to look for."""
+
+    what: str  # "path::name"
+    name: str  # the last part of the name
+    num_tokens: int
+    shingles: tuple[tuple[Way, Hashes], ...]  # of the code with its comments and, if it has any, without
+    structure: str  # of its statements; empty if the text is not Python or too small
+
+
+def wanted_pieces(what: str, source: str) -> list[Wanted]:
+    """The code as a whole and, of a class, also each method: one of them alone gives enough away."""
+    source, tree = parsed(source)
+    pieces = [_wanted(what, what.rpartition("::")[2].rpartition(".")[2], source)]
+    for owner in nodes(tree, ast.ClassDef):
+        for node in owner.body:
+            if isinstance(node, Function):
+                pieces.append(_wanted(what, node.name, ast.get_source_segment(source, node) or ""))
+    return [piece for piece in pieces if piece.shingles]
+
+
+def _wanted(what: str, name: str, source: str) -> Wanted:
+    source, tree = parsed(source)
+    variants = dict.fromkeys([body_of(source, tree), body_of(*parsed(without_comments(source)))])
+    cut = [[tokens_of(run) for run in normalise(variant).split(BREAK)] for variant in variants]
+    found = [(way, np.concatenate([way.shingles(run) for run in runs])) for way in WAYS for runs in cut]
+    shape = structure(code_of(tree)) if tree else ""
+    return Wanted(
+        what,
+        name,
+        num_tokens=max(sum(map(len, runs)) for runs in cut),
+        shingles=tuple((way, shingles) for way, shingles in found if len(shingles) >= way.fewest),
+        structure=shape if shape.count(" ") >= FEWEST_PARTS_WANTED else "",
+    )
+
+
+class Page:
+    """A text to search in."""
+
+    def __init__(self, text: str, is_source: bool):
+        self.is_source = is_source
+        self.tokens = tokens_of(normalise(text))
+        self._text = text
+        self._shingles = {way: way.shingles(self.tokens) for way in WAYS}
+
+    @cached_property
+    def _bodies(self) -> dict[str, str]:
+        return dict(function_bodies(self._text)) if self.is_source else {}
+
+    def find(self, wanted: Wanted) -> tuple[str, str] | None:
+        """How the page gives the wanted code away, and an excerpt; None if it does not."""
+        for way, shingles in wanted.shingles:
+            share, start = best_stretch(self._shingles[way], shingles, wanted.num_tokens)
+            if share < (way.source_share if self.is_source else way.other_share):
+                continue
+            is_whole = share == 1.0 and wanted.name in self.tokens[: start + SHINGLE]
+            if is_whole or len(shingles) >= SMALL:
+                return way.name, f"{share:.0%}: {' '.join(self.tokens[start : start + 40])}"
+        if wanted.structure and wanted.structure in self._bodies:
+            return "structure", f"def {self._bodies[wanted.structure]}"
+        return None
+
+
+def best_stretch(shingles: Hashes, wanted: Hashes, num_tokens: int) -> tuple[float, int]:
+    """The largest share of the wanted shingles that are close together, and where that stretch starts.
+
+    Over a whole large file the shingles of a function add up by chance; within its own length they do not.
+    """
+    hits = np.flatnonzero(np.isin(shingles, wanted))
+    if not len(hits):
+        return 0.0, 0
+    ends = np.searchsorted(hits, hits + int(num_tokens * 1.5) + SHINGLE)
+    most = np.argsort(np.arange(len(hits)) - ends, kind="stable")[:16]
+    counts = [len(np.unique(shingles[hits[start : ends[start]]])) for start in most]
+    best = int(np.argmax(counts))
+    return counts[best] / len(np.unique(wanted)), int(hits[most[best]])
+
+
+def shared_code(text: str, removed: Mapping[str, str]) -> str | None:
+    """Why a request gives removed code ("path::name" -> source) away, or None. Stricter than a search for copies: a
+    line, or SHARED_TOKENS in a row, is enough. Signatures and docstrings are no code."""
+    text = re.sub(r"\bdef \w+\([^`\n]*", "", text)  # a call that passes everything on looks like the signature
+    flat = " ".join(text.split())
+    said = f" {' '.join(_WORD.findall(text))} "
+    for where, source in removed.items():
+        body = body_of(*parsed(without_comments(textwrap.dedent(source)))).replace(BREAK, "\n")
+        lines = [" ".join(line.split()) for line in body.split("\n")]
+        lines = [line for line in lines if not line.startswith(("def ", "async def ", "class ", "@"))]
+        for line in lines:
+            if len(line) >= 16 and not _COMMON.fullmatch(line) and line in flat:
+                return f"it has a line of {where}: {line}"
+        code = _WORD.findall("\n".join(lines))
+        for start in range(len(code) - SHARED_TOKENS + 1):
+            run = " ".join(code[start : start + SHARED_TOKENS])
+            if f" {run} " in said:
+                return f"it shares code with {where}: {run}"
+    return None
+
+
+# Comparing whole sets of code.
 
 
 def sketch_of(sources: Iterable[str]) -> Sketch:
     """The smallest shingles of Python code without comments, docstrings and layout: enough to tell which share two sets
     have in common (Broder 1997, bottom-k sketch)."""
     return sketch_of_words(
-        tokens_of(normalise(divided(*parsed(without_comments(source)))[1])) or tokens_of(source) for source in sources
+        tokens_of(normalise(body_of(*parsed(without_comments(source))))) or tokens_of(source) for source in sources
     )
 
 
@@ -147,150 +281,48 @@ def sketch_of_words(texts: Iterable[Sequence[str]]) -> Sketch:
 
 def shared(one: Sketch, other: Sketch) -> float:
     """About which share of what both have is in both."""
-    size = SKETCH_SIZE if SKETCH_SIZE in (len(one), len(other)) else len({*one, *other})
-    smallest = sorted({*one, *other})[:size]
-    return len({*smallest} & {*one} & {*other}) / len(smallest) if smallest else 0.0
+    both = {*one} & {*other}
+    smallest = sorted({*one, *other})
+    if SKETCH_SIZE in (len(one), len(other)):
+        smallest = smallest[:SKETCH_SIZE]
+    return len(both.intersection(smallest)) / len(smallest) if smallest else 0.0
 
 
-def tokens_of(normalised: str) -> list[str]:
-    return _TOKEN.findall(normalised)
-
-
-@dataclass(frozen=True)
-class Page:
-    """A text that has been opened again, with everything that is needed to look closely."""
-
-    text: str
-    tokens: list[str]
-    named: Hashes
-    renamed: Hashes
-    is_source: bool
-
-
-def page_of(text: str, is_source: bool) -> Page:
-    text = normalise(text)
-    tokens = tokens_of(text)
-    return Page(text, tokens, named_shingles(tokens), renamed_shingles(tokens), is_source)
-
-
-def best_stretch(shingles: Hashes, wanted: Hashes, num_tokens: int) -> tuple[float, int]:
-    """The largest share of the wanted shingles that are close together, and where that stretch starts.
-
-    Over a whole large file the shingles of a function add up by chance; within its own length they do not.
-    """
-    distinct = np.unique(wanted)
-    if not len(distinct):
-        return 0.0, 0
-    slots = np.minimum(np.searchsorted(distinct, shingles), len(distinct) - 1)
-    hits = np.flatnonzero(distinct[slots] == shingles)
-    if not len(hits):
-        return 0.0, 0
-    ends = np.searchsorted(hits, hits + int(num_tokens * 1.5) + SHINGLE)
-    most = np.argsort(np.arange(len(hits)) - ends, kind="stable")[:16]
-    counts = [len(np.unique(slots[hits[start : ends[start]]])) for start in most]
-    best = int(np.argmax(counts))
-    return counts[best] / len(distinct), int(hits[most[best]])
-
-
-def excerpt(page: Page, start: int, length: int = 160) -> str:
-    for number, match in enumerate(_TOKEN.finditer(page.text)):
-        if number == start:
-            return " ".join(page.text[match.start() : match.start() + length].split())
-    return ""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A piece of deleted code to look for. Each list has the code with its comments and, if it has any, without."""
-
-    what: str  # "path::name"
-    name: str  # the last part of the name
-    num_tokens: int
-    num_before: int  # tokens of the signature and the docstring, which stand before the body that is looked for
-    named: tuple[Hashes, ...]
-    renamed: tuple[Hashes, ...]
-    structure: str  # of its statements; empty where the text is not Python or too small
-
-
-def wanted_pieces(what: str, source: str, allowed: str) -> list[Wanted]:
-    """The code as a whole and, of a class, also each method: one of them alone gives enough away."""
-    name = what.rpartition("::")[2].rpartition(".")[2]
-    source, tree = parsed(source)
-    pieces = [_wanted(what, name, source, allowed)]
-    for owner in ast.walk(tree) if tree else ():
-        for node in owner.body if isinstance(owner, ast.ClassDef) else ():
-            if isinstance(node, Function):
-                pieces.append(_wanted(what, node.name, ast.get_source_segment(source, node) or "", allowed))
-    return [piece for piece in pieces if max(map(len, piece.named)) >= FEWEST]
-
-
-def _wanted(what: str, name: str, source: str, allowed: str) -> Wanted:
-    source, tree = parsed(source)
-    head, full = divided(source, tree)
-    bare = divided(*parsed(without_comments(source)))[1]
-    variants = [full] if bare == full else [full, bare]
-    cut = [[tokens_of(run) for run in normalise(variant).split(BREAK)] for variant in variants]
-    free = [tokens_of(normalise(allowed)), tokens_of(normalise(without_comments(allowed)))]
-    named: list[Hashes] = []
-    renamed: list[Hashes] = []
-    for shingles, found in ((named_shingles, named), (renamed_shingles, renamed)):
-        known = np.concatenate([shingles(tokens) for tokens in free])
-        for runs in cut:
-            every = np.concatenate([shingles(run) for run in runs])
-            found.append(every[~np.isin(every, known)])
-    code = statements(tree) if tree is not None else []
-    if len(code) == 1 and isinstance(code[0], Function):
-        code = code[0].body
-    shape = structure(code) if code else ""
-    return Wanted(
-        what,
-        name,
-        max(sum(map(len, runs)) for runs in cut),
-        len(tokens_of(normalise(head))),
-        tuple(named),
-        tuple(renamed),
-        shape if shape.count(" ") >= FEWEST_PARTS else "",
-    )
-
-
-PREFIXES = ("", "if 1:\n", "if 1:\n    ", "if 1:\n        ")
+# Python source.
 
 
 def parsed(source: str) -> tuple[str, ast.Module | None]:
     """The tree of a definition, or of a body cut out of its function; and the text that its positions refer to."""
-    for prefix in PREFIXES:
+    for prefix in ("", "if 1:\n", "if 1:\n    ", "if 1:\n        "):
         if tree := try_parse(prefix + source):
             return prefix + source, tree
     return source, None
 
 
-def statements(tree: ast.Module) -> list[ast.stmt]:
-    """Without the `if 1:` that `parsed` puts around an indented text."""
+def code_of(tree: ast.Module) -> list[ast.stmt]:
+    """Statements without the `if 1:` that `parsed` adds; of a single function its body without the docstring."""
     first = tree.body[0] if tree.body else None
-    return first.body if isinstance(first, ast.If) and isinstance(first.test, ast.Constant) else tree.body
+    code = first.body if isinstance(first, ast.If) and isinstance(first.test, ast.Constant) else tree.body
+    return undocumented(code[0].body) if len(code) == 1 and isinstance(code[0], Function) else code
 
 
-def divided(source: str, tree: ast.Module | None) -> tuple[str, str]:
-    """A function's signature with its docstring, and its body; other code is all body. BREAK is where a docstring was.
+def body_of(source: str, tree: ast.Module | None) -> str:
+    """The text of `code_of` with BREAK for each docstring; all of a text that is not Python.
 
     Signatures recur in overloads and overrides, and documentation may quote what a function says of itself.
     """
-    if tree is None or not tree.body:
-        return "", source
+    code = code_of(tree) if tree else []
+    if not tree or not tree.body:
+        return source
     data = source.encode()
     starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
-    code = statements(tree)
-    begin = starts[code[0].lineno - 1] + code[0].col_offset
-    if len(code) == 1 and isinstance(code[0], Function):
-        body = undocumented(code[0].body)
-        begin = starts[body[0].lineno - 1] + body[0].col_offset if body else len(data)
-    kept, at = [], begin
+    at = starts[code[0].lineno - 1] + code[0].col_offset if code else len(data)
+    kept = []
     for node in sorted(filter(is_text, ast.walk(tree)), key=lambda node: node.lineno):
         if (start := starts[node.lineno - 1] + node.col_offset) >= at:
             kept.append(data[at:start])
             at = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-    kept.append(data[at:])
-    return data[:begin].decode(), BREAK.join(part.decode() for part in kept)
+    return BREAK.join(part.decode() for part in [*kept, data[at:]])
 
 
 def is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
@@ -314,27 +346,19 @@ def without_comments(source: str) -> str:
     return "".join(kept)
 
 
+def function_bodies(source: str) -> Iterator[tuple[str, str]]:
+    """The structures of the functions' bodies, each with its function's name."""
+    for node in nodes(parsed(source)[1], ast.AST):
+        if isinstance(node, Function):
+            body = structure(undocumented(node.body))
+            if body.count(" ") + 1 >= FEWEST_PARTS:
+                yield body, node.name
+
+
 def structure(body: list[ast.stmt]) -> str:
     """What statements do, with their free names numbered as they come."""
     numbers: dict[str, int] = {}
-    return " ".join(part for statement in undocumented(body) for part in _parts(statement, numbers))
-
-
-class Functions:
-    """The functions of a source file, parsed when first asked for."""
-
-    def __init__(self, source: str):
-        self._source = source
-
-    @cached_property
-    def _structures(self) -> dict[str, str]:
-        """Names of functions by the structure of their bodies."""
-        nodes = ast.walk(parsed(self._source)[1] or ast.Module([], []))
-        return {structure(node.body): node.name for node in nodes if isinstance(node, Function)}
-
-    def same_as(self, wanted: Wanted) -> str | None:
-        """The name of a function that is the wanted one but for its names."""
-        return self._structures.get(wanted.structure) if wanted.structure and self._source else None
+    return " ".join(part for statement in body for part in _parts(statement, numbers))
 
 
 def _parts(node: ast.AST, numbers: dict[str, int], called: bool = False) -> Iterator[str]:
@@ -351,49 +375,3 @@ def _parts(node: ast.AST, numbers: dict[str, int], called: bool = False) -> Iter
                     yield from _parts(item, numbers, called=isinstance(node, ast.Call) and field == "func")
                 else:
                     yield repr(item)
-
-
-def found_in(page: Page, wanted: Wanted) -> tuple[str, str] | None:
-    """How the page gives the wanted code away, and where: None if it does not."""
-    for shingles in wanted.named:
-        share, start = best_stretch(page.named, shingles, wanted.num_tokens)
-        if len(shingles) < FEWEST or share < (SOURCE_SHARE if page.is_source else OTHER_SHARE):
-            continue
-        before = page.tokens[max(0, start - NAME_REACH - wanted.num_before) : start + SHINGLE]
-        if len(shingles) >= SMALL or (share == 1.0 and wanted.name in before):
-            return "text", f"{share:.0%}: {excerpt(page, start)}"
-    for shingles in wanted.renamed:
-        share, start = best_stretch(page.renamed, shingles, wanted.num_tokens)
-        if len(shingles) >= FEWEST_RENAMED and share >= RENAMED_SHARE:
-            return "renamed", f"{share:.0%}: {excerpt(page, start)}"
-    return None
-
-
-def shared_code(text: str, removed: Mapping[str, str]) -> str | None:
-    """Why a request gives removed code ("path::name" -> source) away, or None. Stricter than a search for copies: a
-    line, or SHARED_TOKENS in a row, is enough. Signatures and docstrings are no code."""
-    text = re.sub(r"\bdef \w+\([^`\n]*", "", text)  # a call that passes everything on looks like the signature
-    words = _WORD.findall(text)
-    shown = {tuple(words[start : start + SHARED_TOKENS]) for start in range(len(words) - SHARED_TOKENS + 1)}
-    flat = " ".join(text.split())
-    for where, source in removed.items():
-        lines = _code_lines(source)
-        for line in lines:
-            if len(line) >= 16 and not _COMMON.fullmatch(line) and line in flat:
-                return f"it has a line of {where}: {line}"
-        code = _WORD.findall("\n".join(lines))
-        for start in range(len(code) - SHARED_TOKENS + 1):
-            if tuple(code[start : start + SHARED_TOKENS]) in shown:
-                return f"it shares code with {where}: {' '.join(code[start : start + SHARED_TOKENS])}"
-    return None
-
-
-_WORD = re.compile(r"\w+|[^\w\s]")
-_COMMON = re.compile(r"[\w\s.\"']+:?|return \w+|raise .*")  # lines that say little
-
-
-def _code_lines(source: str) -> list[str]:
-    """The lines of a removed text that are code: no signatures, docstrings, comments."""
-    body = divided(*parsed(without_comments(textwrap.dedent(source))))[1]
-    lines = [" ".join(line.split()) for line in body.replace(BREAK, "\n").split("\n")]
-    return [line for line in lines if line and not line.startswith(("def ", "async def ", "class ", "@"))]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from offbook.agent.chat import Chat
-from offbook.types import Message, Rollout, Segment
+from offbook.types import Rollout, Segment, ToolCall
 
 SECRET = "[secret]"
 # No character that could belong to a key comes before it; the n of an escaped newline in a call's arguments does not.
@@ -112,25 +113,15 @@ def scrubbed(text: str) -> str:
 def scrub(rollout: Rollout, chat: Chat) -> Rollout:
     """A copy without secrets. Masked tokens are not trained on, and every other token keeps its position."""
     filler = chat.encode("x")[0]
-    segments = [_segment(segment, chat, filler) for segment in rollout.segments]
-    changed = {path: None if text is None else scrubbed(text) for path, text in rollout.changed.items()}
-    events = [
-        replace(event, detail=scrubbed(event.detail), paths=tuple(map(scrubbed, event.paths)))
-        for event in rollout.events
-    ]
-    flags = [replace(flag, evidence=scrubbed(flag.evidence)) for flag in rollout.flags]
-    clean = replace(rollout, segments=segments, changed=changed, diff=scrubbed(rollout.diff), events=events)
-    clean.task = scrubbed(rollout.task)
-    clean.flags = flags
-    return clean
+    texts = {name: _cleaned(getattr(rollout, name)) for name in ("task", "changed", "diff", "events", "flags")}
+    return replace(rollout, segments=[_segment(segment, chat, filler) for segment in rollout.segments], **texts)
 
 
 def _segment(segment: Segment, chat: Chat, filler: int) -> Segment:
-    messages = [_message(message) for message in segment.messages]
     pieces = chat.pieces(segment.ids)
     spans = secrets_in("".join(pieces))
     new = replace(segment, ids=[*segment.ids], sampled=[*segment.sampled], logprobs=[*segment.logprobs])
-    new.versions, new.messages = [*segment.versions], messages
+    new.versions, new.messages = [*segment.versions], _cleaned(segment.messages)
     place = 0
     for index, piece in enumerate(pieces):
         start, place = place, place + len(piece)
@@ -141,26 +132,18 @@ def _segment(segment: Segment, chat: Chat, filler: int) -> Segment:
     return new
 
 
-def _message(message: Message) -> Message:
-    calls = tuple(
-        replace(call, arguments=_arguments(call.arguments), error=scrubbed(call.error) if call.error else call.error)
-        for call in message.calls
-    )
-    return replace(message, text=scrubbed(message.text), calls=calls)
-
-
-def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Scrub the arguments as one JSON text, where a name comes before its value, and then each value by itself."""
-    try:
-        clean = json.loads(scrubbed(json.dumps(arguments, ensure_ascii=False)))
-    except ValueError:  # a secret that spanned the end of a string
-        clean = arguments
-    return {scrubbed(key): _value(inner) for key, inner in clean.items()} if isinstance(clean, dict) else {}
-
-
-def _value(value: Any) -> Any:
+def _cleaned(value: Any) -> Any:
+    """A copy with every text in it scrubbed."""
     if isinstance(value, str):
         return scrubbed(value)
     if isinstance(value, dict):
-        return {scrubbed(key): _value(inner) for key, inner in value.items()}
-    return [_value(inner) for inner in value] if isinstance(value, list) else value
+        return {scrubbed(key): _cleaned(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_cleaned, value))
+    if isinstance(value, ToolCall):
+        # As one JSON text first, where a name comes before its value.
+        with suppress(ValueError):  # a secret spanned the end of a string
+            value = replace(value, arguments=json.loads(scrubbed(json.dumps(value.arguments, ensure_ascii=False))))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: _cleaned(getattr(value, one.name)) for one in fields(value)})
+    return value

@@ -1,35 +1,29 @@
-"""What of a suite stands in the training tasks: the same words, the same code, the same functions under other names.
+"""What of a suite is in the training tasks: the same words, the same code, the same functions under other names.
 
-A suite's task is looked at as its request, its solution and the functions that the solution completes; a training task
-as everything that its agent and its grader see. Three overlaps: runs of 13 tokens of the request, runs of 8 tokens of
-the solution's code, and functions whose body is equal but for its names.
+Compared are a suite task's request, its solution and the functions that the solution completes with everything that
+the agents and graders of the training tasks see: runs of 13 tokens of the request, runs of 8 tokens of the solution's
+code, and functions whose bodies are equal but for names.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from packaging.utils import canonicalize_name
 
-from offbook.core.copies import Hashes, named_shingles, normalise, parsed, structure, tokens_of, undocumented
+from offbook.core.copies import function_bodies, named_shingles, normalise, texts_below, tokens_of
 from offbook.tasks.check import gold_changes
 from offbook.types import OffbookError, Task
 
 WORDS = 13  # tokens in a run
 CODE = 8
-FEWEST_PARTS = 12  # of a body: shorter ones, such as `return self.name`, are equal by chance
 ALARM = 0.5  # the share of a task's runs from which on it counts as contained
-MAX_BYTES = 1 << 20  # of a file that is read
 NUM_WORST = 10
 ARCHIVE = re.compile(r"\.(git|zip|tgz|tar(\.\w+)?)$")
 STATE = re.compile(r"-(main|master|trunk|develop|head|[0-9a-f]{40}|v\d[\w.+-]*|\d+\.[\w.+-]*)$", re.IGNORECASE)
-NO_RUNS: Hashes = np.zeros(0, dtype=np.uint64)
 
 
 class Sought:
@@ -37,63 +31,61 @@ class Sought:
     complete."""
 
     def __init__(self, tasks: Iterable[Task]):
-        self.words: list[Hashes] = []  # runs of each task
-        self.code: list[Hashes] = []
-        self.functions: list[set[tuple[str, str]]] = []  # names and bodies
+        self.words: list[set[int]] = []  # runs of each task
+        self.code: list[set[int]] = []
+        self.functions: list[dict[str, str]] = []  # names by bodies
         for task in tasks:
-            added = []
-            functions = set[tuple[str, str]]()
+            added: list[str] = []
+            functions: dict[str, str] = {}
             for path, before, after in _solution(task):
                 known = {*before.splitlines()}
                 added += [line for line in after.splitlines() if line not in known]
                 if path.endswith(".py"):
-                    functions |= {*function_bodies(after)} - {*function_bodies(before)}
+                    functions.update({*function_bodies(after)} - {*function_bodies(before)})
             self.words.append(runs(task.instruction, WORDS))
             self.code.append(runs("\n".join(added), CODE))
             self.functions.append(functions)
-        self.every_word = np.concatenate([NO_RUNS, *self.words])
-        self.every_code = np.concatenate([NO_RUNS, *self.code])
-        self.bodies = {body for functions in self.functions for _, body in functions}
+        self.every_word = set().union(*self.words)
+        self.every_code = set().union(*self.code)
+        self.bodies = set().union(*self.functions)
 
     def in_text(self, text: str) -> bool:
         """Whether a file has half of a solution's code, or a function with an equal body."""
-        common = np.intersect1d(self.every_code, runs(text, CODE))
-        if max(shares(self.code, common), default=0.0) >= ALARM:
-            return True
-        return any(body in self.bodies for _, body in function_bodies(text))
+        is_copied = max(shares(self.code, runs(text, CODE)), default=0.0) >= ALARM
+        return is_copied or any(body in self.bodies for body, _ in function_bodies(text))
 
 
-def shares(sought: Iterable[Hashes], found: Hashes) -> list[float]:
+def shares(sought: Iterable[set[int]], found: set[int]) -> list[float]:
     """Of each the share that was found."""
-    return [float(np.isin(each, found).mean()) if len(each) else 0.0 for each in sought]
+    return [len(each & found) / max(1, len(each)) for each in sought]
 
 
 def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
     """Means over the suite's tasks, how many are contained by each sign, and the worst by name."""
     sought = Sought(suite)
-    found_words = [NO_RUNS]
-    found_code = [NO_RUNS]
-    bodies = set[str]()
-    seen = set[int]()  # files that several tasks have in common are read once
+    found_words: set[int] = set()
+    found_code: set[int] = set()
+    bodies: set[str] = set()
+    seen: set[int] = set()  # files that several tasks have in common are read once
     for path, text in (shown for task in train for shown in _shown(task)):
         if hash(text) in seen:
             continue
         seen.add(hash(text))
-        found_words.append(np.intersect1d(sought.every_word, runs(text, WORDS)))
+        found_words |= runs(text, WORDS) & sought.every_word
         if path.endswith(".py"):
-            found_code.append(np.intersect1d(sought.every_code, runs(text, CODE)))
-            bodies |= {body for _, body in function_bodies(text)} & sought.bodies
-    words = shares(sought.words, np.concatenate(found_words))
-    code = shares(sought.code, np.concatenate(found_code))
+            found_code |= runs(text, CODE) & sought.every_code
+            bodies |= {body for body, _ in function_bodies(text)} & sought.bodies
     ids = {task.id for task in train}
     repositories = {repository_of(task.origin) for task in train}
+    words = shares(sought.words, found_words)
+    code = shares(sought.code, found_code)
     rows: list[dict[str, Any]] = []
-    for number, task in enumerate(suite):
-        equal = tuple(sorted({name for name, body in sought.functions[number] if body in bodies}))
-        row = {"task": task.id, "words": words[number], "code": code[number], "bodies": equal}
-        rows.append({**row, "same_id": task.id in ids})
-    contained = [row for row in rows if row["same_id"] or row["bodies"] or max(row["words"], row["code"]) >= ALARM]
-    worst = sorted(contained, key=lambda row: (row["same_id"], row["bodies"] != (), row["code"] + row["words"]))
+    for task, of_words, of_code, functions in zip(suite, words, code, sought.functions, strict=True):
+        equal = tuple(sorted({name for body, name in functions.items() if body in bodies}))
+        same = task.id in ids
+        if same or equal or max(of_words, of_code) >= ALARM:
+            rows.append({"task": task.id, "words": of_words, "code": of_code, "bodies": equal, "same_id": same})
+    rows.sort(key=lambda row: (row["same_id"], row["bodies"] != (), row["code"] + row["words"]), reverse=True)
     sizes = zip(sought.words, sought.code, sought.functions, strict=True)
     return {
         "train_tasks": len(train),
@@ -105,9 +97,9 @@ def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
         "tasks_words_13": sum(share >= ALARM for share in words),
         "tasks_code_8": sum(share >= ALARM for share in code),
         "tasks_equal_body": sum(row["bodies"] != () for row in rows),
-        "contained": len(contained),
-        "too_short": sum(not any(len(one) for one in each) for each in sizes),
-        "worst": worst[::-1][:NUM_WORST],
+        "contained": len(rows),
+        "too_short": sum(not any(each) for each in sizes),
+        "worst": rows[:NUM_WORST],
     }
 
 
@@ -119,27 +111,18 @@ def repository_of(origin: str) -> str:
     return canonicalize_name(STATE.sub("", name))
 
 
-def runs(text: str, length: int) -> Hashes:
+def runs(text: str, length: int) -> set[int]:
     """Every run of `length` tokens, as one number each."""
-    return np.unique(named_shingles(tokens_of(normalise(text)), length))
-
-
-def function_bodies(source: str) -> Iterator[tuple[str, str]]:
-    """The functions of a file and their bodies with names numbered as they come (copies.structure)."""
-    _, tree = parsed(source)
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = structure(node.body) if undocumented(node.body) else ""
-            if body.count(" ") + 1 >= FEWEST_PARTS:
-                yield node.name, body
+    return {*named_shingles(tokens_of(normalise(text)), length).tolist()}
 
 
 def _solution(task: Task) -> Iterator[tuple[str, str, str]]:
     """The files that the solution changes, before and after. A folder of others may have none: then nothing."""
     with suppress(OffbookError):
         for path, text in gold_changes(task).items():
+            before = task.tree / path
             if text is not None:
-                yield path, _read(task.tree / path), text
+                yield path, before.read_text(errors="replace") if before.is_file() else "", text
 
 
 def _shown(task: Task) -> Iterator[tuple[str, str]]:
@@ -147,14 +130,5 @@ def _shown(task: Task) -> Iterator[tuple[str, str]]:
     for path, _, text in _solution(task):
         yield path, text
     for root in (task.tree, task.hidden_tests):
-        for file in sorted(root.rglob("*")):
-            if file.is_file() and ".git" not in file.relative_to(root).parts:
-                yield file.name, _read(file)
-
-
-def _read(path: Path) -> str:
-    """Nothing of a file that is missing, very large or no text."""
-    try:
-        return path.read_text() if path.is_file() and path.stat().st_size <= MAX_BYTES else ""
-    except UnicodeDecodeError:
-        return ""
+        for name, text in texts_below(root):
+            yield name.as_posix(), text

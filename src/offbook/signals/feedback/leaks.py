@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from offbook.core.copies import Wanted, found_in, normalise, page_of, tokens_of, wanted_pieces, without_comments
+from offbook.core.copies import Page, Wanted, normalise, texts_below, tokens_of, wanted_pieces, without_comments
 from offbook.types import Task
 
 CODE, NAME, WORDS, NUMBER, TEST = (
@@ -31,7 +31,6 @@ CODE, NAME, WORDS, NUMBER, TEST = (
 Gram = tuple[str, ...]
 SIGNED, ANY = 4, 6  # tokens in a row that are no accident: with a sign of code among them, and whatever they are
 MANY_WORDS = 3  # ordinary words that only the solution has, in one hint
-MAX_FILE = 1 << 20  # bytes; larger files are data
 SPLIT_NAME = 8  # letters of a name that is also looked for with spaces and marks inside
 EVERYWHERE = frozenset({0.0, 1.0, 2.0})  # numbers that say nothing
 PYTHON = frozenset(word.casefold() for word in (*keyword.kwlist, *dir(builtins), "self", "cls", "args", "kwargs"))
@@ -78,9 +77,9 @@ def leak(hint_text: str, task: Task) -> str | None:
 def given_away(hint_text: str, secrets: Secrets) -> str | None:
     text = _line(hint_text)
     said = said_in(text)
-    page = page_of(text, is_source=False)
+    page = Page(text, is_source=False)
     words = secrets.solution.words
-    if secrets.solution.code & said.code or any(found_in(page, wanted) for wanted in secrets.wanted):
+    if secrets.solution.code & said.code or any(map(page.find, secrets.wanted)):
         return CODE
     if secrets.tests.code & said.code or _names_one_of(secrets.tests.words, text, said.words, secrets.visible):
         return TEST
@@ -111,10 +110,10 @@ def said_in(line: str) -> Said:
 def secrets_of(task: Task) -> Secrets:
     pieces = dict(_solution(task.folder / "solution"))
     code = _line("\n".join(_only_code(text) for text in pieces.values()))
-    tests = _line("\n".join(_only_code(text) for _, text in _texts(task.hidden_tests)))
+    tests = _line("\n".join(_only_code(text) for _, text in texts_below(task.hidden_tests)))
     solution, hidden = said_in(code), said_in(tests)
     visible = {name.casefold() for name in task.tools} | PYTHON
-    for path, text in ((Path(), task.instruction), *_texts(task.tree)):
+    for path, text in ((Path(), task.instruction), *texts_below(task.tree)):
         seen = said_in(_line(text))
         solution, hidden = solution.without(seen), hidden.without(seen)
         visible.update(seen.words, _tokens(_line(path.as_posix())))
@@ -125,7 +124,7 @@ def secrets_of(task: Task) -> Secrets:
         names=odd,
         tests=replace(hidden, words=_test_names(task, tests) - visible),
         visible=visible,
-        wanted=tuple(wanted for what, text in pieces.items() for wanted in wanted_pieces(what, text, task.instruction)),
+        wanted=tuple(wanted for what, text in pieces.items() for wanted in wanted_pieces(what, text)),
     )
 
 
@@ -138,23 +137,12 @@ def _solution(folder: Path) -> Iterator[tuple[str, str]]:
         lines = patch.read_text(errors="replace").split("\n")
         yield "gold.patch", "\n".join(line[1:] for line in lines if line[:1] == "+" and line[:4] != "+++ ")
     else:
-        yield from ((path.as_posix(), text) for path, text in _texts(folder))
-
-
-def _texts(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Every text file under a folder; version control has nothing that the tree does not have."""
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-        name = path.relative_to(folder)
-        if ".git" in name.parts or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE:
-            continue
-        data = path.read_bytes()
-        if b"\x00" not in data:
-            yield name, data.decode(errors="replace")
+        yield from ((path.as_posix(), text) for path, text in texts_below(folder))
 
 
 def _test_names(task: Task, tests: str) -> set[str]:
     """Of files, classes and functions; only those that cannot be ordinary words."""
-    files = [path.stem for path, _ in _texts(task.hidden_tests)]
+    files = [path.stem for path, _ in texts_below(task.hidden_tests)]
     names = re.findall(r"\w*test\w*", "\n".join([tests, *files, *task.fail_to_pass, *task.pass_to_pass]), re.IGNORECASE)
     return {name.casefold() for name in names if _is_odd(name)}
 

@@ -103,7 +103,7 @@ def _is_long(folder: Path, what: str) -> bool:
     """Whether deleted code has enough to be searched for."""
     from offbook.core.copies import wanted_pieces  # numpy, and only where something was found
 
-    return bool(wanted_pieces(what, _removed(folder)[what], ""))
+    return bool(wanted_pieces(what, _removed(folder)[what]))
 
 
 @lru_cache(maxsize=1024)  # rollouts of one task ask about the same files

@@ -15,7 +15,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from offbook.core import copies
 from offbook.sandbox import hidden_in_sandboxes
@@ -28,12 +27,7 @@ LIBRARY = "python"  # how the standard library is called in a leak's path
 REPEATED = 0.25  # of the removed lines, that the product may have elsewhere
 SOURCE = (".py", ".pyi", ".pyx", ".pxd")
 TREE = "tree"  # the place that a task's own files lie in
-WINDOW = copies.FEWEST
-RENAMED_WINDOW = 6
-# What share of the kept shingles makes a file worth opening. Lower than the shares that decide.
-CANDIDATE_SOURCE = 0.6
-CANDIDATE_OTHER = 0.35
-CANDIDATE_RENAMED = 0.35
+CANDIDATE = 0.35  # of the kept shingles make a file worth opening: less than the shares that decide
 
 
 @dataclass(frozen=True)
@@ -52,12 +46,22 @@ class Leak:
 class Corpus:
     """An index of all files below the places; `unread` says what is not in it and why.
 
+    The index is two parallel arrays, sorted by hash: kept shingles, and the numbers of the leaves that have them.
     `leave_out` are folders that the agent does not see.
     """
 
     def __init__(self, places: Mapping[str, Path], leave_out: Iterable[Path] = ()):
         self.unread: dict[str, str] = {}
-        self._index = _Index(self._leaves(places, frozenset(leave_out)))
+        self._where: list[tuple[Path, str]] = []  # of each leaf: the file it comes out of, its name
+        kept = [np.zeros(0, dtype=np.uint64)]
+        for path, leaf in self._leaves(places, frozenset(leave_out)):
+            self._where.append((path, leaf.name))
+            kept.append(_kept_of(leaf.text))
+        hashes = np.concatenate(kept)
+        numbers = np.repeat(np.arange(len(self._where), dtype=np.uint32), [len(each) for each in kept[1:]])
+        order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[order]
+        self._numbers = numbers[order]
 
     @property
     def unread_leaks(self) -> list[Leak]:
@@ -70,10 +74,11 @@ class Corpus:
         those that were indexed.
         """
         files = {f"{TREE}/{path}": text for path, text in (files or {}).items()}
-        own = [Leaf(path, text.encode()) for path, text in files.items() if text]
-        wanted = [piece for what, source in removed.items() for piece in copies.wanted_pieces(what, source, "")]
-        found = [leak for leak in self._index.search(wanted) if leak.path.partition("!")[0] not in files]
-        found += [leak for leaf in own for leak in _looked_at(leaf, wanted)]
+        wanted = [piece for what, source in removed.items() for piece in copies.wanted_pieces(what, source)]
+        found = [leak for leak in self._search(wanted) if leak.path.partition("!")[0] not in files]
+        for path, text in files.items():
+            if text:
+                found += _looked_at(Leaf(path, text.encode()), wanted)
         first = {(leak.path, leak.what): leak for leak in reversed(found)}  # of several ways to find it, the first
         # What is in an archive without compression shows in the archive's own bytes too.
         outer = {(leak.path.rpartition("!")[0], leak.what) for leak in found}
@@ -92,37 +97,12 @@ class Corpus:
                         seen.add(digest)
                         yield path, leaf
 
-
-class _Index:
-    """Which leaves have which shingles."""
-
-    def __init__(self, found: Iterable[tuple[Path, Leaf]]):
-        self.where: list[tuple[Path, str]] = []  # of each leaf: the file it comes out of, its name
-        named = []
-        renamed = []
-        for path, leaf in found:
-            self.where.append((path, leaf.name))
-            shingles = _kept_of(leaf.text)
-            named.append(shingles[0])
-            renamed.append(shingles[1])
-        self.named = _Postings(named)
-        self.renamed = _Postings(renamed)
-        is_source = np.array([name.endswith(SOURCE) for _, name in self.where], dtype=bool)
-        self.lowest = np.where(is_source, CANDIDATE_SOURCE, CANDIDATE_OTHER)
-
-    def search(self, wanted: Sequence[copies.Wanted]) -> Iterator[Leak]:
+    def _search(self, wanted: Sequence[copies.Wanted]) -> Iterator[Leak]:
         """Candidates are opened file by file, so an archive with many of them is unpacked once."""
         to_open: dict[Path, dict[str, list[copies.Wanted]]] = defaultdict(lambda: defaultdict(list))
         for piece in wanted:
-            chosen = np.zeros(len(self.where), dtype=bool)
-            for shingles in piece.named:
-                chosen |= self.named.shares(copies.winnowed(shingles, WINDOW), len(chosen)) >= self.lowest
-            for shingles in piece.renamed:
-                if len(shingles) >= copies.FEWEST_RENAMED:
-                    kept = copies.winnowed(shingles, RENAMED_WINDOW)
-                    chosen |= self.renamed.shares(kept, len(chosen)) >= CANDIDATE_RENAMED
-            for number in np.flatnonzero(chosen):
-                path, name = self.where[number]
+            for number in sorted({number for way, hashes in piece.shingles for number in self._having(way, hashes)}):
+                path, name = self._where[number]
                 to_open[path][name].append(piece)
         for path, pieces_of in to_open.items():
             name = next(iter(pieces_of)).partition("!")[0]
@@ -130,44 +110,27 @@ class _Index:
                 if leaf.name in pieces_of:
                     yield from _looked_at(leaf, pieces_of[leaf.name])
 
-
-class _Postings:
-    """Two parallel arrays, sorted by hash."""
-
-    def __init__(self, hashes_of: Sequence[copies.Hashes]):
-        """From the hashes of each leaf."""
-        hashes = np.concatenate([*hashes_of, np.zeros(0, dtype=np.uint64)])
-        numbers = np.repeat(np.arange(len(hashes_of), dtype=np.uint32), [len(each) for each in hashes_of])
-        order = np.argsort(hashes, kind="stable")
-        self.hashes = hashes[order]
-        self.leaves = numbers[order]
-
-    def shares(self, wanted: copies.Hashes, num_leaves: int) -> npt.NDArray[np.float64]:
-        """Which share of the wanted hashes each leaf has."""
-        if not len(wanted):
-            return np.zeros(num_leaves)
-        starts = np.searchsorted(self.hashes, wanted, side="left")
-        ends = np.searchsorted(self.hashes, wanted, side="right")
-        runs = [self.leaves[start:end] for start, end in zip(starts, ends, strict=True)]
-        return np.bincount(np.concatenate(runs), minlength=num_leaves) / len(wanted)
+    def _having(self, way: copies.Way, shingles: copies.Hashes) -> list[int]:
+        """The numbers of the leaves that have enough of the wanted shingles."""
+        kept = copies.winnowed(shingles, way.window)
+        starts = np.searchsorted(self._hashes, kept, side="left")
+        ends = np.searchsorted(self._hashes, kept, side="right")
+        having = [self._numbers[start:end] for start, end in zip(starts, ends, strict=True)]
+        numbers: list[int] = np.flatnonzero(np.bincount(np.concatenate(having)) >= CANDIDATE * len(kept)).tolist()
+        return numbers
 
 
 @lru_cache(maxsize=2048)  # repositories have pytest and what it needs in common, and a candidate's files are read twice
-def _kept_of(text: str) -> tuple[copies.Hashes, copies.Hashes]:
+def _kept_of(text: str) -> copies.Hashes:
     tokens = copies.tokens_of(copies.normalise(text))
-    named = copies.winnowed(copies.named_shingles(tokens), WINDOW)
-    return named, copies.winnowed(copies.renamed_shingles(tokens), RENAMED_WINDOW)
+    return np.concatenate([copies.winnowed(way.shingles(tokens), way.window) for way in copies.WAYS])
 
 
 def _looked_at(leaf: Leaf, wanted: Sequence[copies.Wanted]) -> Iterator[Leak]:
-    is_source = leaf.name.endswith(SOURCE)
-    page = copies.page_of(leaf.text, is_source)
-    functions = copies.Functions(leaf.text if is_source else "")
+    page = copies.Page(leaf.text, leaf.name.endswith(SOURCE))
     for piece in wanted:
-        if found := copies.found_in(page, piece):
+        if found := page.find(piece):
             yield Leak(leaf.name, piece.what, *found)
-        elif name := functions.same_as(piece):
-            yield Leak(leaf.name, piece.what, "structure", f"def {name}")
 
 
 def given_away(
