@@ -11,7 +11,6 @@ import ast
 import builtins
 import html
 import io
-import itertools
 import keyword
 import re
 import textwrap
@@ -21,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -71,10 +69,8 @@ def texts_below(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def normalise(text: str) -> str:
     """The text without colours and escapes; a text with markup in it is followed by itself without the markup."""
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    if "\\" in text:
-        text = _CODE_ESCAPE.sub(lambda match: chr(int(match[1], 16)), _NEWLINE_ESCAPE.sub("\n", text))
+    text = _NEWLINE_ESCAPE.sub("\n", _ANSI.sub("", text))
+    text = _CODE_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
     if _MARKUP.search(text):
         # Both, since `a <b and c> d` in source would pass for a tag.
         text = text + "\n" + html.unescape(_TAG.sub(" ", text))
@@ -311,21 +307,21 @@ def body_of(source: str, tree: ast.Module | None) -> str:
 
     Signatures recur in overloads and overrides, and documentation may quote what a function says of itself.
     """
-    code = code_of(tree) if tree else []
-    if not tree or not tree.body:
+    if tree is None:
         return source
-    data = source.encode()
-    starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
-    at = starts[code[0].lineno - 1] + code[0].col_offset if code else len(data)
-    kept = []
-    for node in sorted(filter(is_text, ast.walk(tree)), key=lambda node: node.lineno):
-        if (start := starts[node.lineno - 1] + node.col_offset) >= at:
-            kept.append(data[at:start])
-            at = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-    return BREAK.join(part.decode() for part in [*kept, data[at:]])
+    code = code_of(tree)
+    if not code:
+        return ""
+    lines = source.encode().splitlines(keepends=True)
+    for node in filter(is_text, nodes(tree, ast.Expr)):
+        end = node.end_lineno or node.lineno
+        lines[node.lineno - 1 : end] = [BREAK.encode()] * (end - node.lineno + 1)
+    first = code[0].lineno - 1
+    lines[first] = lines[first][code[0].col_offset :]
+    return b"".join(lines[first:]).decode()
 
 
-def is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
+def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

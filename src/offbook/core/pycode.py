@@ -5,7 +5,7 @@
 - Walking: `nodes`, `parents`, `new_nodes` (what an edit added).
 - Names: `dotted`, `rooted`, `plain_dotted`, `aliases` and `full_name` (what imports made of a name), `names_in`,
   `identifiers`, `imported_names`, `called_names`.
-- Scopes: `defined_in`, `bound_in`, `binds`, `bindings`, `local_names`, `arguments_of`.
+- Scopes: `bound_in`, `binds`, `bindings`, `local_names`, `arguments_of`.
 - Constants: `strings_in`, `text_in`.
 """
 
@@ -125,8 +125,9 @@ def aliases(tree: ast.Module) -> dict[str, str]:
     for node in nodes(tree, ast.Assign):  # another name for something imported: `leave = os._exit`
         first = dotted(node.value).partition(".")[0] if isinstance(node.value, ast.Name | ast.Attribute) else ""
         if first in found or first in ("unittest", "builtins", "_pytest", "pytest"):
-            for target in (target for target in node.targets if isinstance(target, ast.Name)):
-                found.setdefault(target.id, full_name(node.value, found))
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, full_name(node.value, found))
     return found
 
 
@@ -164,15 +165,11 @@ def called_names(tree: ast.AST | None) -> set[str]:
 # Scopes.
 
 
-def defined_in(tree: ast.AST | None) -> set[str]:
-    """The names of its functions and classes."""
-    return {node.name for node in nodes(tree, ast.stmt) if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
-
-
 def bound_in(tree: ast.AST) -> set[str]:
     """Every name that is given a value in it, imports left out."""
     stored = {one.id for one in nodes(tree, ast.Name) if not isinstance(one.ctx, ast.Load)}
-    return stored | {one.arg for one in nodes(tree, ast.arg)} | defined_in(tree)
+    defined = {one.name for one in nodes(tree, ast.stmt) if isinstance(one, Function | ast.ClassDef)}
+    return stored | defined | {one.arg for one in nodes(tree, ast.arg)}
 
 
 def binds(statement: ast.AST) -> set[str]:
@@ -202,22 +199,22 @@ def local_names(function: Function) -> set[str]:
     """Arguments and everything that the body binds, except what is global or nonlocal."""
     names = {argument.arg for argument in arguments_of(function.args)}
     not_local: set[str] = set()
-    waiting: list[ast.AST] = list(function.body)
+    waiting: list[ast.AST] = [*function.body]
     while waiting:
         part = waiting.pop()
         if isinstance(part, Function | ast.ClassDef):
             names.add(part.name)
             continue
         if isinstance(part, ast.Global | ast.Nonlocal):
-            not_local |= set(part.names)
-        elif isinstance(part, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in part.names}
+            not_local.update(part.names)
+        elif isinstance(part, ast.alias):
+            names.add(part.asname or part.name.partition(".")[0])
+        elif isinstance(part, ast.arg):
+            names.add(part.arg)
         elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
             names.add(part.id)
         elif isinstance(part, ast.ExceptHandler) and part.name:
             names.add(part.name)
-        elif isinstance(part, ast.Lambda):
-            names |= {argument.arg for argument in arguments_of(part.args)}
         waiting += ast.iter_child_nodes(part)
     return names - not_local
 

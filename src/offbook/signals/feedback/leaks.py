@@ -13,7 +13,7 @@ import json
 import keyword
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -83,7 +83,7 @@ def given_away(hint_text: str, secrets: Secrets) -> str | None:
         return CODE
     if secrets.tests.code & said.code or _names_one_of(secrets.tests.words, text, said.words, secrets.visible):
         return TEST
-    if _names_one_of(secrets.names, text, said.words, secrets.visible) or words & _as_code(text):
+    if words & _as_code(text) or _names_one_of(secrets.names, text, said.words, secrets.visible):
         return NAME
     if secrets.solution.numbers & said.numbers:
         return NUMBER
@@ -96,33 +96,38 @@ def said_in(line: str) -> Said:
     tokens = _tokens(line)
     operands = [token.casefold().rstrip(".") for token in _OPERAND_OR_OPERATOR.findall(line)]
     code = {gram for gram in _grams(operands, 3) if [*map(_is_word, gram)] == [True, False, True]}
-    code.update(gram for gram in _grams(tokens, ANY) if sum(map(_is_word, gram)) >= 4)
-    for gram in _grams(tokens, SIGNED):
-        words = {token for token in gram if _is_word(token)}
-        if sum(map(_is_word, gram)) >= 2 and not words.union(".:-") >= {*gram}:
+    for gram in [*_grams(tokens, SIGNED), *_grams(tokens, ANY)]:
+        words = [token for token in gram if _is_word(token)]
+        is_signed = not {*gram} <= {*words, ".", ":", "-"}
+        if (len(words) >= 4 and len(gram) == ANY) or (len(words) >= 2 and len(gram) == SIGNED and is_signed):
             code.add(gram)
     plain = [spelled.replace(",", "").replace("_", "") for spelled in _NUMBER.findall(line)]
-    numbers = {float(int(one, 16)) if one[:2] in ("0x", "0X") else float(one) for one in plain}
-    return Said(code, {*tokens}, numbers)
+    return Said(code, {*tokens}, {float.fromhex(one) if "x" in one.lower() else float(one) for one in plain})
 
 
 @lru_cache(maxsize=256)
 def secrets_of(task: Task) -> Secrets:
     pieces = dict(_solution(task.folder / "solution"))
-    code = _line("\n".join(_only_code(text) for text in pieces.values()))
-    tests = _line("\n".join(_only_code(text) for _, text in texts_below(task.hidden_tests)))
-    solution, hidden = said_in(code), said_in(tests)
+    hidden_texts = dict(texts_below(task.hidden_tests))
+    code = _code_in(pieces.values())
+    test_code = _code_in(hidden_texts.values())
+    solution = said_in(code)
+    tests = said_in(test_code)
     visible = {name.casefold() for name in task.tools} | PYTHON
     for path, text in ((Path(), task.instruction), *texts_below(task.tree)):
         seen = said_in(_line(text))
-        solution, hidden = solution.without(seen), hidden.without(seen)
+        solution = solution.without(seen)
+        tests = tests.without(seen)
         visible.update(seen.words, _tokens(_line(path.as_posix())))
     names = {name for name in re.findall(r"[^\W\d]\w+", code) if name.casefold() not in visible}
     odd = {name.casefold() for name in names if _is_odd(name)}
+    # Names of test files, classes and functions; only those that cannot be ordinary words.
+    test_texts = [test_code, *(path.stem for path in hidden_texts), *task.fail_to_pass, *task.pass_to_pass]
+    test_names = re.findall(r"\w*test\w*", "\n".join(test_texts), re.IGNORECASE)
     return Secrets(
         solution=replace(solution, words={*map(str.casefold, names)} - odd, numbers=solution.numbers - EVERYWHERE),
         names=odd,
-        tests=replace(hidden, words=_test_names(task, tests) - visible),
+        tests=replace(tests, words={name.casefold() for name in test_names if _is_odd(name)} - visible),
         visible=visible,
         wanted=tuple(wanted for what, text in pieces.items() for wanted in wanted_pieces(what, text)),
     )
@@ -130,21 +135,15 @@ def secrets_of(task: Task) -> Secrets:
 
 def _solution(folder: Path) -> Iterator[tuple[str, str]]:
     """The deleted code piece by piece and the lines that the gold patch adds; of a foreign task all that is there."""
-    patch, removed = folder / "gold.patch", folder / "removed.json"
+    patch = folder / "gold.patch"
+    removed = folder / "removed.json"
     if removed.is_file():
         yield from json.loads(removed.read_text()).items()
     if patch.is_file():
-        lines = patch.read_text(errors="replace").split("\n")
-        yield "gold.patch", "\n".join(line[1:] for line in lines if line[:1] == "+" and line[:4] != "+++ ")
+        added = re.findall(r"^\+(?!\+\+ )(.*)", patch.read_text(errors="replace"), re.MULTILINE)
+        yield "gold.patch", "\n".join(added)
     else:
         yield from ((path.as_posix(), text) for path, text in texts_below(folder))
-
-
-def _test_names(task: Task, tests: str) -> set[str]:
-    """Of files, classes and functions; only those that cannot be ordinary words."""
-    files = [path.stem for path, _ in texts_below(task.hidden_tests)]
-    names = re.findall(r"\w*test\w*", "\n".join([tests, *files, *task.fail_to_pass, *task.pass_to_pass]), re.IGNORECASE)
-    return {name.casefold() for name in names if _is_odd(name)}
 
 
 def _line(text: str) -> str:
@@ -153,8 +152,9 @@ def _line(text: str) -> str:
     return normalise(" ".join(_ESCAPED_SPACE.sub(" ", text).split()))
 
 
-def _only_code(text: str) -> str:
-    return without_comments(_DOCSTRING.sub("", text))
+def _code_in(texts: Iterable[str]) -> str:
+    """The texts without docstrings and comments, in one line."""
+    return _line("\n".join(without_comments(_DOCSTRING.sub("", text)) for text in texts))
 
 
 def _tokens(line: str) -> list[str]:
@@ -176,8 +176,8 @@ def _is_odd(name: str) -> bool:
 
 def _names_one_of(names: set[str], text: str, tokens: set[str], visible: set[str]) -> bool:
     whole = text.casefold()
-    for token in tokens & visible:  # what is spelled out in the open is no disguise of a part of it
-        whole = whole.replace(token, "\n") if _is_odd(token) else whole
+    for token in filter(_is_odd, tokens & visible):  # what is spelled out in the open is no disguise of a part of it
+        whole = whole.replace(token, "\n")
     squeezed = re.sub(r"[ \\*`\"'+]+", "", whole)
     return bool(tokens & names) or any(name in squeezed for name in names if len(name) >= SPLIT_NAME)
 
@@ -187,5 +187,6 @@ def _as_code(text: str) -> set[str]:
     found = {word.casefold() for word in _IN_CODE.findall(text)}
     for groups in _QUOTED.findall(text):
         words = [token for token in _tokens("".join(groups)) if _is_word(token)]
-        found.update(words if len(words) <= SIGNED else ())  # longer ones are quoted sentences
+        if len(words) <= SIGNED:  # longer ones are quoted sentences
+            found.update(words)
     return found

@@ -86,7 +86,7 @@ def plain_texts(text: str, names: Iterable[str]) -> list[str]:
 def _is_one_commit(folder: Path) -> bool:
     from offbook.tasks.factory.audit.reading import leaves
 
-    found = leaves(folder, ".git", lambda *_: None) if (folder / "objects").is_dir() else ()
+    found = leaves(folder, ".git", {}) if (folder / "objects").is_dir() else ()
     return sum(leaf.name.startswith(".git!commit ") for leaf in found) == 1
 
 

@@ -91,7 +91,7 @@ class Corpus:
             seen = set()
             # Git folders last, without what a file has too: that is the same text once more.
             for path, name in sorted(files_below(root, leave_out), key=lambda found: found[0].is_dir()):
-                for leaf in leaves(path, f"{label}/{name}", self.unread.__setitem__):
+                for leaf in leaves(path, f"{label}/{name}", self.unread):
                     digest = hash(leaf.data)
                     if not (path.is_dir() and digest in seen):
                         seen.add(digest)
@@ -106,7 +106,7 @@ class Corpus:
                 to_open[path][name].append(piece)
         for path, pieces_of in to_open.items():
             name = next(iter(pieces_of)).partition("!")[0]
-            for leaf in leaves(path, name, lambda *_: None):
+            for leaf in leaves(path, name, {}):
                 if leaf.name in pieces_of:
                     yield from _looked_at(leaf, pieces_of[leaf.name])
 

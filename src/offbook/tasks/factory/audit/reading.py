@@ -44,7 +44,6 @@ BASE32 = re.compile(rb"(?:[A-Z2-7]{20,}\s?){3,}[A-Z2-7]*=*")
 BASE85 = re.compile(rb"(?:[!-~]{40,}\n?)+[!-~]*")
 # Lines of xxd, hexdump -C and od -t x1.
 DUMP = re.compile(rb"(?m)^[0-9A-Fa-f]{6,8}(?::(?: [0-9A-Fa-f]{2,4})+|(?: {1,2}[0-9A-Fa-f]{2})+)")
-Noted = Callable[[str, str], object]  # what was not read, and why
 
 
 @dataclass(frozen=True)
@@ -89,18 +88,18 @@ def files_below(root: Path, leave_out: frozenset[Path] = frozenset()) -> Iterato
                 yield path, path.relative_to(root).as_posix()
 
 
-def leaves(path: Path, name: str, unread: Noted) -> Iterator[Leaf]:
-    """A file and all that is packed in it; of a git folder every object."""
+def leaves(path: Path, name: str, unread: dict[str, str]) -> Iterator[Leaf]:
+    """A file and all that is packed in it; of a git folder every object. `unread` gets what was not read, and why."""
     if path.is_dir():
         yield from _git_objects(path, name, unread)
         return
     try:
         if path.stat().st_size > MOST_BYTES:
-            unread(name, f"larger than {MOST_BYTES} bytes")
+            unread[name] = f"larger than {MOST_BYTES} bytes"
             return
         data = path.read_bytes()
     except OSError as error:
-        unread(name, error.strerror or "unreadable")
+        unread[name] = error.strerror or "unreadable"
         return
     yield from _Unpacker(unread).all_in(Leaf(name, data), DEPTH)
 
@@ -109,12 +108,11 @@ def decoded(text: str) -> list[str]:
     """What is encoded in a text, layer by layer."""
     data = text.encode(errors="replace")
     dumped = b"".join(line.partition(b" ")[2] for line in DUMP.findall(data))
-    unpacker = _Unpacker(lambda *_: None)
-    found = [*unpacker.all_in(Leaf("", data), DEPTH), *unpacker.all_in(Leaf("", dumped), DEPTH)]
-    return [leaf.text for leaf in found if leaf.name]
+    unpacker = _Unpacker({})
+    return [leaf.text for part in (data, dumped) for leaf in unpacker.all_in(Leaf("", part), DEPTH) if leaf.name]
 
 
-def _git_objects(folder: Path, name: str, unread: Noted) -> Iterator[Leaf]:
+def _git_objects(folder: Path, name: str, unread: dict[str, str]) -> Iterator[Leaf]:
     """Every object, reachable or not: git reads packs and deltas, with none of the repository's own configuration."""
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryFile() as errors:
         environment = {**plain_environment(Path(empty)), "GIT_NO_LAZY_FETCH": "1"}
@@ -124,32 +122,30 @@ def _git_objects(folder: Path, name: str, unread: Noted) -> Iterator[Leaf]:
             environment["GIT_OBJECT_DIRECTORY"] = str((folder / "objects").resolve())
             process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors)
         except FileNotFoundError:
-            unread(name, "git is not installed")
+            unread[name] = "git is not installed"
             return
         assert process.stdout is not None
         total = 0
         with process:
-            while header := process.stdout.readline().split():
-                digest = header[0].decode()
-                kind = header[1].decode()
+            while header := process.stdout.readline().decode().split():
                 size = int(header[2])
                 total += size
                 if total > MOST_UNPACKED or size > MOST_BYTES:
-                    unread(name, "the objects are more than is read")
+                    unread[name] = "the objects are more than is read"
                     process.kill()
                     return
                 data = process.stdout.read(size + 1)[:size]
-                if kind != "tree":
-                    yield from _Unpacker(unread).all_in(Leaf(f"{name}!{kind} {digest}", data), DEPTH)
+                if header[1] != "tree":
+                    yield from _Unpacker(unread).all_in(Leaf(f"{name}!{header[1]} {header[0]}", data), DEPTH)
         errors.seek(0)
         if said := errors.read(200).decode(errors="replace").strip():
-            unread(name, said)
+            unread[name] = said
 
 
 class _Unpacker:
     """Opens what is packed in one file, up to a limit: a small archive can unpack to terabytes."""
 
-    def __init__(self, unread: Noted):
+    def __init__(self, unread: dict[str, str]):
         self.unread = unread
         self.left = MOST_UNPACKED
 
@@ -157,21 +153,21 @@ class _Unpacker:
         yield leaf
         try:
             for name, stream in self._members(leaf):
-                if self.left <= 0:
-                    self.unread(f"{leaf.name}!{name}", "the archive holds more than is unpacked")
-                    return
+                inner = f"{leaf.name}!{name}"
                 if depth == 0:
-                    self.unread(leaf.name, f"packed more than {DEPTH} deep")
+                    self.unread[leaf.name] = f"packed more than {DEPTH} deep"
                     break
                 limit = min(MOST_BYTES, self.left)
                 data = stream.read(limit + 1)
                 self.left -= min(len(data), limit)
-                if len(data) > limit:
-                    self.unread(f"{leaf.name}!{name}", f"unpacks to more than {limit} bytes")
-                elif data:
-                    yield from self.all_in(Leaf(f"{leaf.name}!{name}", data), depth - 1)
+                if len(data) <= limit:
+                    yield from self.all_in(Leaf(inner, data), depth - 1)
+                    continue
+                self.unread[inner] = f"unpacks to more than {limit} bytes"
+                if limit < MOST_BYTES:
+                    return  # the file has used up its limit
         except (*BROKEN, RuntimeError, ValueError, struct.error) as error:
-            self.unread(leaf.name, f"{type(error).__name__}: {error}")
+            self.unread[leaf.name] = f"{type(error).__name__}: {error}"
         if depth and not leaf.is_binary and (LONG_RUN.search(leaf.data) or HEX.search(leaf.data)):
             for name, data in _encoded(leaf.data):
                 yield from self.all_in(Leaf(f"{leaf.name}!{name}", data), depth - 1)
@@ -188,7 +184,7 @@ class _Unpacker:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 for member in archive.infolist():
                     if member.flag_bits & 1:
-                        self.unread(f"{leaf.name}!{member.filename}", "encrypted")
+                        self.unread[f"{leaf.name}!{member.filename}"] = "encrypted"
                     elif not member.is_dir():
                         with archive.open(member) as stream:
                             yield member.filename, stream
@@ -198,7 +194,7 @@ class _Unpacker:
                     yield "content", stream
         for magic, kind in NOT_UNPACKED.items():
             if data.startswith(magic):
-                self.unread(leaf.name, f"{kind}, which is not unpacked")
+                self.unread[leaf.name] = f"{kind}, which is not unpacked"
         if data[:2] in (b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x78\x5e") and leaf.is_binary:
             with suppress(zlib.error):  # two bytes that look like zlib's prove nothing
                 yield "content", io.BytesIO(zlib.decompressobj().decompress(data, MOST_BYTES + 1))

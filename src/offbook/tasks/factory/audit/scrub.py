@@ -50,23 +50,16 @@ def _not_source(folder: Path, tree: Path, own_names: frozenset[str]) -> Iterator
 
 def _is_leftover(path: Path, own_names: frozenset[str]) -> bool:
     name = path.name
-    if name in VERSION_CONTROL or name in CACHES or _matches(name, "leftovers"):
+    if _matches(name, "version_control", "caches", "leftovers") or (path / "pyvenv.cfg").is_file():
         return True
-    archive = ARCHIVE.match(name)
-    if path.is_dir():
-        return _is_build_folder(path, own_names)
-    return archive is not None and canonicalize_name(archive["name"]) in own_names
-
-
-def _is_build_folder(path: Path, own_names: frozenset[str]) -> bool:
-    """By what is in it: `build` and `dist` are also names of packages and of folders with scripts."""
-    if (path / "pyvenv.cfg").is_file():
-        return True
-    is_called_so = path.name in ("build", "_build", "dist") and path.name not in own_names
-    if not is_called_so or (path / "__init__.py").exists():
+    if not path.is_dir():
+        archive = ARCHIVE.match(name)
+        return archive is not None and canonicalize_name(archive["name"]) in own_names
+    # Build folders show by their content: `build` and `dist` are also names of packages and of folders with scripts.
+    if name not in ("build", "_build", "dist") or name in own_names or (path / "__init__.py").exists():
         return False
     return any(_matches(entry.name, "build_output") for entry in path.iterdir())
 
 
-def _matches(name: str, patterns: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _NAMES[patterns])
+def _matches(name: str, *kinds: str) -> bool:
+    return any(fnmatchcase(name, pattern) for kind in kinds for pattern in _NAMES[kind])
