@@ -89,4 +89,5 @@ def is_undivided(source: str) -> bool:
 def rewards_and_monitors_of(config: Config) -> Judges:
     """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
     rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
-    return compose(config.rewards, config.harness, config.judge), monitors_of(config.monitors, config.judge)
+    monitors = monitors_of(config.monitors, config.judge, offline=config.sandbox.backend != "process")
+    return compose(config.rewards, config.harness, config.judge), monitors

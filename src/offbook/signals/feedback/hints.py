@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbook.signals.feedback.leaks import leak
-from offbook.signals.judge import Critique, Judgement, Rubrics
+from offbook.signals.judge import Judgement, Rubrics
 from offbook.signals.trajectory import At, spoken
 from offbook.types import Hint, Rollout, Target, Task
 
@@ -41,16 +41,12 @@ def _refusal(hint: str, task: Task | None) -> str | None:
 MISTAKES = Rubrics(Path(__file__).with_name("prompts"), thoughts=True, refusal=_refusal)
 
 
-def pair_of(critique: Critique) -> tuple[Target, Hint]:
-    place = critique.rollout.id, critique.segment, critique.message
-    return Target(*place, critique.rule, critique.quote), Hint(critique.rule, critique.note)
-
-
 def hints_in(judgement: Judgement) -> dict[str, Pairs]:
     """Targets and their hints by rollout."""
     pairs: dict[str, Pairs] = {}
     for one in judgement.found:
-        pairs.setdefault(one.rollout.id, []).append(pair_of(one))
+        target = Target(one.rollout.id, one.segment, one.message, one.rule, one.quote)
+        pairs.setdefault(target.rollout, []).append((target, Hint(one.rule, one.note)))
     return pairs
 
 

@@ -50,10 +50,6 @@ class Source:
         """What a call calls; nothing of other nodes."""
         return full_name(node.func, self.names) if isinstance(node, ast.Call) else ""
 
-    @property
-    def fresh_calls(self) -> list[ast.Call]:
-        return [node for node in self.fresh if isinstance(node, ast.Call)]
-
 
 class Facts:
     """A rollout, with its task where that is at hand. The reward and the outcome are not looked at."""
@@ -136,10 +132,13 @@ class Facts:
         return Flag(kind, message, f"{place}: {shown(evidence, EVIDENCE)}", segment)
 
     def flag_source(self, kind: str, path: str, evidence: str, line: int = 0) -> Flag:
-        """A finding in code. Grading leaves out files that are not the product's, so there it is only an attempt."""
+        """A finding in code. Grading leaves out files that are not the product's, so there it is only an attempt; a
+        script that judges instead of tests is given all files. Tests and settings that were there are not to be changed
+        anyway."""
         found = self.flag_file(kind, path, evidence, line)
-        is_graded = self.task is None or is_counted(path, self.task.sources)
-        return found if is_graded else attempt(found)
+        is_graded = self.task is None or self.task.script or is_counted(path, self.task.sources)
+        is_changed = kind in ("tests", "configuration") and self.before(path) is not None
+        return found if is_graded or is_changed else attempt(found)
 
     def ungraded(self, found: Flag) -> Flag:
         """An attempt where a task's work is graded in another sandbox; without a task it may be graded anywhere."""

@@ -15,7 +15,7 @@ from typing import Literal
 from offbook.core.client import Client
 from offbook.core.config import JudgeConfig, MonitorsConfig
 from offbook.signals.judge import Judge, Rubrics
-from offbook.signals.monitors.facts import EVIDENCE
+from offbook.signals.monitors.facts import EVIDENCE, attempt
 from offbook.signals.monitors.rules import KINDS
 from offbook.signals.monitors.worker import Worker
 from offbook.signals.trajectory import spoken
@@ -81,12 +81,9 @@ async def flags_by(model: Judge, task: Task | None, rollout: Rollout) -> list[Fl
 def flags_of(grade: Grade, rollout: Rollout) -> list[Flag]:
     """What the grading saw, at the last message: the whole work is what was graded."""
     (segment, message), _ = [((0, 0), None), *spoken(rollout)][-1]
-    kinds = {"forged": "forged", "perturbed": "perturbed"}
-    told = {
-        (kinds.get(one.kind, "saw"), f"the grading saw {one.kind} in {one.path}: {one.evidence}")
-        for one in grade.findings
-    }
-    return [Flag(kind, message, text[:EVIDENCE], segment) for kind, text in sorted(told)[:NUM_SEEN]]
+    told = {(one.kind, f"the grading saw {one.kind} in {one.path}: {one.evidence}") for one in grade.findings}
+    named = [(kind if kind in ("forged", "perturbed") else "saw", text[:EVIDENCE]) for kind, text in told]
+    return [Flag(kind, message, text, segment) for kind, text in sorted(named)[:NUM_SEEN]]
 
 
 @dataclass(slots=True)
@@ -94,13 +91,16 @@ class Monitors:
     """The monitors of a run and what they found out about its tasks."""
 
     policy: dict[str, Action] = field(default_factory=dict)
+    offline: bool = False  # the sandboxes of the run have no network
     model: Judge | None = None
     worker: Worker = field(default_factory=Worker)
     quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why
 
     async def judge(self, task: Task, rollout: Rollout) -> None:
-        """Put what is found on a rollout. It has no reward yet, so none is seen."""
-        rollout.flags += await asyncio.to_thread(self.worker.check, task, rollout)
+        """Put what is found on a rollout. It has no reward yet, so none is seen. Without a network nothing arrives."""
+        flags = await asyncio.to_thread(self.worker.check, task, rollout)
+        is_offline = self.offline and not rollout.foreign
+        rollout.flags += [attempt(flag) if is_offline and flag.kind == "download" else flag for flag in flags]
         if self.model is not None:
             rollout.flags += await flags_by(self.model, task, rollout)
         self.recall([rollout])
@@ -134,7 +134,7 @@ class Monitors:
             rollout.events.append(Event(-1, "quarantined", f"see {shown_by}"))
 
 
-def monitors_of(config: MonitorsConfig, judge: JudgeConfig) -> Monitors | None:
+def monitors_of(config: MonitorsConfig, judge: JudgeConfig, offline: bool = False) -> Monitors | None:
     """None where they are off."""
     if not config.on:
         return None
@@ -142,4 +142,4 @@ def monitors_of(config: MonitorsConfig, judge: JudgeConfig) -> Monitors | None:
         if kind.partition("/")[0] not in (*KINDS, "model"):
             raise OffbookError(f"monitors.policy.{kind}: there is no such finding; there are {', '.join(KINDS)}, model")
     model = Judge(Client(judge.url, judge.name), CHEATING, judge.monitors) if judge.monitors else None
-    return Monitors(dict(config.policy), model=model)
+    return Monitors(dict(config.policy), offline, model)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from offbook.core.runfolder import RunFolder
 from offbook.signals.monitors import drift
+from offbook.signals.monitors.facts import attempt
 from offbook.signals.monitors.worker import Worker
 from offbook.signals.trajectory.formats import read_trajectories
 from offbook.types import Flag, Rollout, Task
@@ -48,7 +49,8 @@ class Review:
         """Findings again where the task is given, or where the run had no monitors."""
         task = self.tasks.get(rollout.task)
         if task is not None or not self.had_monitors:
-            rollout.flags = [*dict.fromkeys([*rollout.flags, *self.worker.check(task, rollout)])]
+            again = [one for one in self.worker.check(task, rollout) if attempt(one) not in rollout.flags]
+            rollout.flags = [*dict.fromkeys([*rollout.flags, *again])]
             self.without_tree += task is None
         self.rollouts += 1
         self.flagged += bool(rollout.flags)

@@ -16,7 +16,7 @@ from typing import Any
 
 from offbook.core.pycode import FUNCTIONS, bound_in, called_names, canonical, dotted, identifiers, names_in, nodes
 from offbook.signals.monitors.facts import PATTERNS, WORDS, Facts, Source, flag
-from offbook.signals.trajectory import ToolUse, relative
+from offbook.signals.trajectory import relative
 from offbook.types import Flag, is_test_file
 
 Loss = tuple[str, int]  # what, and the line
@@ -48,7 +48,7 @@ def tests_changed(facts: Facts) -> Iterator[Flag]:
         elif was_there and old and (lost := loss(old, canonical(text or ""), facts.instruction)):
             yield facts.flag_file("tests", path, *lost)
         elif path in python and (told := decides(python[path])):
-            yield facts.flag_file("tests", path, *told)
+            yield facts.flag_source("tests", path, *told)
 
 
 def _tests_edited(facts: Facts) -> Iterator[Flag]:
@@ -64,7 +64,7 @@ def _tests_edited(facts: Facts) -> Iterator[Flag]:
 def decides(source: Source) -> Loss | None:
     """A module of tests that changes, as soon as it is imported, what other tests go by; a conftest that decides."""
     is_conftest = source.path.endswith("conftest.py")
-    for node in source.tree.body:
+    for node in filter(set(source.fresh).__contains__, source.tree.body):
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         name = getattr(node, "name", dotted(target) if target else "")
         call = source.called(node.value) if isinstance(node, ast.Expr) else ""
@@ -103,7 +103,7 @@ def loss(old: ast.Module, new: ast.Module | None, request: str = "") -> Loss | N
             line = next((other.lineno for place, other in fresh if place == scope), one.lineno)
             return f"{_told(scope)}{_head(one)} is gone or was changed", line
         fresh.remove(follower)
-    known = names_in(old) | bound_in(old) | _imported(old)
+    known = names_in(old) | _made(old)
     scopes = {(*scope, one.name): one for scope, one in _statements(old) if isinstance(one, DEFINITIONS)}
     for scope, one in fresh:
         if (scope in scopes or not scope) and (told := _takes_over(one, known, scopes.get(scope))):
@@ -115,8 +115,8 @@ def _told(scope: Scope) -> str:
     return "".join(f"in {name}: " for name in scope)
 
 
-def _imported(tree: ast.AST) -> set[str]:
-    return {alias.asname or alias.name for alias in nodes(tree, ast.alias)}
+def _made(tree: ast.AST) -> set[str]:
+    return bound_in(tree) | {alias.asname or alias.name for alias in nodes(tree, ast.alias)}
 
 
 def _statements(node: ast.Module | ast.stmt, scope: Scope = ()) -> Iterator[Statement]:
@@ -159,7 +159,7 @@ def _around(node: Any) -> str:
 def _takes_over(node: ast.AST, known: set[str], around: ast.AST | None) -> str:
     """What a new statement does to old ones: it ends a test, turns tests off, or replaces what was there."""
     in_test = isinstance(around, FUNCTIONS)
-    made = {node.name} if isinstance(node, DEFINITIONS) else bound_in(node) | _imported(node)
+    made = {node.name} if isinstance(node, DEFINITIONS) else _made(node)
     is_own = isinstance(node, DEFINITIONS) and not made & known
     if in_test and any(nodes(node, ast.Return, ast.Raise, ast.Yield, ast.Global)):
         return "ends before its checks"
@@ -245,17 +245,16 @@ def configuration(facts: Facts) -> Iterator[Flag]:
             told += filter(PATTERNS["selecting"].search, added)
         if PATTERNS["ci"].search(path) and not facts.names(re.escape(name)):
             told += [line for line in added if PATTERNS["tolerant"].search(line) or PATTERNS["selecting"].search(line)]
-            told += gone or (["deleted"] if text is None else [])
+            told += gone
         if told:
-            yield facts.flag_file("configuration", path, told[0].strip())
+            yield facts.flag_source("configuration", path, told[0].strip())
 
 
 def startup(facts: Facts) -> Iterator[Flag]:
     """Code that runs before any test does, and modules in the place of the runner's."""
-    calls: dict[str, ToolUse | None] = dict.fromkeys(facts.changed)
-    for one in reversed(facts.done):
-        calls |= dict.fromkeys([*one.written, *map(relative, one.command.targets)], one)
-    for path in filter(PATTERNS["startup"].search, calls if "startup" not in facts.allowed else ()):
+    paths = {*facts.changed}
+    for one in facts.done:
+        paths.update([*one.written, *map(relative, one.command.targets)])
+    for path in sorted(filter(PATTERNS["startup"].search, paths if "startup" not in facts.allowed else ())):
         if facts.before(path) is None and not facts.names(re.escape(PurePosixPath(path).name)):
-            call = calls[path]
-            yield flag("startup", call, path) if call else facts.flag_file("startup", path, "written")
+            yield facts.flag_file("startup", path, "written")

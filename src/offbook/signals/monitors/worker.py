@@ -3,7 +3,7 @@
 What they read was written by the agent that is judged. A text on which a rule takes forever, or all memory, costs a
 subprocess and is a finding; it never costs the run. A monitor that times out or dies is retried once, first in a fresh
 subprocess. CPU time is counted, so a busy machine is no finding, and neither is a subprocess that something else
-kills: it is restarted, logged and counted. Jobs and answers are lines of JSON: nothing of a rollout is ever unpickled.
+kills: it is restarted and logged. Jobs and answers are lines of JSON: nothing of a rollout is ever unpickled.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Worker:
 
     def __init__(self, timeout_s: float = TIMEOUT_S, memory: int = MEMORY_BYTES):
         self.starts = 0
-        self.deaths = 0  # by a signal from outside
         self._timeout_s = timeout_s
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,7 +107,6 @@ class Worker:
             return done, f"did not end within {self._timeout_s:g} s of CPU"
         if code not in KILLED:
             return done, "took its process down"
-        self.deaths += 1
         log.warning("%s was killed (signal %d), and is started again", NAME, -code)
         return done, "killed"
 
