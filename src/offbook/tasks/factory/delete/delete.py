@@ -31,7 +31,7 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
     for path, module in symbols.modules.items():
         top = {imported.bound for imported in module.imports if imported.top} | {*(module.exports or ())}
         remove = {key.name for key in doomed if key.path == path}
-        lost = {name for name in top if symbols.place(path, name) in doomed} if doomed else set()
+        lost = {name for name in top if symbols.definition(path, name) in doomed} if doomed else set()
         stub = {key.name for key in feature.functions if key.path == path} - remove
         if not (lost or remove or stub):
             continue

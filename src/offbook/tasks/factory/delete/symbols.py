@@ -25,7 +25,6 @@ PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abs
 STARS = 4  # star imports in a row
 DEPTH = 8  # re-exports in a row
 MAKERS = ("__init__", "__new__", "__post_init__")
-Place = str | FunctionKey  # what a name stands for: a dotted module, or a function or class
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class Import:
 class Module:
     path: str
     name: str  # dotted
-    docstring: str
     exports: tuple[str, ...] | None  # __all__, where it can be read
     imports: tuple[Import, ...]
     names: frozenset[str]  # what its top level binds
@@ -132,7 +130,7 @@ class Symbols:
                 self.modules[path] = read_module(path, tree, self.import_roots)
                 self._bodies.append(Body(FunctionKey(path, ""), tree, None))
                 self._collect(tree, FunctionKey(path, ""), None, frozenset())
-        self._paths = {module.name: path for path, module in self.modules.items()}
+        self.paths = {module.name: path for path, module in self.modules.items()}
         # A name that its own `__all__` keeps back is public all the same where a package imports it for others.
         packages = [module for path, module in self.modules.items() if path.endswith("__init__.py")]
         shown = {imported.whole for package in packages for imported in package.imports if imported.top}
@@ -171,66 +169,53 @@ class Symbols:
             else:
                 self._collect(child, around, owner, local)
 
-    def path_of(self, module: str) -> str | None:
-        return self._paths.get(module)
-
     # --- names
 
-    def place(self, path: str, name: str, depth: int = DEPTH) -> Place | None:
-        """What a dotted name means at the top level of a module."""
+    def definition(self, path: str, name: str) -> FunctionKey | None:
+        """The function or class that a dotted name stands for at the top level of a module."""
         first, *rest = name.split(".")
-        found = self._top(path, first, depth)
+        found = self._top(path, first, DEPTH)
         for part in rest:
-            found = self._member(found, part, depth)
-        return found
+            found = self._member(found, part, DEPTH)
+        return found if isinstance(found, FunctionKey) else None
 
-    def _top(self, path: str, name: str, depth: int) -> Place | None:
+    def _top(self, path: str, name: str, depth: int) -> str | FunctionKey | None:
+        """A function or class, or the dotted name of a module."""
         key = FunctionKey(path, name)
         if key in self.functions or key in self.classes:
             return key
         module = self.modules.get(path)
         for imported in module.imports if module and depth else ():
             if imported.bound == name:
-                if imported.name:
-                    return self._member(imported.module, imported.name, depth - 1)
-                return imported.stands_for
-            inside = self._paths.get(imported.module) if imported.name == "*" else None
+                return self._member(imported.module, imported.name, depth - 1) if imported.name else imported.stands_for
+            inside = self.paths.get(imported.module) if imported.name == "*" else None
             if inside and (found := self._top(inside, name, depth - 1)):
                 return found
         return None
 
-    def _member(self, place: Place | None, name: str, depth: int) -> Place | None:
+    def _member(self, place: str | FunctionKey | None, name: str, depth: int) -> str | FunctionKey | None:
         if not isinstance(place, str):
-            return self.method(place, name) if place in self.classes else None
-        path = self._paths.get(place)
+            return place and self.method(place, name)
+        path = self.paths.get(place)
         found = self._top(path, name, depth) if path else None
         module = f"{place}.{name}"
-        return module if found is None and module in self._paths else found
-
-    def _definition(self, path: str, name: str) -> FunctionKey | None:
-        place = self.place(path, name) if name else None
-        return place if isinstance(place, FunctionKey) else None
+        return module if found is None and module in self.paths else found
 
     # --- classes
 
-    def ancestry(self, owner: FunctionKey) -> list[FunctionKey]:
-        """The class and its bases, near ones first."""
-        found: list[FunctionKey] = []
-        waiting = [owner]
+    def method(self, owner: FunctionKey, name: str, above: bool = False) -> FunctionKey | None:
+        """A method or nested class, near bases first; `above` looks at the bases only, as super() does."""
+        seen: list[FunctionKey] = []
+        waiting: list[FunctionKey | None] = [owner]
         while waiting:
             one = waiting.pop(0)
-            if one in self.classes and one not in found:
-                found.append(one)
-                bases = (self._definition(one.path, rooted(base)) for base in self.classes[one].bases)
-                waiting += filter(None, bases)
-        return found
-
-    def method(self, owner: FunctionKey, name: str, above: bool = False) -> FunctionKey | None:
-        """A method or nested class; `above` looks at the bases only, as super() does."""
-        for one in self.ancestry(owner)[above:]:
+            if one is None or one not in self.classes or one in seen:
+                continue
             key = FunctionKey(one.path, f"{one.name}.{name}")
-            if key in self.functions or key in self.classes:
+            if (seen or not above) and (key in self.functions or key in self.classes):
                 return key
+            seen.append(one)
+            waiting += (self.definition(one.path, rooted(base)) for base in self.classes[one].bases)
         return None
 
     def is_override(self, key: FunctionKey) -> bool:
@@ -253,7 +238,7 @@ class Symbols:
         elif body.owner and _is_own(node):
             return self.method(body.owner, node.attr, above=isinstance(node.value, ast.Call))
         name = plain_dotted(node)
-        return None if name.partition(".")[0] in body.local else self._definition(path, name)
+        return None if name.partition(".")[0] in body.local else self.definition(path, name)
 
     # --- uses
 
@@ -311,7 +296,7 @@ def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> M
     package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
     imports = tuple(_imports(tree, package, top=True))
     names = frozenset([*_bound(tree), *(imported.bound for imported in imports if imported.top)])
-    return Module(path, name, ast.get_docstring(tree) or "", _exports(tree), imports, names)
+    return Module(path, name, _exports(tree), imports, names)
 
 
 def module_name(path: str, import_roots: Iterable[str]) -> str:

@@ -95,8 +95,7 @@ def _blanks(found: Found, cases: Mapping[str, tuple[str, ...]]) -> Blanks:
     """Without reports yet. `cases` are tests with their node ids."""
     tests = {test for one in found.candidates for test in one.tests}
     kept = {base: nodes for base, nodes in cases.items() if base in tests}
-    left = {base: found.left.get(base, "" if base in kept else NONE) for base in cases}
-    left = {base: why for base, why in left.items() if why}
+    left = {base: found.left.get(base, NONE) for base in cases if base in found.left or base not in kept}
     edits = tuple(one.edit for one in found.candidates)
     return Blanks(edits, tuple(found.names), tuple(found.renamed), tuple(found.places), kept, {}, left)
 

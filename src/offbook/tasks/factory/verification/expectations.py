@@ -16,7 +16,7 @@ import random
 import re
 import sys
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -44,7 +44,7 @@ LOOSE = "a check that runs as often as the code likes"
 NONE = "no expected value"
 VISIBLE = "a value that the test uses otherwise too"
 
-Row = tuple[ast.expr, list[ast.expr], str]  # as a whole, its cells, and the table of the module that it is in
+Row = tuple[ast.expr | None, list[ast.expr]]  # as a whole, and its cells; None for an entry of a dictionary
 
 
 @dataclass(slots=True)
@@ -105,10 +105,9 @@ class TestFile:
         self.tree = ast.parse(data.decode())
         self.starts = [0, *accumulate(map(len, data.splitlines(keepends=True)))]
         self.words = Counter(re.findall(rb"\w+", data))
-        self.loads = loads(self.tree)
-        self.functions: dict[str, Function] = {}  # of two of a name the last one counts
-        self._read(self.tree.body, "")
-        stored = Counter(node.id for node in nodes(self.tree, ast.Name) if isinstance(node.ctx, ast.Store))
+        self.loads = names_of(self.tree, ast.Load)
+        self.functions = dict(_functions(self.tree.body, ""))  # of two of a name the last one counts
+        stored = names_of(self.tree, ast.Store)
         self.tables = {
             target.id: node.value
             for node in self.tree.body
@@ -122,61 +121,50 @@ class TestFile:
                 module = f"{'.' * one.level}{one.module}" if isinstance(one, ast.ImportFrom) else alias.name
                 self.imported[(alias.asname or alias.name).partition(".")[0]] = module.partition(".")[0] in STANDARD
 
-    def _read(self, body: Iterable[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, FUNCTIONS):
-                self.functions[prefix + node.name] = node
-            elif isinstance(node, ast.ClassDef):
-                self._read(node.body, f"{prefix}{node.name}::")
-
-    def offset(self, line: int, column: int) -> int:
-        return self.starts[line - 1] + column
-
     def span(self, node: Any) -> tuple[int, int]:
-        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
+        return self.starts[node.lineno - 1] + node.col_offset, self.starts[node.end_lineno - 1] + node.end_col_offset
 
     def is_named(self, function: Function) -> bool:
         """Whether something in the file refers to a function, as far as its name is not used for another one."""
         defined = sum(one.name == function.name for one in self.functions.values())
         return self.words[function.name.encode()] > defined
 
-    def rows(
-        self, value: ast.expr, local: Mapping[str, Iterable[ast.expr]], table: str = "", depth: int = DEPTH
-    ) -> Iterator[Row]:
+    def rows(self, value: ast.expr, local: Mapping[str, Iterable[ast.expr]], depth: int = DEPTH) -> Iterator[Row]:
         """The rows of an expression, as far as they are written down; `local` are names with their values."""
-        inside: list[ast.expr] = []
+        inside: Iterable[ast.expr] = ()
         match value:
             case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-                yield from ((element, _cells(element), table) for element in elements)
+                yield from ((element, _cells(element)) for element in elements)
             case ast.Dict(keys=keys, values=values):
-                pairs = zip(keys, values, strict=True)
-                yield from ((key, [key, one], table) for key, one in pairs if key is not None)
+                yield from ((None, [key, one]) for key, one in zip(keys, values, strict=True) if key is not None)
             case ast.Name(id=name) if name in local:
-                inside = [*local[name]]
-            case ast.Name(id=name) if name in self.tables and depth:
-                yield from self.rows(self.tables[name], {}, name, depth - 1)
+                inside = local[name]
+            case ast.Name(id=name) if name in self.tables:
+                inside = [self.tables[name]]
+                local = {}
             case ast.BinOp(left=left, right=right):
                 inside = [left, right]
-            case ast.Call(func=function, args=arguments):
-                inside = [*arguments, *([function.value] if isinstance(function, ast.Attribute) else [])]
+            case ast.Call(func=ast.Attribute(value=owner), args=arguments):
+                inside = [*arguments, owner]
+            case ast.Call(args=arguments):
+                inside = arguments
         for one in inside if depth else ():
-            yield from self.rows(one, local, table, depth - 1)
+            yield from self.rows(one, local, depth - 1)
 
     def hide(self, found: Found, tests: Sequence[Test], own: Collection[str]) -> None:
         """Blank the values that tests compare with by name.
 
         Tests that are not blanked are not run together with those that are, so their bodies are cut."""
-        others = [node for name, node in self.functions.items() if node.name.startswith("test") and name not in own]
-        wanted: dict[tuple[int, int], set[str]] = {}
+        wanted: dict[tuple[int, int], set[str]] = defaultdict(set)
         for test in tests:
             for value in test.wanted:
-                wanted.setdefault(self.span(value), set()).add(test.name)
+                wanted[self.span(value)].add(test.name)
         for (start, end), names in sorted(wanted.items()):
             place = found.place("eq")
             edit = Edit(self.path, start, end, f"__blank__({place})")
             found.candidates.append(Candidate(edit, [place], names, is_soft=True))
-        for node in others:
-            if not self.is_named(node):
+        for name, node in self.functions.items():
+            if node.name.startswith("test") and name not in own and not self.is_named(node):
                 start = self.span(node.body[0])[0]
                 for decorator in getattr(node.body[0], "decorator_list", [])[:1]:
                     start = self.data.rindex(b"@", 0, self.span(decorator)[0])
@@ -186,21 +174,28 @@ class TestFile:
     def rename(self, found: Found, own: Collection[str]) -> None:
         """The tests and their classes that nothing in the file names, and the file if no other one names it."""
         parts = {part for name in own for part in name.split("::")}
-        defined = [
-            one for one in ast.walk(self.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
+        defined = [one for one in ast.walk(self.tree) if isinstance(one, Function | ast.ClassDef)]
         counts = Counter(node.name for node in defined)
         for node in defined:
             word = node.name.encode()
             if node.name in parts and self.words[word] == counts[node.name]:
-                is_test = node.name.lower().startswith("test")
-                prefix = ("Test" if is_test else "Of") if isinstance(node, ast.ClassDef) else "test_"
-                start = self.data.index(word, self.offset(node.lineno, node.col_offset))
+                prefix = "test_"
+                if isinstance(node, ast.ClassDef):
+                    prefix = "Test" if node.name.lower().startswith("test") else "Of"
+                start = self.data.index(word, self.span(node)[0])
                 found.names.append(Edit(self.path, start, start + len(word), prefix))
         stem = self.path.rpartition("/")[2].removesuffix(".py")
         is_found = stem.startswith("test_") or stem.endswith("_test")
         if own and is_found and not any(re.search(rf"\b{stem}\b".encode(), data) for data in found.files.values()):
             found.renamed.append(self.path)
+
+
+def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:
+    for node in body:
+        if isinstance(node, FUNCTIONS):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{prefix}{node.name}::")
 
 
 class Test:
@@ -218,15 +213,15 @@ class Test:
         self._compared: list[ast.Name] = []  # names on expected sides, which are not read any more
         self._alone: set[str] = set()  # those of them that are a whole expected side
         self._spans: list[tuple[int, int]] = []
-        self._sources: dict[str, list[tuple[ast.expr, str]]] = {}  # name -> expressions of its values, with tables
-        self._loads = loads(self.function)
+        self._sources: dict[str, list[ast.expr]] = {}  # name -> expressions of its values
+        self._loads = names_of(self.function, ast.Load)
         self._read_sources()
         self._statements(self.function.body, is_certain=True)
         if not self._has_value:
             self._leave(NONE)
         for name, count in Counter(node.id for node in self._compared).items():
             if self._loads[name] == count:
-                self.wanted += [value for value, _ in self._sources.get(name, ())]
+                self.wanted += self._sources.get(name, ())
             elif name in self._alone:
                 self._leave(VISIBLE)
 
@@ -236,32 +231,30 @@ class Test:
     # --- what is written down
 
     def _read_sources(self) -> None:
-        stored = Counter(node.id for node in nodes(self.function, ast.Name) if isinstance(node.ctx, ast.Store))
+        stored = names_of(self.function, ast.Store)
         for decorator in self.function.decorator_list:
             match decorator:
                 case ast.Call(args=[words, rows, *_]) if called(decorator) == "parametrize":
-                    self._columns(re.findall(r"\w+", ast.unparse(words)), rows, Counter())
-        assigned: dict[str, list[ast.expr]] = {}
+                    self._columns(re.findall(r"\w+", ast.unparse(words)), rows, {})
+        assigned: dict[str, list[ast.expr]] = defaultdict(list)
         for node in ast.walk(self.function):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    assigned.setdefault(name, []).append(value)
+                    assigned[name].append(value)
                     if stored[name] == len(assigned[name]) and all(map(self.is_written, assigned[name])):
-                        self._sources[name] = [(one, "") for one in assigned[name]]
+                        self._sources[name] = assigned[name]
                 case ast.For(target=target, iter=over) if self.is_written(over):
                     elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-                    self._columns([one.id if isinstance(one, ast.Name) else "" for one in elements], over, stored)
+                    self._columns([getattr(one, "id", "") for one in elements], over, stored)
 
     def _columns(self, words: Sequence[str], over: ast.expr, stored: Mapping[str, int]) -> None:
         """The values of names that go through the rows of a table, if all of them are written down."""
-        local = {name: [value for value, _ in values] for name, values in self._sources.items()}
-        rows = [*self.file.rows(over, local)]
+        rows = [*self.file.rows(over, {**self._sources})]
         for place, word in enumerate(words):
+            values = [cells[place] for _, cells in rows if place < len(cells)]
             if len(words) == 1:  # keys of a dictionary are looked up by the test too
-                values = [(row, table) for row, cells, table in rows if len(cells) != 2 or cells[0] is not row]
-            else:
-                values = [(cells[place], table) for _, cells, table in rows if place < len(cells)]
-            if word and stored.get(word, 1) == 1 and values and all(self.is_written(value) for value, _ in values):
+                values = [row for row, _ in rows if row]
+            if word and stored.get(word, 1) == 1 and values and all(map(self.is_written, values)):
                 self._sources[word] = values
 
     def is_written(self, tree: ast.expr) -> bool:
@@ -269,25 +262,25 @@ class Test:
         known = self.file.imported
         passed_by: list[ast.AST] = []  # functions and modules, which are no values
         for call in nodes(tree, ast.Call):
-            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
             is_known = called(call) in WRITTEN
-            if isinstance(owner, ast.Name) and owner.id in known:
-                is_known = is_known and known[owner.id]
-                passed_by.append(owner)
-            elif owner is not None:  # a method of something that is written down itself
-                is_known = True
-            elif is_known:
-                is_known = known.get(called(call), True)
+            passed_by.append(call.func)
+            match call.func:
+                case ast.Attribute(value=ast.Name(id=module) as owner) if module in known:
+                    is_known = is_known and known[module]
+                    passed_by.append(owner)
+                case ast.Attribute():  # a method of something that is written down itself
+                    is_known = True
+                case _:
+                    is_known = is_known and known.get(called(call), True)
             if not is_known:
                 return False
-            passed_by.append(call.func)
-        for node in ast.walk(tree):
+        for node in nodes(tree, ast.expr):
             if isinstance(node, ast.Name) and node not in passed_by:
                 table = self.file.tables.get(node.id)
                 is_builtin = hasattr(builtins, node.id) and node.id not in known
                 if node.id not in self._sources and not is_builtin and (table is None or not self.is_written(table)):
                     return False
-            elif isinstance(node, ast.expr) and not isinstance(node, LITERAL) and node not in passed_by:
+            elif not isinstance(node, LITERAL) and node not in passed_by:
                 return False
         return True
 
@@ -326,19 +319,21 @@ class Test:
         if not CHECKS.fullmatch(name):
             return
         method = name.removeprefix("assert")
-        asserted = _asserted(method, node) if isinstance(node.func, ast.Attribute) else None
-        if asserted is not None:
+        is_starred = any(isinstance(one, ast.Starred) for one in arguments)
+        if isinstance(node.func, ast.Attribute) and not is_starred and (asserted := _asserted(method, arguments)):
             self._assertion(node, asserted, "", is_certain)
             return
         self.operands += arguments_of(node)
-        if not is_certain or any(isinstance(one, ast.Starred) for one in arguments):
+        if not is_certain or is_starred:
             self._leave(LOOSE)
             return
-        written = [one for one in arguments if self.is_written(one) and not isinstance(one, ast.Name)]
-        if method not in VAGUE and len(written) == 1 and len(arguments) > 1:
+        written = [one for one in arguments if self.is_written(one)]
+        literals = [one for one in written if not isinstance(one, ast.Name)]
+        names = [one for one in written if one in arguments[:2] and isinstance(one, ast.Name)]
+        if method not in VAGUE and len(literals) == 1 and len(arguments) > 1:
             place = self.found.place("eq")
-            self._edit(written[0], f"__blank__({place})", [place], is_soft=True)
-        elif names := [one for one in arguments[:2] if isinstance(one, ast.Name) and self.is_written(one)]:
+            self._edit(literals[0], f"__blank__({place})", [place], is_soft=True)
+        elif names:
             self._expect(names[-1])
         else:
             self._leave(OPEN)
@@ -355,8 +350,9 @@ class Test:
         if not is_certain:
             self._leave(LOOSE)
             return
-        places: list[int] = []
-        self._edit(node, before + self._check(asserted, places), places)
+        first = len(self.found.places)
+        text = before + self._check(asserted)
+        self._edit(node, text, [*range(first, len(self.found.places))])
 
     def _edit(self, node: ast.expr | ast.stmt, text: str, places: list[int], is_soft: bool = False) -> None:
         start, end = self.file.span(node)
@@ -366,48 +362,43 @@ class Test:
         self._spans.append((start, end))
         self.found.candidates.append(Candidate(Edit(self.file.path, start, end, text), places, {self.name}, is_soft))
 
-    def _check(self, node: ast.expr, places: list[int]) -> str:
+    def _check(self, node: ast.expr, truth: bool = True) -> str:
         """The expression with recorders that replaces an asserted one."""
         match node:
-            case ast.BoolOp(op=ast.And(), values=values):
-                return " and ".join(self._check(one, places) for one in values)
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return self._truth(operand, False, places)
-            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            case ast.BoolOp(op=ast.And(), values=values) if truth:
+                return " and ".join(map(self._check, values))
+            case ast.UnaryOp(op=ast.Not(), operand=operand) if truth:
+                return self._check(operand, truth=False)
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) if truth:
                 for value, expected in ((left, right), (right, left)):
                     near, expected = _tolerance(expected)
                     if self.is_written(expected):
                         self._expect(expected)
-                        return self._recorder(places, "approx" if near else "eq", near, value)
+                        return self._recorder("approx" if near else "eq", near, value)
                 self._leave(OPEN)
-                return self._recorder(places, "same", "", left, right)
-            case ast.Compare(left=left, ops=[operator], comparators=[right]):
+                return self._recorder("same", "", left, right)
+            case ast.Compare(left=left, ops=[operator], comparators=[right]) if truth:
                 sign = KNOWN["signs"][type(operator).__name__]
                 for value, expected, asks in ((left, right, sign), (right, left, f".{sign}")):
                     try:
                         literal = ast.literal_eval(expected)
                     except (ValueError, TypeError, SyntaxError, MemoryError):
                         continue
-                    return self._recorder(places, asks, repr(literal), value)
-        return self._truth(node, True, places)
+                    return self._recorder(asks, repr(literal), value)
+        if not isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.Await):
+            self._leave(OPEN)
+        self._has_value |= not (isinstance(node, ast.Call) and called(node) in KNOWN["weak"])
+        return self._recorder("truth", repr(truth), node)
 
-    def _recorder(self, places: list[int], asks: str, expected: str, *values: ast.expr) -> str:
-        place = self.found.place(asks, expected)
-        places.append(place)
-        is_weak = asks == "truth" and isinstance(values[0], ast.Call) and called(values[0]) in KNOWN["weak"]
-        self._has_value |= not is_weak
-        return f"__blank__({place}, {', '.join(f'({ast.unparse(one)})' for one in values)})"
+    def _recorder(self, asks: str, expected: str, *values: ast.expr) -> str:
+        self._has_value |= asks != "truth"
+        return f"__blank__({self.found.place(asks, expected)}, {', '.join(f'({ast.unparse(one)})' for one in values)})"
 
     def _expect(self, expected: ast.expr) -> None:
         """Nothing reads this expression once a recorder replaces the check."""
         self._compared += nodes(expected, ast.Name)
         if isinstance(expected, ast.Name):
             self._alone.add(expected.id)
-
-    def _truth(self, node: ast.expr, truth: bool, places: list[int]) -> str:
-        if not isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.Await):
-            self._leave(OPEN)
-        return self._recorder(places, "truth", repr(truth), node)
 
     def _raised(self, node: ast.Call, is_certain: bool) -> None:
         if not node.args:
@@ -416,9 +407,8 @@ class Test:
         kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
         names = [ast.unparse(one).rpartition(".")[2] for one in kinds if isinstance(one, ast.Name | ast.Attribute)]
         if isinstance(kind, ast.Name | ast.Attribute):
-            self.raised += [
-                Edit(self.file.path, *self.file.span(kind), word) for word in KNOWN["errors"] if word != names[0]
-            ]
+            span = self.file.span(kind)
+            self.raised += [Edit(self.file.path, *span, word) for word in KNOWN["errors"] if word != names[0]]
         if not is_certain or len(names) != len(kinds):
             self._leave(LOOSE if not is_certain else OPEN)
             return
@@ -443,12 +433,13 @@ class Test:
         not of tables that are used elsewhere."""
         inside: Iterable[ast.AST] = ()
         match node:
-            case ast.Name(id=name):
-                sources = self._sources.get(name, ()) if depth else ()
-                inside = [value for value, table in sources if self.file.loads[table] == self._loads[table]]
+            case ast.Name(id=name) if depth:
+                inside = [value for value in self._sources.get(name, ()) if not self._is_shared(value)]
                 depth -= 1
             case ast.Call():
                 inside = arguments_of(node) if called(node) in PLAIN else ()
+            case ast.Constant() if not hasattr(node, "lineno"):  # the None of assertIsNone
+                pass
             case ast.Constant() | ast.List(elts=[]) | ast.Tuple(elts=[]) | ast.Dict(keys=[]):
                 start, end = self.file.span(node)
                 text = _other(ast.literal_eval(node), rng)
@@ -461,6 +452,13 @@ class Test:
                 inside = ast.iter_child_nodes(node)
         for one in inside:
             yield from self._constants(one, rng, depth)
+
+    def _is_shared(self, value: ast.expr) -> bool:
+        """Whether it is in a table of the module that is read elsewhere too."""
+        return any(
+            value in ast.walk(table) and self.file.loads[name] != self._loads[name]
+            for name, table in self.file.tables.items()
+        )
 
 
 def _other(value: Any, rng: random.Random) -> str:
@@ -483,25 +481,22 @@ def _other(value: Any, rng: random.Random) -> str:
     return ""
 
 
-def _asserted(method: str, call: ast.Call) -> ast.expr | None:
+def _asserted(method: str, arguments: list[ast.expr]) -> ast.expr | None:
     """What an assertion method of unittest asserts, as an expression; None if that is not known."""
-    first, second, *_ = [*call.args, None, None]
-    if first is None or any(isinstance(one, ast.Starred) for one in call.args):
-        return None
-    match method:
-        case "True" | "_":
+    match method, arguments:
+        case "True" | "_", [first, *_]:
             return first
-        case "False":
+        case "False", [first, *_]:
             return ast.UnaryOp(ast.Not(), first)
-        case "IsNone" | "IsNotNone":
+        case "IsNone" | "IsNotNone", [first, *_]:
             return ast.Compare(first, [ast.Is() if method == "IsNone" else ast.IsNot()], [ast.Constant(None)])
-    if second is None:
-        return None
-    if method in COMPARED:
-        return ast.Compare(first, [getattr(ast, COMPARED[method])()], [second])
-    if method in {"IsInstance", "NotIsInstance"}:
-        found = ast.Call(ast.Name("isinstance", ast.Load()), [first, second], [])
-        return found if method == "IsInstance" else ast.UnaryOp(ast.Not(), found)
+        case "IsInstance", [first, second, *_]:
+            return ast.Call(ast.Name("isinstance", ast.Load()), [first, second], [])
+        case "NotIsInstance", _:
+            asserted = _asserted("IsInstance", arguments)
+            return asserted and ast.UnaryOp(ast.Not(), asserted)
+        case _, [first, second, *_] if method in COMPARED:
+            return ast.Compare(first, [getattr(ast, COMPARED[method])()], [second])
     return None
 
 
@@ -528,9 +523,9 @@ def arguments_of(call: ast.Call) -> list[ast.expr]:
     return [*positional, *(keyword.value for keyword in call.keywords)]
 
 
-def loads(tree: ast.AST) -> Counter[str]:
-    """How often each name is read."""
-    return Counter(node.id for node in nodes(tree, ast.Name) if isinstance(node.ctx, ast.Load))
+def names_of(tree: ast.AST, context: type[ast.expr_context]) -> Counter[str]:
+    """How often each name is read, or written."""
+    return Counter(node.id for node in nodes(tree, ast.Name) if isinstance(node.ctx, context))
 
 
 def _cells(row: ast.expr) -> list[ast.expr]:

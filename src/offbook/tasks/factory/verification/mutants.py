@@ -62,7 +62,10 @@ async def mutants_of(
     rng: random.Random,
 ) -> tuple[Mutant, ...]:
     """Usable mutants of tests."""
-    read = _parsed(files)
+    read = {}
+    for path, data in files.items():
+        with suppress(SyntaxError, ValueError):  # what this Python cannot read
+            read[path] = TestFile(path, data)
     drawn: list[list[Mutant]] = [[] for _ in range(VARIANTS)]  # each has at most one mutant of a test
     for test in rng.sample(sorted(tests), min(MAX_TESTS, len(tests))):
         path, _, name = test.partition("::")
@@ -94,15 +97,6 @@ async def mutants_of(
                     others = tuple(node for node in nodes if node not in fails and node in expected)
                     usable.append((mutant, replace(mutant, fails=fails, others=others)))
     return tuple(one for mutant, one in usable if trivially[mutant].isdisjoint(one.fails))
-
-
-def _parsed(files: Mapping[str, bytes]) -> dict[str, TestFile]:
-    """Without what this Python cannot read."""
-    found = {}
-    for path, data in sorted(files.items()):
-        with suppress(SyntaxError, ValueError):
-            found[path] = TestFile(path, data)
-    return found
 
 
 def _in_a_check(run: SuiteRun, node: str, kind: str) -> bool:

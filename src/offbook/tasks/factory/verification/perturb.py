@@ -14,6 +14,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -148,12 +149,9 @@ async def recorded(sandbox: Sandbox, targets: Mapping[str, Collection[str]], roo
         except OSError:  # no test calls them
             continue
         for line in lines:
-            try:
-                name, arguments, named = ast.literal_eval(line)
-            except (ValueError, SyntaxError):
-                continue
-            case = Case(module_name(path, roots), name, repr((arguments, named)), "")
-            found.setdefault(line, case)
+            with suppress(ValueError, SyntaxError):
+                name, *arguments = ast.literal_eval(line)
+                found.setdefault(line, Case(module_name(path, roots), name, repr((*arguments,)), ""))
     return list(found.values())
 
 
@@ -167,11 +165,11 @@ def perturbed(calls: Sequence[Case], rng: random.Random) -> list[Case]:
             if not arguments and not named:
                 break
             place = rng.randrange(len(arguments) + len(named))
-            if place < len(arguments):
-                arguments[place] = _other(arguments[place], rng)
-            else:
-                name = [*named][place - len(arguments)]
-                named[name] = _other(named[name], rng)
+            values = arguments
+            if place >= len(arguments):
+                values = named
+                place = [*named][place - len(arguments)]
+            values[place] = _other(values[place], rng)
             text = repr((arguments, named))
             if (case.function, text) not in known:
                 found.setdefault((case.function, text), replace(case, arguments=text))
@@ -211,10 +209,10 @@ def _other(value: Any, rng: random.Random) -> Any:
 def boundaries(calls: Sequence[Case], rng: random.Random) -> list[Case]:
     """The calls themselves, and with one argument at a boundary, within what the tests pass in that place. All kinds
     of change come up before one comes up again."""
-    parsed = [(case, *ast.literal_eval(case.arguments)) for case in calls]
+    parsed = [(case, _values(case)) for case in calls]
     seen: dict[tuple[str, int | str], list[Any]] = defaultdict(list)
-    for case, arguments, named in parsed:
-        for place, value in [*enumerate(arguments), *named.items()]:
+    for case, values in parsed:
+        for place, value in values.items():
             if value not in seen[case.function, place]:
                 seen[case.function, place].append(value)
     kinds: dict[tuple[str, int | str, str], list[Case]] = defaultdict(list)
@@ -227,10 +225,9 @@ def boundaries(calls: Sequence[Case], rng: random.Random) -> list[Case]:
             known.add((case.function, text))
             kinds[case.function, place, way].append(replace(case, arguments=text, result=way, is_strict=True))
 
-    for case, arguments, named in parsed:
-        add(0, "", case, {**dict(enumerate(arguments)), **named})
-    for case, arguments, named in rng.sample(parsed, len(parsed)):
-        values = {**dict(enumerate(arguments)), **named}
+    for case, values in parsed:
+        add(0, "", case, values)
+    for case, values in rng.sample(parsed, len(parsed)):
         for place, value in values.items():
             for way, other in bounds(value, seen[case.function, place], rng):
                 add(place, way, case, {**values, place: other})
@@ -327,12 +324,11 @@ async def answered(
     rng = random.Random(seed)
     loose = perturbed(calls, rng)
     asked = Apart((*boundaries(calls, rng), *loose), tuple(tests))
-    if not asked.cases and not asked.tests:
+    if not asked.cases and not tests:
         return asked
     rounds = [asked.round(texts, QUICK_S)]
-    (first,), (again,) = [
-        await run_rounds(sandbox, suite, rounds, 2 * CALLS_S, hash_seed=hash_seed) for hash_seed in (0, 1)
-    ]
+    (first,) = await run_rounds(sandbox, suite, rounds, 2 * CALLS_S, hash_seed=0)
+    (again,) = await run_rounds(sandbox, suite, rounds, 2 * CALLS_S, hash_seed=1)
     every = "\n".join(texts.values())
     raised = {*re.findall(r"[rR]aises\w*\(\s*\(?(?:\w+\.)*(\w+)", every)}
     unsteady = {case.function for number, case in enumerate(asked.cases) if first.returned.get(number) == UNSTEADY}
@@ -348,7 +344,9 @@ async def answered(
         if text is None or text != again.returned.get(number) or case.function in unsteady:
             continue
         data, is_meant = json.loads(text)
-        if isinstance(data, list) and data[:1] == ["raises"]:
+        is_list = isinstance(data, list)
+        kind = data[0] if is_list and data else None
+        if kind == "raises":
             is_meant = data[1] == "ZeroDivisionError" if case.result == "error" else is_meant and data[1] in raised
             if not is_meant or not case.is_strict:
                 continue
@@ -356,10 +354,10 @@ async def answered(
         elif (
             case.result == BEYOND
             or is_unknown(data)
-            or (isinstance(data, list) and data[:1] == ["digest"])
+            or kind == "digest"
             or (case.result.endswith(KIND) and not isinstance(data, bool))
-            or (case.result == "empty" and isinstance(data, list) and len(data) > 1)  # made of nothing
-            or (isinstance(data, list) and "null" in text and case.function not in padded and not _has_none(case))
+            or (case.result == "empty" and is_list and len(data) > 1)  # made of nothing
+            or (is_list and "null" in text and case.function not in padded and not _has_none(case))
         ):
             continue
         compared = rf"\b(?:sorted|set|frozenset|Counter|assertCountEqual)\(\s*(?:\w+\.)*{case.function}\("
@@ -371,9 +369,14 @@ async def answered(
     return Apart((*strict[:MAX_STRICT], *others[:MAX_CASES]), tuple(sorted(quick or both[:1])))
 
 
-def _has_none(case: Case) -> bool:
+def _values(case: Case) -> dict[int | str, Any]:
+    """The arguments of a call by their places and names."""
     arguments, named = ast.literal_eval(case.arguments)
-    items = [[*one.values()] if isinstance(one, dict) else one for one in (*arguments, *named.values())]
+    return {**dict(enumerate(arguments)), **named}
+
+
+def _has_none(case: Case) -> bool:
+    items = [[*one.values()] if isinstance(one, dict) else one for one in _values(case).values()]
     return any(None in one for one in items if isinstance(one, list | tuple))
 
 

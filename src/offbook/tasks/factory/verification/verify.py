@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import random
 import re
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from offbook.sandbox import SandboxSpec
 from offbook.tasks.factory.delete.surgery import Orders, operate
 from offbook.tasks.factory.delete.visible import without_tests
 from offbook.tasks.factory.instruction.examples import TRIED_S, Example, examples, reached, tried_in, trying_of
-from offbook.tasks.factory.types import Deletion, files_of, is_test_code
+from offbook.tasks.factory.types import Deletion, FunctionKey, files_of, is_test_code
 from offbook.tasks.factory.verification.mutants import checks_of
 from offbook.tasks.factory.verification.perturb import (
     DOCUMENTED,
@@ -46,20 +45,6 @@ SLOWER = 4.0  # than in the baseline
 # What trivial bodies return. False is 0 too.
 MARK = "__offbook_value_"
 VALUES = {"none": "None", "true": "True", "false": "False", "text": '""', "list": "[]", "dictionary": "{}"}
-
-
-class Clock:
-    """How long the stages of something took."""
-
-    def __init__(self) -> None:
-        self.stages: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def mark(self, stage: str) -> None:
-        """What was done since the last call."""
-        now = time.monotonic()
-        self.stages[stage] = round(self.stages.get(stage, 0.0) + now - self._last, 4)
-        self._last = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +70,25 @@ class Verdict:
     examples: tuple[Example, ...] = ()  # checks of its tests that are true of the right code
 
 
-# Asked of what fails without the feature, before the long rounds: why it makes no task all the same, and the evidence.
-Objection = Callable[[Verdict], Awaitable[tuple[str, str] | None]]
-
-
-async def no_objection(_: Verdict) -> None:
-    return None
-
-
 async def verify(
     workshop: Workshop,
     deletion: Deletion,
     spec: SandboxSpec,
     settings: VerifySettings,
-    objection: Objection = no_objection,
-    clock: Clock | None = None,
+    objection: Callable[[Verdict], Awaitable[tuple[str, str] | None]] | None = None,
 ) -> Verdict:
-    repository, needing, clock = workshop.repository, deletion.feature.tests, clock or Clock()
+    """`objection` is asked after the first round: why the deletion makes no task all the same, and the evidence."""
+    repository, needing = workshop.repository, deletion.feature.tests
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
-    candidates: list[Example] = []
-    if deletion.level != "release":  # whose changelog says what it brings
-        candidates = await asyncio.to_thread(_examples, workshop, deletion)
     gone = (*deletion.stubbed, *deletion.deleted)
+    candidates = await asyncio.to_thread(_examples, workshop, deletion, gone)
     others = impacted(workshop, deletion, settings)
     tests = [*needing, *others]
     limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
     whole, watched = Round(files_of(tests), tests, timeout_s=limit_s), product_of(repository)
     right = right_files(workshop.files, deletion)
     trying = trying_of(repository.suite, workshop.symbols, gone, candidates, right)
-    clock.mark("delete")
     saw = set[tuple[str, str]]()  # what the product itself looks at
     async with await suite_sandbox(repository.tree, repository.suite, spec) as sandbox:
 
@@ -125,7 +99,6 @@ async def verify(
 
         await put(sandbox, deleted_tree(workshop, deletion))
         *with_examples, first = await run([*([trying] if trying else []), whole], limit_s + TRIED_S)
-        clock.mark("tests without it")
         if refusal := _refusal(first, needing, others, repository.excluded):
             return Verdict(*refusal)
         fail_to_pass = tuple(test for test in needing if test in first.failed)
@@ -134,7 +107,7 @@ async def verify(
             pass_to_pass=tuple(sorted(first.passed)),
             examples=tried_in(with_examples[0], candidates) if trying else (),
         )
-        if refusal := await objection(seen):
+        if objection and (refusal := await objection(seen)):
             return Verdict(*refusal)
         sample = _sample(needing, settings.max_trivial_tests)
         sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
@@ -144,14 +117,13 @@ async def verify(
             for bodies in ways.values()
         ]
         *with_trivial, again = await run([*trivial, whole], limit_s + len(trivial) * sample_s, hash_seed=1)
-        clock.mark("trivial bodies")
         if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
             return Verdict("flaky", min(changed))
         asked = {*fail_to_pass} & {*sample}
-        shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
+        tried = [*zip(ways.values(), (run.passed for run in with_trivial), strict=True)]
+        shares = [len(passed & asked) / len(asked) for _, passed in tried if asked]
         if 1 in shares:
             return Verdict("a trivial body solves it", [*ways][shares.index(1)])
-        bodies_with_passed = [(bodies, done.passed) for bodies, done in zip(ways.values(), with_trivial, strict=True)]
         files = {path: workshop.files[path].encode() for path in files_of(fail_to_pass) if path in workshop.files}
         limit_s = START_S / 3 + SLOWER * sum(repository.seconds[test] for test in fail_to_pass)
 
@@ -159,30 +131,31 @@ async def verify(
             return await run(rounds, limit_s * (len(rounds) + 1), hash_seed=seed)
 
         rng = random.Random(deletion.feature.id)
-        mutants = await checks_of(files, fail_to_pass, first.passed, right, bodies_with_passed, run_right, limit_s, rng)
+        mutants = await checks_of(files, fail_to_pass, first.passed, right, tried, run_right, limit_s, rng)
         mutants = replace(mutants, saw=tuple(sorted(saw)))
-        clock.mark("mutants")
-        listening: dict[str, str | None] = {path: data.decode() for path, data in files.items()}
-        for path, names in functions_of(deletion.targets).items():
-            listening[path] = recording(workshop.files[path], names)
-        asking = _sample(fail_to_pass, settings.max_trivial_tests)
-        listening[DOCUMENTED] = documented(functions_of(deletion.targets), repository.import_roots)
-        asked_files, last = [*files_of(asking), DOCUMENTED], f"{DOCUMENTED}::test_documented"
-        await run([Round(asked_files, [*asking, last], {**right, **listening}, timeout_s=sample_s)], sample_s)
-        calls = await recorded(sandbox, functions_of(deletion.targets), repository.import_roots)  # what it wrote stays
-        await put(sandbox, right)
         texts = {path: data.decode() for path, data in files.items()}
+        targets = functions_of(deletion.targets)
+        listening = {path: recording(workshop.files[path], names) for path, names in targets.items()}
+        listening[DOCUMENTED] = documented(targets, repository.import_roots)
+        asking = _sample(fail_to_pass, settings.max_trivial_tests)
+        asked_files = [*files_of(asking), DOCUMENTED]
+        asking.append(f"{DOCUMENTED}::test_documented")
+        await run([Round(asked_files, asking, {**right, **texts, **listening}, timeout_s=sample_s)], sample_s)
+        calls = await recorded(sandbox, targets, repository.import_roots)  # what it wrote stays
+        await put(sandbox, right)
         plain = _sample([*{base_of(node) for node in fail_to_pass if node.partition("::")[0] in texts}], MAX_APART)
         apart = await answered(sandbox, repository.suite, calls, plain, texts, deletion.feature.id)
-        clock.mark("other inputs")
     return replace(seen, floor=max(shares, default=0.0), mutants=mutants, apart=apart)
 
 
-def _examples(workshop: Workshop, deletion: Deletion) -> list[Example]:
-    """Checks that its tests make."""
+def _examples(workshop: Workshop, deletion: Deletion, gone: Sequence[FunctionKey]) -> list[Example]:
+    """Checks that its tests make. Of a release the changelog says what it brings."""
+    if deletion.level == "release":
+        return []
     files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
-    roots, needing = workshop.symbols.import_roots, deletion.feature.tests
-    return examples(reached(files, roots, needing), files, roots, needing, (*deletion.stubbed, *deletion.deleted))
+    roots = workshop.symbols.import_roots
+    needing = deletion.feature.tests
+    return examples(reached(files, roots, needing), files, roots, needing, gone)
 
 
 def right_files(files: Mapping[str, str], deletion: Deletion) -> dict[str, str | None]:
