@@ -142,7 +142,7 @@ class Symbols:
         self.calls: dict[FunctionKey, Calls] = defaultdict(Calls)  # of functions, class bodies and modules
         for body in self._bodies:
             for part in _parts(body.node):
-                self._add(self.calls[body.key], part, body)
+                self._add(part, body)
             self.calls[body.key].functions.discard(body.key)
         self.callers: dict[FunctionKey, tuple[FunctionKey, ...]] = dict.fromkeys(self.functions, ())
         for key in sorted(self.functions):
@@ -242,7 +242,8 @@ class Symbols:
 
     # --- uses
 
-    def _add(self, calls: Calls, part: ast.Name | ast.Attribute, body: Body) -> None:
+    def _add(self, part: ast.Name | ast.Attribute, body: Body) -> None:
+        calls = self.calls[body.key]
         meaning = self.meaning(part, body)
         if meaning in self.functions:
             calls.functions.add(meaning)
@@ -325,9 +326,9 @@ def _imports(node: ast.AST, package: str, top: bool) -> Iterator[Import]:
 def _exports(tree: ast.Module) -> tuple[str, ...] | None:
     values = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            values += [node.value] if "__all__" in map(rooted, targets) else []
+        targets = getattr(node, "targets", [getattr(node, "target", tree)])
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and "__all__" in map(rooted, targets):
+            values.append(node.value)
     if not values or not all(isinstance(value, ast.List | ast.Tuple) for value in values):
         return None  # computed: cannot be read
     return tuple(text for value in values for text in pycode.strings_in(value))

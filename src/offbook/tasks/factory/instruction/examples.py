@@ -57,8 +57,10 @@ def reached(tests: Mapping[str, str], import_roots: tuple[str, ...], failing: It
     """
     modules = {path: module for path, text in tests.items() if (module := module_of(path, text, import_roots))}
     files = {test.partition("::")[0] for test in failing} & modules.keys()
-    imports = [one for path in files for one in modules[path].imports]
-    imported = {"conftest", *(last(one.module) for one in imports), *(one.name for one in imports)}
+    imported = {"conftest"}
+    for path in files:
+        for one in modules[path].imports:
+            imported |= {last(one.module), one.name}
     found = []
     for path, module in modules.items():
         if path in files or last(module.name) in imported:

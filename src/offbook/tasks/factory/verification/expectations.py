@@ -345,8 +345,10 @@ class Test:
             self.operands.append(comparison.left)
             for right in comparison.comparators:
                 # What is tested is on the left, and what it should be may be wrapped: f() == Point(1, 2).
-                is_wrapped = isinstance(right, ast.Call) and isinstance(comparison.left, ast.Call)
-                self.operands += arguments_of(right) if is_wrapped and isinstance(right, ast.Call) else [right]
+                if isinstance(right, ast.Call) and isinstance(comparison.left, ast.Call):
+                    self.operands += arguments_of(right)
+                else:
+                    self.operands.append(right)
         if not is_certain:
             self._leave(LOOSE)
             return

@@ -43,7 +43,7 @@ START_S = 30.0
 MAX_APART = 40  # tests that are tried without pytest
 SLOWER = 4.0  # than in the baseline
 # What trivial bodies return. False is 0 too.
-MARK = "__offbook_value_"
+MARK = re.compile(r"__offbook_value__\((\w+)\)")  # stands for it, with the function's first argument
 VALUES = {"none": "None", "true": "True", "false": "False", "text": '""', "list": "[]", "dictionary": "{}"}
 
 
@@ -227,27 +227,20 @@ def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tup
     stubs: dict[str, set[str]] = defaultdict(set)
     for key in deletion.stubbed:
         stubs[key.path].add(key.name)
-    marked: dict[str, str] = {}
-    first: dict[str, str] = {}  # what stands for a body -> the function's first argument
-    for path, names in stubs.items():  # once for all ways: writing a tree out as text is most of the work
 
-        def mark(function: cst.FunctionDef) -> str:
-            if function.name.value == "__init__":  # which may return nothing but None
-                return "pass"
-            place = f"return {MARK}{len(first)}_"
-            first[place] = f"return {_first_argument(function)}"
-            return place
+    def mark(function: cst.FunctionDef) -> str:
+        if function.name.value == "__init__":  # which may return nothing but None
+            return "pass"
+        return f"return __offbook_value__({_first_argument(function)})"
 
-        marked[path] = operate(str(tree[path]), Orders(stub=names, body=mark)).source
-    for way, value in {"first argument": "", **VALUES}.items():
-        bodies = {place: f"return {value}" if value else argument for place, argument in first.items()}
-        pattern = re.compile("|".join(map(re.escape, bodies)) or r"(?!)")
-        trivial = {path: pattern.sub(lambda found: bodies[found[0]], text) for path, text in marked.items()}  # noqa: B023
-        yield way, {**right, **trivial}
+    # Once for all ways: writing a tree out as text is most of the work.
+    marked = {path: operate(str(tree[path]), Orders(stub=names, body=mark)).source for path, names in stubs.items()}
+    for way, value in {"first argument": r"\1", **VALUES}.items():
+        yield way, {**right, **{path: MARK.sub(value, text) for path, text in marked.items()}}
 
 
 def _first_argument(function: cst.FunctionDef) -> str:
     parameters = function.params
-    star = [parameters.star_arg] if isinstance(parameters.star_arg, cst.Param) else []
-    names = [p.name.value for p in [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params, *star]]
+    every = [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params, parameters.star_arg]
+    names = [one.name.value for one in every if isinstance(one, cst.Param)]
     return next((name for name in names if name not in {"self", "cls"}), "None")
