@@ -73,17 +73,17 @@ async def mutants_of(
             for mutants, mutant in zip(drawn, Test(Found({}), read[path], name).mutants(rng, VARIANTS), strict=False):
                 mutants.append(mutant)
     # The right code with each set of mutants, then each trivial body with those of the tests that it passes.
-    tried: list[tuple[Changes, list[Mutant]]] = [(right, mutants) for mutants in drawn]
-    for bodies, passed in trivial:
-        bases = {base_of(node) for node in passed}
-        tried += [(bodies, [mutant for mutant in mutants if mutant.test in bases]) for mutants in drawn]
-    tried = [(changes, mutants) for changes, mutants in tried if mutants]
+    bodies = [(right, tests), *((changes, {base_of(node) for node in passed}) for changes, passed in trivial)]
+    tried: list[tuple[Changes, list[Mutant]]] = []
     rounds = []
-    for changes, mutants in tried:
-        paths = sorted({mutant.path for mutant in mutants})
-        texts = {path: edited(files[path], [mutant for mutant in mutants if mutant.path == path]) for path in paths}
-        chosen = sorted({mutant.test for mutant in mutants})
-        rounds.append(Round(paths, chosen, {**changes, **texts}, limit_s))
+    for changes, bases in bodies:
+        for mutants in drawn:
+            if chosen := [mutant for mutant in mutants if mutant.test in bases]:
+                tried.append((changes, chosen))
+                paths = sorted({mutant.path for mutant in chosen})
+                texts = {path: edited(files[path], [one for one in chosen if one.path == path]) for path in paths}
+                names = sorted({mutant.test for mutant in chosen})
+                rounds.append(Round(paths, names, {**changes, **texts}, limit_s))
     usable: list[tuple[Mutant, Mutant]] = []
     trivially: dict[Mutant, set[str]] = defaultdict(set)  # what passes with a trivial body
     for (changes, mutants), done in zip(tried, await run(rounds, 0) if rounds else (), strict=True):

@@ -186,9 +186,7 @@ def _other(value: Any, rng: random.Random) -> Any:
             return value + rng.choice((-1, 1))
         case str() if value and not value.startswith("\0"):
             place = rng.randrange(len(value))
-            return rng.choice(
-                (value[:place] + value[place:][:1] * 2 + value[place + 1 :], value[::-1], value + value[:1])
-            )
+            return rng.choice((value[: place + 1] + value[place:], value[::-1], value + value[:1]))
         case list() | tuple() if value:
             items = list(value)
             way = rng.randrange(3)
@@ -275,8 +273,9 @@ def bounds(value: Any, seen: Sequence[Any], rng: random.Random) -> Iterator[tupl
             yield "not", not value
         case int() | float():
             low = min(alike)
-            numbers = {"zero": 0, "one": 1, "less": value - 1, "more": value + 1, "minus": -value}
-            for way, other in {**numbers, "twice": 2 * value + 8}.items():
+            twice = 2 * value + 8
+            ways = {"zero": 0, "one": 1, "less": value - 1, "more": value + 1, "minus": -value, "twice": twice}
+            for way, other in ways.items():
                 is_within = other >= low or (other >= 0 and low <= 1)
                 yield way if is_within else BEYOND, type(value)(other)
         case str() if value.startswith("\0("):
@@ -287,23 +286,34 @@ def bounds(value: Any, seen: Sequence[Any], rng: random.Random) -> Iterator[tupl
         case str() if value and not any(map(str.isalnum, value)):
             yield "mark", "."
         case str() if not value.startswith("\0") and len(alike) > MOST_WORDS:
-            shapes = {_shape(one) for one in alike}
+            shapes = {*map(_shape, alike)}
             yield "empty", ""
             texts = {"first": value[:1], "upper": value.upper(), "lower": value.lower(), "long": longer(value)}
             yield from ((way, text) for way, text in texts.items() if _shape(text) in shapes)
         case list() | tuple() if value:
-            kind, lengths = type(value), {len(one) for one in alike}
-            parts = {"empty": [], "first": value[:1], "last": value[-1:], "rest": value[1:], "reverse": value[::-1]}
-            more = {"repeated": [*value, value[-1]], "twice": [*value, *value], "long": longer(value)}
-            for way, part in {**parts, **more}.items():
+            kind = type(value)
+            lengths = {len(one) for one in alike}
+            parts = {
+                "empty": [],
+                "first": value[:1],
+                "last": value[-1:],
+                "rest": value[1:],
+                "reverse": value[::-1],
+                "repeated": [*value, value[-1]],
+                "twice": [*value, *value],
+                "long": longer(value),
+            }
+            for way, part in parts.items():
                 if kind is list or len(lengths) > 1 or len(part) in lengths:
                     yield way, kind(part)
             place = rng.randrange(len(value))
             for way, other in bounds(value[place], [item for one in alike for item in one], rng):
                 yield f"item {way}", kind([*value[:place], other, *value[place + 1 :]])
         case dict() if value:
-            (first, *_), key = value, rng.choice([*value])
-            yield from {"empty": {}, "first": {first: value[first]}}.items()
+            first = next(iter(value))
+            key = rng.choice([*value])
+            yield "empty", {}
+            yield "first", {first: value[first]}
             yield "rest", {one: value[one] for one in value if one != first}
             for way, other in bounds(value[key], [item for one in alike for item in one.values()], rng):
                 yield f"item {way}", {**value, key: other}
