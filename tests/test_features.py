@@ -131,7 +131,7 @@ def test_modules_know_their_imports_and_exports(symbols: Symbols) -> None:
     assert ("pkg.numbers", "double", "twice", True) in found
     assert ("os", "", "os", False) in found
     assert {"area", "twice", "Square", "late", "n"} <= module.names
-    assert symbols.paths["pkg"] == "src/pkg/__init__.py"
+    assert symbols.path_of("pkg") == "src/pkg/__init__.py"
 
 
 CALLS = {

@@ -130,7 +130,7 @@ class Symbols:
                 self.modules[path] = read_module(path, tree, self.import_roots)
                 self._bodies.append(Body(FunctionKey(path, ""), tree, None))
                 self._collect(tree, FunctionKey(path, ""), None, frozenset())
-        self.paths = {module.name: path for path, module in self.modules.items()}
+        self._paths = {module.name: path for path, module in self.modules.items()}
         # A name that its own `__all__` keeps back is public all the same where a package imports it for others.
         packages = [module for path, module in self.modules.items() if path.endswith("__init__.py")]
         shown = {imported.whole for package in packages for imported in package.imports if imported.top}
@@ -169,6 +169,9 @@ class Symbols:
             else:
                 self._collect(child, around, owner, local)
 
+    def path_of(self, module: str) -> str | None:
+        return self._paths.get(module)
+
     # --- names
 
     def definition(self, path: str, name: str) -> FunctionKey | None:
@@ -188,7 +191,7 @@ class Symbols:
         for imported in module.imports if module and depth else ():
             if imported.bound == name:
                 return self._member(imported.module, imported.name, depth - 1) if imported.name else imported.stands_for
-            inside = self.paths.get(imported.module) if imported.name == "*" else None
+            inside = self._paths.get(imported.module) if imported.name == "*" else None
             if inside and (found := self._top(inside, name, depth - 1)):
                 return found
         return None
@@ -196,10 +199,10 @@ class Symbols:
     def _member(self, place: str | FunctionKey | None, name: str, depth: int) -> str | FunctionKey | None:
         if not isinstance(place, str):
             return place and self.method(place, name)
-        path = self.paths.get(place)
+        path = self._paths.get(place)
         found = self._top(path, name, depth) if path else None
         module = f"{place}.{name}"
-        return module if found is None and module in self.paths else found
+        return module if found is None and module in self._paths else found
 
     # --- classes
 

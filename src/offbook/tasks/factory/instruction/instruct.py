@@ -57,8 +57,9 @@ def instructions(symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> 
     paths = listed(_unique(f"`{function.key.path}`" for function in targets))
     every = [symbols.functions[key] for key in deletion.feature.functions]
     others = [function for function in every if function not in targets and not function.nested]
+    stubs = [function for function in others if function.key in deletion.stubbed]
     gone = [function for function in others if function.key in deletion.deleted]
-    also = _places("Stubs to be written as well", [one for one in others if one.key in deletion.stubbed])
+    also = _places("Stubs to be written as well", stubs)
     also = f"{also} {_places('Removed, to be written as well', [one for one in gone if one.public])}".strip()
     users = _used_by(symbols, deletion, targets)
     found = behaviours(tests, targets)
@@ -89,10 +90,12 @@ def complete(texts: Mapping[str, str], needs: Needs) -> dict[str, str]:
 
 def asked_for(deletion: Deletion) -> Sequence[FunctionKey]:
     """What a request names: the targets, or where all of these are private the public functions that went with them."""
-    targets = deletion.feature.targets
-    if any(map(is_public, targets)):
-        return targets
-    return [*filter(is_public, (*deletion.stubbed, *deletion.deleted))] or targets
+    public = [key for key in (*deletion.stubbed, *deletion.deleted) if is_public(key)]
+    return (
+        deletion.feature.targets
+        if any(map(is_public, deletion.feature.targets))
+        else public or deletion.feature.targets
+    )
 
 
 def _pick(deletion: Deletion, what: str, choices: Sequence[str]) -> str:

@@ -95,12 +95,12 @@ class Needs:
         """Functions that are there no longer and have to be known: public ones, and those that tests reach."""
         left = read_symbols({key.path: self.shown.get(key.path, "") for key in self.functions}, ()).functions
         used = self.read.keys() | {name for _, name in self.names}
-        found = []
-        for key in sorted(self.functions):
-            one = self.symbols.functions[key]
-            if key not in left and not one.nested and (one.public or key in self.targets or one.simple in used):
-                found.append(key)
-        return found
+        functions = [self.symbols.functions[key] for key in sorted(self.functions) if key not in left]
+        return [
+            one.key
+            for one in functions
+            if not one.nested and (one.public or one.key in self.targets or one.simple in used)
+        ]
 
     @cached_property
     def outline(self) -> str:
@@ -233,8 +233,8 @@ class Needs:
         """What cannot be known from the tree and what is stated: one of the reasons above, and the evidence."""
         found = []
         for (module, name), path in sorted(self.names.items()):
-            shown = module_of("", self.shown.get(self.symbols.paths.get(module, ""), ""), ("",))
-            is_bound = f"{module}.{name}" in self.symbols.paths or (shown and name in shown.names)
+            shown = module_of("", self.shown.get(self.symbols.path_of(module) or "", ""), ("",))
+            is_bound = self.symbols.path_of(f"{module}.{name}") or (shown and name in shown.names)
             if not is_bound and not re.search(rf"\b(def|class) {name}\b", self.outline):
                 why = f"{path} imports {name} from {module}, and what it stands for is not said"
                 found.append((NAMES, why))

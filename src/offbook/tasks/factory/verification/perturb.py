@@ -14,7 +14,6 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -149,9 +148,12 @@ async def recorded(sandbox: Sandbox, targets: Mapping[str, Collection[str]], roo
         except OSError:  # no test calls them
             continue
         for line in lines:
-            with suppress(ValueError, SyntaxError):
-                name, *arguments = ast.literal_eval(line)
-                found.setdefault(line, Case(module_name(path, roots), name, repr((*arguments,)), ""))
+            try:
+                name, arguments, named = ast.literal_eval(line)
+            except (ValueError, SyntaxError):
+                continue
+            case = Case(module_name(path, roots), name, repr((arguments, named)), "")
+            found.setdefault(line, case)
     return list(found.values())
 
 
@@ -165,11 +167,11 @@ def perturbed(calls: Sequence[Case], rng: random.Random) -> list[Case]:
             if not arguments and not named:
                 break
             place = rng.randrange(len(arguments) + len(named))
-            values = arguments
-            if place >= len(arguments):
-                values = named
-                place = [*named][place - len(arguments)]
-            values[place] = _other(values[place], rng)
+            if place < len(arguments):
+                arguments[place] = _other(arguments[place], rng)
+            else:
+                name = [*named][place - len(arguments)]
+                named[name] = _other(named[name], rng)
             text = repr((arguments, named))
             if (case.function, text) not in known:
                 found.setdefault((case.function, text), replace(case, arguments=text))
@@ -186,7 +188,9 @@ def _other(value: Any, rng: random.Random) -> Any:
             return value + rng.choice((-1, 1))
         case str() if value and not value.startswith("\0"):
             place = rng.randrange(len(value))
-            return rng.choice((value[: place + 1] + value[place:], value[::-1], value + value[:1]))
+            return rng.choice(
+                (value[:place] + value[place:][:1] * 2 + value[place + 1 :], value[::-1], value + value[:1])
+            )
         case list() | tuple() if value:
             items = list(value)
             way = rng.randrange(3)
@@ -207,10 +211,10 @@ def _other(value: Any, rng: random.Random) -> Any:
 def boundaries(calls: Sequence[Case], rng: random.Random) -> list[Case]:
     """The calls themselves, and with one argument at a boundary, within what the tests pass in that place. All kinds
     of change come up before one comes up again."""
-    parsed = [(case, _values(case)) for case in calls]
+    parsed = [(case, *ast.literal_eval(case.arguments)) for case in calls]
     seen: dict[tuple[str, int | str], list[Any]] = defaultdict(list)
-    for case, values in parsed:
-        for place, value in values.items():
+    for case, arguments, named in parsed:
+        for place, value in [*enumerate(arguments), *named.items()]:
             if value not in seen[case.function, place]:
                 seen[case.function, place].append(value)
     kinds: dict[tuple[str, int | str, str], list[Case]] = defaultdict(list)
@@ -223,9 +227,10 @@ def boundaries(calls: Sequence[Case], rng: random.Random) -> list[Case]:
             known.add((case.function, text))
             kinds[case.function, place, way].append(replace(case, arguments=text, result=way, is_strict=True))
 
-    for case, values in parsed:
-        add(0, "", case, values)
-    for case, values in rng.sample(parsed, len(parsed)):
+    for case, arguments, named in parsed:
+        add(0, "", case, {**dict(enumerate(arguments)), **named})
+    for case, arguments, named in rng.sample(parsed, len(parsed)):
+        values = {**dict(enumerate(arguments)), **named}
         for place, value in values.items():
             for way, other in bounds(value, seen[case.function, place], rng):
                 add(place, way, case, {**values, place: other})
@@ -273,9 +278,8 @@ def bounds(value: Any, seen: Sequence[Any], rng: random.Random) -> Iterator[tupl
             yield "not", not value
         case int() | float():
             low = min(alike)
-            twice = 2 * value + 8
-            ways = {"zero": 0, "one": 1, "less": value - 1, "more": value + 1, "minus": -value, "twice": twice}
-            for way, other in ways.items():
+            numbers = {"zero": 0, "one": 1, "less": value - 1, "more": value + 1, "minus": -value}
+            for way, other in {**numbers, "twice": 2 * value + 8}.items():
                 is_within = other >= low or (other >= 0 and low <= 1)
                 yield way if is_within else BEYOND, type(value)(other)
         case str() if value.startswith("\0("):
@@ -286,34 +290,23 @@ def bounds(value: Any, seen: Sequence[Any], rng: random.Random) -> Iterator[tupl
         case str() if value and not any(map(str.isalnum, value)):
             yield "mark", "."
         case str() if not value.startswith("\0") and len(alike) > MOST_WORDS:
-            shapes = {*map(_shape, alike)}
+            shapes = {_shape(one) for one in alike}
             yield "empty", ""
             texts = {"first": value[:1], "upper": value.upper(), "lower": value.lower(), "long": longer(value)}
             yield from ((way, text) for way, text in texts.items() if _shape(text) in shapes)
         case list() | tuple() if value:
-            kind = type(value)
-            lengths = {len(one) for one in alike}
-            parts = {
-                "empty": [],
-                "first": value[:1],
-                "last": value[-1:],
-                "rest": value[1:],
-                "reverse": value[::-1],
-                "repeated": [*value, value[-1]],
-                "twice": [*value, *value],
-                "long": longer(value),
-            }
-            for way, part in parts.items():
+            kind, lengths = type(value), {len(one) for one in alike}
+            parts = {"empty": [], "first": value[:1], "last": value[-1:], "rest": value[1:], "reverse": value[::-1]}
+            more = {"repeated": [*value, value[-1]], "twice": [*value, *value], "long": longer(value)}
+            for way, part in {**parts, **more}.items():
                 if kind is list or len(lengths) > 1 or len(part) in lengths:
                     yield way, kind(part)
             place = rng.randrange(len(value))
             for way, other in bounds(value[place], [item for one in alike for item in one], rng):
                 yield f"item {way}", kind([*value[:place], other, *value[place + 1 :]])
         case dict() if value:
-            first = next(iter(value))
-            key = rng.choice([*value])
-            yield "empty", {}
-            yield "first", {first: value[first]}
+            (first, *_), key = value, rng.choice([*value])
+            yield from {"empty": {}, "first": {first: value[first]}}.items()
             yield "rest", {one: value[one] for one in value if one != first}
             for way, other in bounds(value[key], [item for one in alike for item in one.values()], rng):
                 yield f"item {way}", {**value, key: other}
@@ -334,11 +327,12 @@ async def answered(
     rng = random.Random(seed)
     loose = perturbed(calls, rng)
     asked = Apart((*boundaries(calls, rng), *loose), tuple(tests))
-    if not asked.cases and not tests:
+    if not asked.cases and not asked.tests:
         return asked
     rounds = [asked.round(texts, QUICK_S)]
-    (first,) = await run_rounds(sandbox, suite, rounds, 2 * CALLS_S, hash_seed=0)
-    (again,) = await run_rounds(sandbox, suite, rounds, 2 * CALLS_S, hash_seed=1)
+    (first,), (again,) = [
+        await run_rounds(sandbox, suite, rounds, 2 * CALLS_S, hash_seed=hash_seed) for hash_seed in (0, 1)
+    ]
     every = "\n".join(texts.values())
     raised = {*re.findall(r"[rR]aises\w*\(\s*\(?(?:\w+\.)*(\w+)", every)}
     unsteady = {case.function for number, case in enumerate(asked.cases) if first.returned.get(number) == UNSTEADY}
@@ -354,9 +348,7 @@ async def answered(
         if text is None or text != again.returned.get(number) or case.function in unsteady:
             continue
         data, is_meant = json.loads(text)
-        is_list = isinstance(data, list)
-        kind = data[0] if is_list and data else None
-        if kind == "raises":
+        if isinstance(data, list) and data[:1] == ["raises"]:
             is_meant = data[1] == "ZeroDivisionError" if case.result == "error" else is_meant and data[1] in raised
             if not is_meant or not case.is_strict:
                 continue
@@ -364,10 +356,10 @@ async def answered(
         elif (
             case.result == BEYOND
             or is_unknown(data)
-            or kind == "digest"
+            or (isinstance(data, list) and data[:1] == ["digest"])
             or (case.result.endswith(KIND) and not isinstance(data, bool))
-            or (case.result == "empty" and is_list and len(data) > 1)  # made of nothing
-            or (is_list and "null" in text and case.function not in padded and not _has_none(case))
+            or (case.result == "empty" and isinstance(data, list) and len(data) > 1)  # made of nothing
+            or (isinstance(data, list) and "null" in text and case.function not in padded and not _has_none(case))
         ):
             continue
         compared = rf"\b(?:sorted|set|frozenset|Counter|assertCountEqual)\(\s*(?:\w+\.)*{case.function}\("
@@ -379,14 +371,9 @@ async def answered(
     return Apart((*strict[:MAX_STRICT], *others[:MAX_CASES]), tuple(sorted(quick or both[:1])))
 
 
-def _values(case: Case) -> dict[int | str, Any]:
-    """The arguments of a call by their places and names."""
-    arguments, named = ast.literal_eval(case.arguments)
-    return {**dict(enumerate(arguments)), **named}
-
-
 def _has_none(case: Case) -> bool:
-    items = [[*one.values()] if isinstance(one, dict) else one for one in _values(case).values()]
+    arguments, named = ast.literal_eval(case.arguments)
+    items = [[*one.values()] if isinstance(one, dict) else one for one in (*arguments, *named.values())]
     return any(None in one for one in items if isinstance(one, list | tuple))
 
 
