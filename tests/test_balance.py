@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 from offbook.core.config import LoraConfig, TrainConfig
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state
-from offbook.train.head import Counts, Ledger
+from offbook.train.head import Counts, Ledger, divergence
 from offbook.train.lora import make_trainable
-from offbook.train.losses import divergence
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 

@@ -38,9 +38,8 @@ from offbook.train import attention, forward
 from offbook.train.attention import BranchRow, LayerKV, branch_blocks
 from offbook.train.batches import Batch, BranchBatch
 from offbook.train.forward import reencoded as naive
-from offbook.train.head import Counts, Ledger
+from offbook.train.head import Counts, Ledger, divergence
 from offbook.train.host import BLOCK
-from offbook.train.losses import divergence
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, OffbookError, Sample
 

@@ -26,9 +26,8 @@ from transformers import (
 
 from offbook.engine import LocalEngine, attention, decode
 from offbook.engine.attention import NewTokens, Part, grouped
-from offbook.engine.decode import Decoder, KvSlots, Row, plan_fills
-from offbook.engine.local import LocalSession
-from offbook.engine.sampling import sample, uniforms
+from offbook.engine.decode import Decoder, KvSlots, Row, plan_fills, sample
+from offbook.engine.local import LocalSession, uniforms
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
 
 STOPS = frozenset({7})

@@ -15,7 +15,7 @@ from offbook.core.config import TrainConfig
 from offbook.train import head
 from offbook.train.algorithms import group_advantage
 from offbook.train.batches import micro_batches
-from offbook.train.losses import cap_values, divergence, importance, policy_gradient
+from offbook.train.head import cap_values, divergence, importance, policy_gradient
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 

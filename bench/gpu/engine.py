@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from offbook.engine import LocalEngine, attention
 from offbook.engine.decode import Decoder, Row
-from offbook.engine.sampling import uniforms
+from offbook.engine.local import uniforms
 from offbook.types import Completion, Prompt
 
 SMOLLM2 = {

@@ -34,7 +34,6 @@ from transformers import PreTrainedModel
 
 from offbook.core.routers import routers_of
 from offbook.engine.attention import NewTokens, NextTokens, Part, bucket, install, unfused
-from offbook.engine.sampling import sample
 from offbook.types import Routes
 
 PREFILL_TOKENS = 16_384  # in one forward
@@ -577,6 +576,24 @@ class Decoder:
                 tensor[gaps] = tensor[movers]
         self._position_S[size:held] = self.slots.length - 1
         del self.rows[size:]
+
+
+def sample(logits_RV: Tensor, uniform_R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Tokens by the inverse of the cumulative distribution at a random number of each row, and the log-probability of
+    each in the distribution that it was drawn from, in float32.
+
+    Rounding cannot choose a token without probability: no token is taken behind the one that completes the sum.
+    """
+    logits_RV = logits_RV.float()
+    scaled_RV = logits_RV - logits_RV.amax(-1, keepdim=True)  # before the division, so that none is lost near 0
+    if temperature != 1.0:
+        scaled_RV = scaled_RV / temperature
+    sums_RV = scaled_RV.exp().cumsum(-1)
+    total_R1 = sums_RV[:, -1:].contiguous()
+    drawn_R1 = torch.searchsorted(sums_RV, uniform_R[:, None] * total_R1, right=True)
+    token_R1 = torch.minimum(drawn_R1, torch.searchsorted(sums_RV, total_R1))
+    token_R1 = token_R1.clamp_(max=logits_RV.shape[1] - 1)  # where there are no numbers at all
+    return token_R1[:, 0], scaled_RV.gather(1, token_R1)[:, 0] - total_R1[:, 0].log()
 
 
 def _static_rows(rows: int) -> int:

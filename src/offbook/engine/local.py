@@ -21,6 +21,7 @@ while the model writes: sandboxes are read, deadlines fire, displays move.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,7 +38,6 @@ from offbook.core.weights import Weights
 from offbook.engine.attention import has_plain_attention
 from offbook.engine.base import Engine, Session
 from offbook.engine.decode import STEPS, Decoder, Row
-from offbook.engine.sampling import uniforms
 from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ Mode = Literal["lockstep", "continuous"]
 CPU_TOKENS = 131_072  # a fixed number: batches are the same on every machine
 FREE_SHARE = 0.25  # of a GPU's memory; the trainer's states and activations are still to come
 LOOK_S = 0.2
+BELOW_ONE = 1 - 2**-24  # the largest float32 under 1: a double may round up to it
 
 
 @dataclass(slots=True, eq=False)
@@ -316,6 +317,13 @@ class LocalEngine(Engine):
             decoder.step()
             steps += 1
         self._write_s += time.monotonic() - read
+
+
+def uniforms(seed: int, key: str, turn: int, count: int) -> Tensor:
+    """The random numbers of a message, one per token: they do not depend on the other rows of a batch."""
+    digest = hashlib.blake2b(f"{seed}/{key}/{turn}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest))
+    return torch.rand(count, generator=generator, dtype=torch.float64).float().clamp_(max=BELOW_ONE)
 
 
 def _free_tokens(model: PreTrainedModel) -> int:

@@ -7,7 +7,7 @@ The last decision alone says what is deployed, so a killed process resumes from 
 
 A version is trained by RL on reactions with a baseline per kind of request, and by hints from follow-ups. Every step of
 a cycle learns from other sessions, all sampled by one version. From the second step on they are slightly off-policy;
-the pi / mu weights of train/losses.py correct for it, and their mean is in the metrics.
+the pi / mu weights of train/head.py correct for it, and their mean is in the metrics.
 
 Gate. Both versions work on the same held-out tasks and side suites. Every metric that has a direction is compared task
 by task (evals/statistics.py). With Bonferroni's correction the chance to refuse a version that is worse in nothing is

@@ -168,7 +168,7 @@ def opsd_branches(rollout: Rollout, solution: str, chat: Chat, weight: float, di
     """OPSD, by segment; the solution is a diff. By default the teacher's weights are those that the run began with, as
     in the paper.
 
-    Left out: the paper's clipping of single vocabulary entries (a cap per token does it: losses.divergence says why); a
+    Left out: the paper's clipping of single vocabulary entries (a cap per token does it: head.divergence says why); a
     prompt that asks the teacher to restate the solution first, since nothing is sampled from it.
     """
     return response_branches(rollout, reference_block(chat, solution), weight, distill)

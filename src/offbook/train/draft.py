@@ -26,7 +26,7 @@ from offbook.core.output import output_of
 from offbook.train import head as chunked
 from offbook.train.attention import attend
 from offbook.train.batches import Batch
-from offbook.train.losses import divergence
+from offbook.train.head import divergence
 from offbook.train.parallel.ranks import total_norm
 from offbook.train.schedule import GRADIENT_CLIP
 from offbook.train.trainer import Masters

@@ -9,8 +9,8 @@ would be taught, and from the teacher without the insertion to the teacher with 
 student that has drifted away is far from its teacher whatever is inserted. Where there is a gate or a limit, all
 targets are scored once without gradients before the losses. Nothing here waits for the device.
 
-Axes as in losses.py; D is the width, M target tokens, B branches (a branch's tokens are neighbours, branch after
-branch), P of the tokens, K likeliest entries.
+Axes: N tokens that carry weight, V vocabulary entries, D the width, M target tokens, B branches (a branch's tokens are
+neighbours, branch after branch), P of the tokens, K likeliest entries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from offbook.core.config import TrainConfig
-from offbook.train import losses
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchGroup, Rows, Tokens
 from offbook.train.host import compile_once, sent
 from offbook.types import Branch, Direction, Distill, Likely, Sample
@@ -100,6 +99,52 @@ class Terms(NamedTuple):
     scores: TargetScores | None  # where it has targets
 
 
+def importance(logp_N: Tensor, behaviour_logp_N: Tensor, cap: float) -> Tensor:
+    """min(pi / mu, cap), not differentiated. On-policy it is 1."""
+    return torch.exp(logp_N.detach() - behaviour_logp_N).clamp(max=cap)
+
+
+def policy_gradient(logp_N: Tensor, behaviour_logp_N: Tensor, advantage_N: Tensor, ratio_cap: float) -> Tensor:
+    """REINFORCE with a truncated importance weight: -min(pi / mu, cap) * A * log pi.
+
+    There is no trust-region clip that zeroes gradients, no division by the length of the rollout and none by the
+    spread of its group (Composer 2, section 4.1).
+    """
+    return -importance(logp_N, behaviour_logp_N, ratio_cap) * advantage_N * logp_N
+
+
+def divergence(student_logp_MV: Tensor, teacher_logp_MV: Tensor, direction: Direction) -> Tensor:
+    """Exact divergence over the whole vocabulary at each token, in nats. The teacher is a constant.
+
+    forward: KL(teacher || student); reverse: KL(student || teacher); jsd: Jensen-Shannon, bounded by log 2.
+    Left out: a cap on single entries. What an entry adds to the softmax's gradient only means something together with
+    all others; scaled one by one they push tokens up that the teacher wants down.
+    """
+    teacher_logp_MV = teacher_logp_MV.detach()
+    if direction == "forward":
+        return _kl(teacher_logp_MV, student_logp_MV)
+    if direction == "reverse":
+        return _kl(student_logp_MV, teacher_logp_MV)
+    half = torch.log(torch.tensor(0.5, dtype=student_logp_MV.dtype, device=student_logp_MV.device))
+    middle_logp_MV = torch.logaddexp(student_logp_MV, teacher_logp_MV) + half
+    entries_MV = _entries(student_logp_MV, middle_logp_MV) + _entries(teacher_logp_MV, middle_logp_MV)
+    return (0.5 * entries_MV).sum(-1)
+
+
+def _kl(logp_MV: Tensor, logq_MV: Tensor) -> Tensor:
+    return _entries(logp_MV, logq_MV).sum(-1)
+
+
+def _entries(logp_MV: Tensor, logq_MV: Tensor) -> Tensor:
+    return logp_MV.exp() * (logp_MV - logq_MV)
+
+
+def cap_values(values: Tensor, cap: float) -> Tensor:
+    """No value counts for more than `cap`. The surplus is scaled away instead of clamped, because a clamp would take
+    the gradient from the very tokens where student and teacher disagree most."""
+    return values * (cap / values.detach().clamp(min=cap)) if cap < torch.inf else values
+
+
 def chunk_terms(
     logits_NV: Tensor, teacher: list[Tensor], rows: Rows, weight_M: Tensor, ratio_cap: float, distill: Distill
 ) -> Terms:
@@ -109,7 +154,7 @@ def chunk_terms(
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
     rl_N = entropy_N = distill_M = logp_N.detach()[:0]
     if ratio_cap:
-        gradient_N = losses.policy_gradient(logp_N, rows.behaviour_N, rows.advantage_N, ratio_cap)
+        gradient_N = policy_gradient(logp_N, rows.behaviour_N, rows.advantage_N, ratio_cap)
         rl_N = rows.rl_weight_N * gradient_N
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
     ce_N = rows.ce_weight_N * -logp_N
@@ -117,7 +162,7 @@ def chunk_terms(
     if teacher:
         targets = rows.part(slice(len(weight_M)))
         nats_M, scores = compared(logp_NV[: len(weight_M)], teacher, targets, distill.direction)
-        distill_M = weight_M * losses.cap_values(nats_M, distill.cap)
+        distill_M = weight_M * cap_values(nats_M, distill.cap)
         if distill.token_gate:
             distill_M = distill_M * (scores.moved_M >= distill.token_gate)
     return Terms(rl_N.sum(), ce_N.sum(), distill_M.sum(), logp_N.detach(), entropy_N, scores)
@@ -131,9 +176,9 @@ def compared(logp_MV: Tensor, teacher: list[Tensor], rows: Rows, direction: Dire
     """The divergence of the teacher from the student, differentiable, and the scores."""
     ids_M1 = rows.ids_N[:, None]
     hinted_MV, *plain = [log_probabilities(logits_MV, rows.temperature_N) for logits_MV in teacher]
-    nats_M = losses.divergence(logp_MV, hinted_MV, direction)
+    nats_M = divergence(logp_MV, hinted_MV, direction)
     plain_MV = plain[0] if plain else logp_MV.detach()
-    moved_M = losses.divergence(plain_MV, hinted_MV, direction) if plain else nats_M.detach()
+    moved_M = divergence(plain_MV, hinted_MV, direction) if plain else nats_M.detach()
     student_M, teacher_M, plain_M = (
         each_MV.detach().gather(1, ids_M1)[:, 0] for each_MV in (logp_MV, hinted_MV, plain_MV)
     )
