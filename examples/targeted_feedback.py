@@ -29,13 +29,12 @@ from offbook.agent.harness import Harness, run_agent
 from offbook.core.config import load_config
 from offbook.engine import LocalEngine
 from offbook.rl.models import load_model, model_folder
-from offbook.rl.report import summarize
 from offbook.rl.tasks import task_sets
-from offbook.rl.train_step import distill_of, teachers_of
+from offbook.rl.train_step import distill_of, summarize, teachers_of
 from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import read_rollout, write_hint
 from offbook.signals.rewards import Grader
-from offbook.train.algorithms import group_advantage, hint_branch, target_key
+from offbook.train.algorithms import group_advantage, hint_branch
 from offbook.train.trainer import Measured, Trainer
 from offbook.types import Rollout, Sample, Task
 
@@ -85,10 +84,10 @@ def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[
     """What one hint did: the probability of each token of the faulty message, without and with the hint."""
     for rollout in (rollout for group in groups for rollout in group):
         for target in read_rollout(rollout, CONFIG.feedback.max_targets, rules=CONFIG.feedback.rules):
-            if target_key(target) not in measured:
+            if target.key not in measured:
                 continue
             message = rollout.segments[target.segment].messages[target.message]
-            result = measured[target_key(target)]
+            result = measured[target.key]
             print(f"\n{target.rule}: {message.text}\nhint: {write_hint(target.rule, rollout.tools).text}\n")
             print(f"{'token':>24}  student  teacher  divergence")
             ids = rollout.segments[target.segment].ids[message.body : message.body + len(result.student)]

@@ -29,8 +29,7 @@ from offbook.engine import LocalEngine
 from offbook.engine.sync import Reader, open_store
 from offbook.rl import scheduler as reconcile
 from offbook.rl.collector import Collector
-from offbook.rl.scheduler import read_journal
-from offbook.rl.tasks import Selected
+from offbook.rl.scheduler import Selected, read_journal
 from offbook.rl.train import Run, train
 from offbook.sandbox import isolation
 from offbook.train.trainer import Trainer

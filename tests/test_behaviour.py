@@ -21,7 +21,7 @@ from offbook.agent.harness import Harness, run_agent
 from offbook.agent.harness.toolsets import make_toolset
 from offbook.core.config import HarnessConfig, RewardsConfig
 from offbook.core.runfolder import RunFolder
-from offbook.rl.report import summarize
+from offbook.rl.train_step import summarize
 from offbook.sandbox import ProcessSandbox
 from offbook.signals.rewards import Part, Rewards, compose
 from offbook.signals.rewards.behaviour import PARTS

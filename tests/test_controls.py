@@ -21,7 +21,6 @@ from offbook.sandbox import open_sandbox
 from offbook.signals.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
 from offbook.signals.feedback.hints import stand_in
 from offbook.signals.trajectory import At, spoken
-from offbook.train.algorithms import target_key
 from offbook.train.trainer import Trainer
 from offbook.types import Feedback, Limits, OffbookError, Rollout, Sample, Target, Task
 
@@ -254,7 +253,7 @@ def test_sdpo_teaches_the_whole_response_under_all_that_was_said_of_it(faulty: R
     settings = FeedbackConfig(rules=FOUR, method="sdpo", gate=0.0)
     result = Trainer(model, TrainConfig(), teachers_of(settings)).step([sample])
     assert result.metrics["hint/kl"] > 0
-    assert len(result.measured[target_key(item.target)].divergence) == branch.num_targets
+    assert len(result.measured[item.target.key].divergence) == branch.num_targets
 
 
 def test_sdpo_leaves_a_rollout_without_a_fault_alone(faulty: Rollout, chat: ChatFormat) -> None:

@@ -9,7 +9,7 @@ from conftest import interpreted
 AGAINST_TORCH = """
 import torch
 from offbook.engine import triton_kernels
-from offbook.engine.kernels import TOLERANCE, TRIED, by_torch, difference
+from offbook.engine.attention import TOLERANCE, TRIED, by_torch, difference
 from offbook.engine.triton_kernels import attend
 
 torch.manual_seed(0)

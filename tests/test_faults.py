@@ -25,8 +25,8 @@ from offbook.evals.run import Subject, load_suites, run_eval
 from offbook.evals.tables import notes_of
 from offbook.rl import collector as collecting
 from offbook.rl.collector import Collector
-from offbook.rl.report import summarize
 from offbook.rl.resume import RolloutFiles
+from offbook.rl.train_step import summarize
 from offbook.sandbox import BwrapSandbox
 from offbook.signals.monitors import drift
 from offbook.signals.rewards import outcome

@@ -23,7 +23,8 @@ from test_remote import reply, serving
 from offbook.core.config import Config, FeedbackConfig, TasksConfig, load_config
 from offbook.core.runfolder import RunFolder, load_lines, only_writer
 from offbook.pocket.model import Recipe, make_pocket
-from offbook.rl.tasks import Shuffled, task_sets
+from offbook.rl.scheduler import Shuffled
+from offbook.rl.tasks import task_sets
 from offbook.rl.train import SILENT_STEPS
 from offbook.rl.train import train as run_training
 from offbook.types import OffbookError, Sample, Task

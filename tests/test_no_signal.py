@@ -10,8 +10,8 @@ from viewdata import call, say
 
 from offbook.core.config import load_config
 from offbook.core.runfolder import RunFolder
-from offbook.rl.report import has_signal, shares_without, waits, why_no_signal
-from offbook.train.algorithms import has_gradient
+from offbook.rl.train import has_signal, waits, why_no_signal
+from offbook.rl.train_step import has_gradient, shares_without
 from offbook.types import Event, Reward, Rollout, Segment, Usage
 from offbook.view.about import overview
 from offbook.view.index import RunIndex

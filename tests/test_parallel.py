@@ -27,11 +27,10 @@ from offbook.train.forward import imitation_loss, measure_branches
 from offbook.train.lora import make_trainable
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
-from offbook.train.parallel.ranks import Ranks
 from offbook.train.parallel.sharding import make_expert_mesh, make_mesh
 from offbook.train.parallel.spmd import SpmdTrainer, step_on_all
 from offbook.train.teachers import Ema, Frozen, Kind, Live
-from offbook.train.trainer import NotFinite, Trainer
+from offbook.train.trainer import NotFinite, Ranks, Trainer
 from offbook.types import Sample
 
 KINDS: dict[str, Mapping[str, Kind]] = {
@@ -138,7 +137,7 @@ def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:
     trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
     mine = trainer.ranks.share_of([sample for one in samples for sample in one], 48)
     metrics = [trainer.step(mine).metrics for _ in range(5)]
-    (own,) = trainer.own_weights()
+    (own,) = trainer.own_weights
     return whole(trainer.model.state_dict()), whole(own.decoder.model.state_dict()), metrics
 
 
@@ -149,7 +148,7 @@ def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[in
     samples = samples_of(world)
     alone = Trainer(make(kind), STEADY, KINDS["ema"])
     wanted = [alone.step([sample for mine in samples for sample in mine]).metrics for _ in range(5)]
-    (own,) = alone.own_weights()
+    (own,) = alone.own_weights
     for weights, teacher, metrics in on_ranks(world, five_steps, kind, layout, samples):
         assert_close(weights, alone.model.state_dict())
         assert_close(teacher, own.decoder.model.state_dict())
@@ -167,7 +166,7 @@ def read_without_what_is_shared(kind: str, layout: tuple[int, ...], samples: lis
     for parameter in trainer.model.parameters():
         if not parameter.requires_grad:
             local(parameter).zero_()
-    (own,) = trainer.own_weights()
+    (own,) = trainer.own_weights
     row = Packed.of([samples[0].ids], torch.device("cpu"))
     return own.decoder.read(lambda decoder: float(decoder.hidden(row)[0].abs().max()))
 
@@ -264,7 +263,7 @@ def test_sharded_muon_is_muon(layout: tuple[int, int]) -> None:
 def reads(trainer: Trainer, samples: list[Sample]) -> list[Any]:
     """By the student and by its teacher, before a step and after it."""
     found = []
-    (own,) = trainer.own_weights()
+    (own,) = trainer.own_weights
     for _ in range(2):
         for decoder in (trainer.student, own.decoder):
             measured = {key: one for each in measure_branches(decoder, samples, 128) for key, one in each.items()}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.train.parallel.ranks import balanced, cost_of
+from offbook.train.trainer import balanced, cost_of
 from offbook.types import Branch, Sample
 
 WIDTH = 48

@@ -106,7 +106,7 @@ def two_steps_more(kind: str, layout: tuple[int, ...], samples: Any, folder: Pat
     load_training_state(trainer, folder)
     for _ in range(2):
         trainer.step(samples[dist.get_rank()])
-    (own,) = trainer.own_weights()
+    (own,) = trainer.own_weights
     return whole(trainer.model.state_dict()), whole(own.decoder.model.state_dict())
 
 
@@ -149,7 +149,7 @@ def test_each_rank_keeps_its_share_and_another_number_of_ranks_goes_on(
     assert not [file for file in folder.rglob("*") if file.suffix not in (".json", ".safetensors", "")]
     assert not [file for file in folder.iterdir() if file.is_dir() and file.name != "training"]
 
-    (own,) = straight.own_weights()
+    (own,) = straight.own_weights
     halves = [samples[0] + samples[1], samples[2]]
     for weights, teacher in on_ranks(2, two_steps_more, kind, other, halves, folder):
         assert_close(weights, straight.model.state_dict())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from offbook.core.runfolder import RunFolder
-from offbook.rl.tasks import Selected
+from offbook.rl.scheduler import Selected
 from offbook.tasks.select import LEAST, History, Record, Sampler
 from offbook.types import OffbookError, Reward, Rollout, Task, Usage
 

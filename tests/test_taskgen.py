@@ -23,8 +23,7 @@ from test_remote import reply, serving
 from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder
 from offbook.rl.harder import Harder
-from offbook.rl.scheduler import RolloutBuffer, read_journal
-from offbook.rl.tasks import Selected
+from offbook.rl.scheduler import RolloutBuffer, Selected, read_journal
 from offbook.sandbox import SandboxSpec, open_sandbox
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all

@@ -19,8 +19,9 @@ from test_branches import sample_with_branches
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbook.core.config import CheckpointConfig, Precision, TrainConfig
+from offbook.rl.plan import free_host_memory
 from offbook.train import checkpoint as writing
-from offbook.train.checkpoint import Checkpoints, checkpoint_path, finished_steps, free_host_memory, load_training_state
+from offbook.train.checkpoint import Checkpoints, checkpoint_path, finished_steps, load_training_state
 from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost

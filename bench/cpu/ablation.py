@@ -161,7 +161,7 @@ def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str,
     from offbook.core.config import load_config
     from offbook.rl.collector import Collector
     from offbook.rl.evaluate import PARALLEL
-    from offbook.rl.report import summarize
+    from offbook.rl.train_step import summarize
     from offbook.tasks import load_tasks
 
     config, tasks = load_config([], settings), load_tasks(Path(settings["tasks.source"]) / "heldout")

@@ -154,6 +154,7 @@ class Replayed:
     """In the place of a collector and its engine: every rollout is there at once."""
 
     version, kv_load = 0, 0.0
+    monitors = None
     losses: Sequence[Any] = ()
     keeps_weights, monitors = False, None
 
@@ -169,9 +170,6 @@ class Replayed:
 
     async def rollout(self, job: Any, watch: Any) -> Any:
         return replace(self.rollout, id=job.id, task=job.task.id, group=job.group)
-
-    def compare_group(self, group: Sequence[Any]) -> None:
-        """No monitors."""
 
 
 class Tasks:

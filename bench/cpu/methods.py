@@ -45,8 +45,8 @@ from offbook.pocket.tasks import make_pocket_tasks
 from offbook.rl.collector import Collector
 from offbook.rl.evaluate import PARALLEL
 from offbook.rl.models import load_model, model_folder
-from offbook.rl.report import summarize
 from offbook.rl.train import train
+from offbook.rl.train_step import summarize
 from offbook.stages.sft import sft
 from offbook.tasks import load_tasks
 from offbook.train.algorithms import opsd_branches, sdft_branches

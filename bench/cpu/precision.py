@@ -24,9 +24,9 @@ from offbook.core.config import Config, load_config
 from offbook.core.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.rl.collector import Collector
 from offbook.rl.evaluate import PARALLEL
-from offbook.rl.report import summarize
 from offbook.rl.tasks import task_sets
 from offbook.rl.train import train
+from offbook.rl.train_step import summarize
 from offbook.train.trainer import NotFinite, WeightsLost
 
 ARMS: dict[str, dict[str, str]] = {

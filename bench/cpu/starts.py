@@ -34,8 +34,8 @@ from offbook.core.runfolder import latest_checkpoint, write_atomic
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.rl.models import model_to_train
-from offbook.rl.report import summarize
 from offbook.rl.train import train
+from offbook.rl.train_step import summarize
 from offbook.stages.sft import make_lessons, sft
 from offbook.tasks import load_tasks
 from offbook.train.forward import Decoder, imitation_loss

@@ -8,7 +8,7 @@ that the sum is a little more than without a clock); `a row at a time` is withou
 and GPU_CALL (engine/attention.py) is what decides which ones are. `agents` are half as many rows in the continuous
 mode, whose messages end by themselves after about 43 tokens and whose tools take 30 to 250 ms: as rollouts of SmolLM2
 on pocket-long tasks are, 17 turns each, the second time that they run. `torch's attention` is without the kernel of
-engine/kernels.py, as it was before there was one.
+engine/attention.py, as it was before there was one.
 Without --model the weights are random, in SmolLM2-135M's shape. --tiny is a shape for a CPU, to try the script itself.
 """
 

@@ -403,6 +403,10 @@ class Target:
     rule: str
     evidence: str
 
+    @property
+    def key(self) -> str:
+        return f"{self.rollout}/{self.segment}/{self.message}"
+
 
 @dataclass(frozen=True)
 class Hint:

@@ -3,14 +3,21 @@
 Two kinds of forwards: NextTokens is as many tokens for each of some slots (a decode step or a short prefill), NewTokens
 is a flat row of many rows' new tokens (any other prefill). Without either, the model does what it did before.
 
+On a GPU the attention of a few new tokens of each row is a Triton kernel (triton_kernels.py). It reads a row's own keys
+and no more, by lengths that the device has, so one CUDA graph serves every length. It is used after it has given
+torch's numbers once. torch's own attention reads all slots to the same length in one piece, and most of a GPU idles: on
+an H200 a step took three times as long.
+
 Axes: S slots, R rows, W tokens of each, H KV heads, G query heads that share one, Q queries that do (G W), L keys,
 T new tokens, D head width.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,13 +30,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from offbook.engine.kernels import kernel_for
-
 if TYPE_CHECKING:
     from offbook.engine.decode import KvSlots
 
 NAME = "offbook_slots"  # of the attention function; must not start with the trainer's names
-ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's encoding depends on the longest row of the forward
 RECOMPILED = 64  # times that a layer is compiled before torch falls back to eager
 # Prefill behind kept tokens: one call of attention more costs as much as so many mask entries (GPU_CALL is a guess) ...
 GPU_CALL = 2**20
@@ -39,18 +43,13 @@ KEY_ENTRIES = 2**27  # and the keys of one call, which are copied unless their s
 FEWEST = 64  # queries of a part, however long its row is
 
 
-def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer is full causal attention (no windows, recurrent states, soft caps, sinks), and the encoding
-    of a position does not depend on other tokens."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    is_plain = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", None)
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    is_capped = getattr(config, "attn_logit_softcapping", None)
-    is_other = (
-        is_capped or rope in ROPE_BY_LENGTH or any(name.endswith("sinks") for name, _ in model.named_parameters())
-    )
-    return bool(is_plain and model._supports_attention_backend and not is_other)
+# Queries [R, H G, W, D], keys and values of all slots [S, H, L, D], positions of the tokens [R, W], slots of the rows
+# [R], and the scale of a score. Gives [R, W, H G, D], arbitrary for a token at the last position of a slot (scratch).
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
+WIDTHS = (16, 32, 64, 128, 256)
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the norm of a query's output
+TRIED = (1, 64)  # tokens of a row: a decode step, and a short prefill with the most queries for a program
+log = logging.getLogger(__name__)
 
 
 def install(model: PreTrainedModel, fused: bool = False) -> None:
@@ -338,3 +337,52 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
         key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
         shared = 1
     return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=shared > 1)
+
+
+def kernel_for(keys: Tensor, values: Tensor) -> Kernel | None:
+    """The kernel for a layer's keys and values; None if torch has to do it."""
+    if not keys.is_cuda or keys.shape[3] not in WIDTHS or keys.dtype not in TOLERANCE or values.shape != keys.shape:
+        return None
+    return _tried(keys.device, keys.dtype, keys.shape[3])
+
+
+def by_torch(
+    query: Tensor, keys: Tensor, values: Tensor, position_RW: Tensor, slot_R: Tensor, scaling: float
+) -> Tensor:
+    """The reference."""
+    shared = query.shape[1] // keys.shape[1]
+    key, value = (kept[slot_R].repeat_interleave(shared, dim=1) for kept in (keys, values))
+    sees = torch.arange(keys.shape[2], device=query.device) <= position_RW[:, None, :, None]
+    return scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scaling).transpose(1, 2)
+
+
+@functools.cache
+def _tried(device: torch.device, dtype: torch.dtype, size: int) -> Kernel | None:
+    try:
+        from offbook.engine.triton_kernels import attend
+    except ImportError:
+        log.warning("Triton is missing: sampling on this GPU is two to four times slower")
+        return None
+    try:
+        errors = [difference(attend, device, dtype, size, width) for width in TRIED]
+    except Exception as problem:  # of a compiler, so of any type; torch is the fallback
+        log.warning("attention by torch: %s: %s", type(problem).__name__, str(problem).splitlines()[:1])
+        return None
+    if not all(error <= TOLERANCE[dtype] for error in errors):
+        log.warning("attention by torch: the kernel's errors are %s on %s", errors, device)
+        return None
+    return attend
+
+
+def difference(kernel: Kernel, device: torch.device, dtype: torch.dtype, size: int, width: int) -> float:
+    """The largest error, relative to the norm of a query's output. The long row's parts are several tiles each."""
+    rng = torch.Generator().manual_seed(0)
+    length = 6000
+    drawn = [torch.randn(*shape, size, generator=rng) for shape in ((2, width, 6), (4, 2, length), (4, 2, length))]
+    query, keys, values = (tensor.to(device, dtype) for tensor in drawn)
+    query = query.transpose(1, 2)
+    position_RW = torch.tensor([[0], [length - 1 - width]], device=device) + torch.arange(width, device=device)
+    slot_R = torch.tensor([3, 1], device=device)
+    found = kernel(query, keys, values, position_RW, slot_R, 0.1).double()
+    wanted = by_torch(query.double(), keys.double(), values.double(), position_RW, slot_R, 0.1)
+    return float(((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max())

@@ -277,7 +277,7 @@ class Decoder:
     def running(self) -> list[Row]:
         return [row for row in self.rows if row is not None]
 
-    def fitting(self, rows: list[Row]) -> int:
+    def _fitting(self, rows: list[Row]) -> int:
         """How many of these, from the first on, fit next to the running ones."""
         need = max([0, *(row.need for row in self.running)])
         busy = len(self.running)
@@ -288,8 +288,11 @@ class Decoder:
         return len(rows)
 
     @torch.inference_mode()
-    def admit(self, rows: list[Row], wished: int) -> None:
-        """Prefill the prompts and sample the first tokens. `wished`: slots to keep, if the budget allows."""
+    def admit(self, rows: list[Row], wished: int, closed: Iterable[Hashable] = ()) -> None:
+        """Prefill the prompts of the first rows that fit, and sample their first tokens. `wished`: slots to keep, if
+        the budget allows. `closed`: sessions whose slots are free now."""
+        self.slots.free(closed)
+        rows = rows[: self._fitting(rows)]
         if not rows:
             return
         count = len(self.running) + len(rows)

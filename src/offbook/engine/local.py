@@ -35,7 +35,6 @@ from transformers import PreTrainedModel
 
 from offbook.core.adapters import adapter_tensors
 from offbook.core.weights import Weights
-from offbook.engine.attention import has_plain_attention
 from offbook.engine.base import Engine, Session
 from offbook.engine.decode import STEPS, Decoder, Row
 from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
@@ -45,6 +44,7 @@ Mode = Literal["lockstep", "continuous"]
 CPU_TOKENS = 131_072  # a fixed number: batches are the same on every machine
 FREE_SHARE = 0.25  # of a GPU's memory; the trainer's states and activations are still to come
 LOOK_S = 0.2
+ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's encoding depends on the longest row of the forward
 BELOW_ONE = 1 - 2**-24  # the largest float32 under 1: a double may round up to it
 
 
@@ -303,9 +303,8 @@ class LocalEngine(Engine):
         for row in new:
             row.over = row.abandoned
         new = [row for row in new if not row.over]
-        decoder.slots.free(closed)
         began = time.monotonic()
-        decoder.admit(new[: decoder.fitting(new)], wished)
+        decoder.admit(new, wished, closed)
         read = time.monotonic()
         self._read_s += read - began
         steps = 0
@@ -317,6 +316,20 @@ class LocalEngine(Engine):
             decoder.step()
             steps += 1
         self._write_s += time.monotonic() - read
+
+
+def has_plain_attention(model: PreTrainedModel) -> bool:
+    """Whether every layer is full causal attention (no windows, recurrent states, soft caps, sinks), and the encoding
+    of a position does not depend on other tokens."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    is_plain = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", None)
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    is_capped = getattr(config, "attn_logit_softcapping", None)
+    is_other = (
+        is_capped or rope in ROPE_BY_LENGTH or any(name.endswith("sinks") for name, _ in model.named_parameters())
+    )
+    return bool(is_plain and model._supports_attention_backend and not is_other)
 
 
 def uniforms(seed: int, key: str, turn: int, count: int) -> Tensor:

@@ -22,9 +22,9 @@ from offbook.rl.checks import pocket_cache
 from offbook.rl.collector import Collector, OnRollout, unwatched
 from offbook.rl.evaluate import PARALLEL, collect_into, crashes
 from offbook.rl.models import Progress, model_folder, quiet
-from offbook.rl.report import summarize
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import held_out, refuse_no_heldout, task_sets, tasks_at, with_source
+from offbook.rl.train_step import summarize
 from offbook.tasks import load_tasks
 from offbook.tasks.contamination import contamination
 from offbook.types import OffbookError, Task

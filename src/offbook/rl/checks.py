@@ -55,17 +55,19 @@ def refuse_missing_model(name: str) -> None:
 Judges = tuple[Rewards, Monitors | None]
 
 
-def refuse_run(config: Config, to_train: bool = False) -> None:
-    """Refuse a model or tasks that are not there, and a rule, reward, monitor or tool that does not exist."""
+def refuse_run(config: Config, to_train: bool = False) -> Judges:
+    """Refuse a model or tasks that are not there, and a rule, reward, monitor or tool that does not exist. Returns the
+    rewards and monitors."""
     if to_train:
         if is_url(config.model):
             raise OffbookError("a model behind a URL can be measured and not trained; give a model folder or a hub id")
         refuse_missing_tasks(config, "train")
     refuse_missing_model(config.model)
-    rewards_and_monitors_of(config)
+    judges = rewards_and_monitors_of(config)
     known = {*TOOLS, FIND_CODE, *more_tools(config.tools)}
     for name in config.tools.add:
         refuse_unknown(name, known)
+    return judges
 
 
 def refuse_missing_tasks(config: Config, part: str = "") -> None:

@@ -225,7 +225,8 @@ class Collector:
             found |= {one.id: one for one in await self.rollouts(left[start : start + wave], on_rollout, limit)}
         groups = [[found[id] for id in rollout_ids(name, task, size)] for task in tasks]
         for group in groups:
-            self.compare_group(group)
+            if self.monitors is not None:
+                self.monitors.settle(group)
         return groups
 
     async def rollouts(
@@ -259,11 +260,6 @@ class Collector:
                 if session := self._sessions.pop(job, None):
                     session.close()
         return [each.result() for each in running]
-
-    def compare_group(self, group: Sequence[Rollout]) -> None:
-        """Have monitors compare the rollouts of a group, after the last of them."""
-        if self.monitors is not None:
-            self.monitors.settle(group)
 
     async def rollout(self, job: Job, on_rollout: OnRollout = unwatched, session: Session | None = None) -> Rollout:
         """One scored rollout. A machine fault gets one retry: a fresh attempt in a new sandbox, with the same

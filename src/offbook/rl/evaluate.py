@@ -13,9 +13,9 @@ from offbook.core.config import Config
 from offbook.core.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.rl.collector import Collector, OnRollout, rollout_ids, unwatched
 from offbook.rl.models import local_or_remote
-from offbook.rl.report import summarize
 from offbook.rl.resume import RolloutFiles
 from offbook.rl.tasks import record_tasks
+from offbook.rl.train_step import summarize
 from offbook.types import OffbookError, Rollout, Task
 
 PARALLEL = 128  # rollouts of an evaluation that are open at once

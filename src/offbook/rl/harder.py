@@ -9,8 +9,7 @@ from itertools import chain, groupby
 from pathlib import Path
 
 from offbook.core.config import Config
-from offbook.rl.scheduler import RolloutBuffer
-from offbook.rl.tasks import Selected
+from offbook.rl.scheduler import RolloutBuffer, Selected
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task
 from offbook.tasks.factory.harden import THERE, harden, workshop_of

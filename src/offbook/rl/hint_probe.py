@@ -25,7 +25,7 @@ from offbook.sandbox import Sandbox
 from offbook.signals.feedback import Rule, read_all
 from offbook.signals.feedback.coach import Found, spread_out
 from offbook.signals.trajectory import Trajectory, spoken, with_siblings
-from offbook.train.algorithms import hint_block, hint_branch, target_key
+from offbook.train.algorithms import hint_block, hint_branch
 from offbook.train.forward import Decoder, measure_branches
 from offbook.types import (
     Completion,
@@ -178,7 +178,7 @@ class HintProbe:
                 continue
             for side in ("plain", "hinted"):
                 for number in range(self.samples):
-                    key = f"{name}/{target_key(one.feedback.target)}/{side}/{number}"
+                    key = f"{name}/{one.feedback.target.key}/{side}/{number}"
                     asked.append((one, side, self.collector.engine.open(key)))
         answers = await asyncio.gather(*(self._message(*each) for each in asked))
         drawn: dict[tuple[int, str], list[Completion]] = defaultdict(list)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -37,7 +38,6 @@ from offbook.engine.vllm.server import BATCHED_TOKENS
 from offbook.rl.models import described
 from offbook.rl.train_step import teachers_of
 from offbook.train import head
-from offbook.train.checkpoint import free_host_memory
 from offbook.train.lora import make_trainable
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.spmd import ALONE, Share
@@ -66,6 +66,7 @@ TRIED_TOKENS = 128
 SHAPES_ONLY = "offbook-shapes"
 IN_A_STEP = ("activations", "head, or a layer's backward", "branch pass")  # parts that come and go with a step
 KV_CACHE, VLLM = "engine KV cache", "engine (vLLM's share)"
+CGROUP = Path("/sys/fs/cgroup")
 GB = 1e9
 
 
@@ -148,6 +149,21 @@ class MemoryPlan:
         if self.gpu_share is not None:
             return f"{text}, engine.vllm.gpu_share {self.gpu_share:g}"
         return text if self.kv_tokens is None else f"{text}, engine.kv_tokens {self.kv_tokens}"
+
+
+def free_host_memory() -> int:
+    """Bytes that this process may still take, by the machine and by its control group."""
+    free = 1024 * _number(Path("/proc/meminfo"), "MemAvailable:")
+    limit = CGROUP / "memory.max"
+    if limit.is_file() and (most := limit.read_text().strip()) != "max":
+        kinds = ("\nactive_file ", "\ninactive_file ")  # the cache: counted as used, and given back when needed
+        cache = sum(_number(CGROUP / "memory.stat", kind) for kind in kinds)
+        free = min(free, int(most) - int((CGROUP / "memory.current").read_text()) + cache)
+    return max(0, free)
+
+
+def _number(path: Path, name: str) -> int:
+    return int(path.read_text().partition(name)[2].split()[0])
 
 
 def this_device(gpu_memory_gb: float = 0.0) -> Device:

@@ -19,7 +19,6 @@ from offbook.rl.models import Progress, chat_folder, load_model, load_weights, m
 from offbook.rl.train_step import teachers_of
 from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
-from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.parallel.spmd import (
     RankLost,
     Share,
@@ -30,7 +29,7 @@ from offbook.train.parallel.spmd import (
     share_of,
 )
 from offbook.train.teachers import Kind, Other
-from offbook.train.trainer import Trainer
+from offbook.train.trainer import PATIENCE, Trainer
 from offbook.types import OffbookError
 
 HOST = "cpu"  # where a model is loaded that ranks share: each takes its parts of one layer after the other from there

@@ -28,6 +28,7 @@ import json
 import logging
 import math
 import os
+import random
 import shutil
 import time
 from collections import Counter
@@ -43,9 +44,8 @@ from offbook.core.processes import Watchdog, wait_with_heartbeat
 from offbook.core.runfolder import RunFolder, dump_lines, load_lines
 from offbook.core.weights import Weights
 from offbook.rl.collector import FREE, Collector, Job
-from offbook.rl.tasks import Selected, Shuffled
-from offbook.tasks.select import Record
-from offbook.train.algorithms import has_gradient
+from offbook.rl.train_step import has_gradient
+from offbook.tasks.select import History, Record, Sampler
 from offbook.types import ModelLost, Rollout, ServerLost, Task
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
@@ -272,6 +272,52 @@ def read_journal(run: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
+class Shuffled:
+    """Epochs in a new order each: no task comes twice before all have come once."""
+
+    def __init__(self, tasks: list[Task], seed: int):
+        self._tasks = tasks
+        self._seed = seed
+
+    def tasks_of(self, step: int, groups: int) -> list[Task]:
+        chosen = []
+        for place in range((step - 1) * groups, step * groups):
+            epoch, index = divmod(place, len(self._tasks))
+            order = random.Random(f"{self._seed}/{epoch}").sample(range(len(self._tasks)), len(self._tasks))
+            chosen.append(self._tasks[order[index]])
+            if epoch == 1 and not index:
+                log.warning("all %d tasks have been trained on once; they come again", len(self._tasks))
+        return chosen
+
+    def epoch(self, step: int, groups: int) -> int:
+        """Which pass over the tasks a step ends in, from 1."""
+        return (step * groups - 1) // len(self._tasks) + 1
+
+
+class Selected:
+    """By what this run's rollouts have shown so far of tasks of the same kind (tasks/select.py). The same run picks the
+    same ones, also when it was killed in between: those that were `drawn` for later steps are on record."""
+
+    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str] = ()):
+        self._history = History.of_runs([folder.path], before_step=done + 1)
+        self._sampler = Sampler(tasks, seed, [*self._history.groups.elements(), *drawn])
+
+    def tasks_of(self, step: int, groups: int) -> list[Task]:
+        return self._sampler.draw(groups, self._history)
+
+    def epoch(self, step: int, groups: int) -> int:
+        return self._sampler.passes + 1
+
+    def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[tuple[str, Record]] = ()) -> None:
+        for group in groups:
+            self._history.add(group)
+        for one in filtered:
+            self._history.shown(*one)
+
+    def add(self, task: Task) -> None:
+        self._sampler.add(task)
+
+
 class Scheduler:
     """Requests groups, has them sampled, and gives them to steps. Their state is in the rollout buffer. Nothing is
     sampled before `start`."""
@@ -422,7 +468,8 @@ class Scheduler:
                 for group in groups:
                     self.buffer.failed(group, str(problem), whole=self.in_lockstep)
         for group in groups:
-            self.collector.compare_group(group.rollouts)
+            if self.collector.monitors is not None:
+                self.collector.monitors.settle(group.rollouts)
             group.is_over = True
             replaced = self.buffer.refills[group.batch]
             if replaced < self.settings.refill and not has_gradient(group.rollouts):  # dynamic sampling
@@ -486,11 +533,12 @@ class Scheduler:
                 watchdog.look()
 
     def metrics(self, step: int, groups: Iterable[Iterable[Rollout]]) -> dict[str, Any]:
-        """How old a step's tokens are, in steps, and what became of rollouts so far."""
+        """The pass over the tasks, how old a step's tokens are, in steps, and what became of rollouts so far."""
         segments = [segment for group in groups for rollout in group for segment in rollout.segments]
         ages = [step - 1 - version for segment in segments for version in segment.versions if version >= 0]
         counts = self.buffer.counts
         return {
+            "epoch": self.order.epoch(step, self.num_groups),
             "staleness": sum(ages) / max(1, len(ages)),
             "staleness/max": max(ages, default=0),
             "staleness/too_old": sum(age > self.settings.max_staleness for age in ages),

@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +18,7 @@ from offbook.pocket.tasks import level_named, make_pocket_tasks
 from offbook.rl.checks import TASKSET, Progress, is_undivided, pocket_cache, quiet
 from offbook.sandbox import SandboxSpec
 from offbook.tasks import load_task, load_tasks
-from offbook.tasks.select import History, Record, Sampler
-from offbook.types import OffbookError, Rollout, Task
+from offbook.types import OffbookError, Task
 
 HELD_OUT = 0.2  # of a source that does not say
 # What a number on tasks of a repository that is trained on is worth.
@@ -120,52 +117,6 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
 
 def with_source(config: Config, source: str) -> Config:
     return config.model_copy(update={"tasks": config.tasks.model_copy(update={"source": source})})
-
-
-class Shuffled:
-    """Epochs in a new order each: no task comes twice before all have come once."""
-
-    def __init__(self, tasks: list[Task], seed: int):
-        self._tasks = tasks
-        self._seed = seed
-
-    def tasks_of(self, step: int, groups: int) -> list[Task]:
-        chosen = []
-        for place in range((step - 1) * groups, step * groups):
-            epoch, index = divmod(place, len(self._tasks))
-            order = random.Random(f"{self._seed}/{epoch}").sample(range(len(self._tasks)), len(self._tasks))
-            chosen.append(self._tasks[order[index]])
-            if epoch == 1 and not index:
-                log.warning("all %d tasks have been trained on once; they come again", len(self._tasks))
-        return chosen
-
-    def epoch(self, step: int, groups: int) -> int:
-        """Which pass over the tasks a step ends in, from 1."""
-        return (step * groups - 1) // len(self._tasks) + 1
-
-
-class Selected:
-    """By what this run's rollouts have shown so far of tasks of the same kind (tasks/select.py). The same run picks the
-    same ones, also when it was killed in between: those that were `drawn` for later steps are on record."""
-
-    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str] = ()):
-        self._history = History.of_runs([folder.path], before_step=done + 1)
-        self._sampler = Sampler(tasks, seed, [*self._history.groups.elements(), *drawn])
-
-    def tasks_of(self, step: int, groups: int) -> list[Task]:
-        return self._sampler.draw(groups, self._history)
-
-    def epoch(self, step: int, groups: int) -> int:
-        return self._sampler.passes + 1
-
-    def learn(self, groups: Iterable[Iterable[Rollout]], filtered: Iterable[tuple[str, Record]] = ()) -> None:
-        for group in groups:
-            self._history.add(group)
-        for one in filtered:
-            self._history.shown(*one)
-
-    def add(self, task: Task) -> None:
-        self._sampler.add(task)
 
 
 def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:

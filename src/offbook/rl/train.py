@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +28,7 @@ from offbook.core.runfolder import RunFolder, latest_checkpoint, only_writer
 from offbook.core.weights import Weights
 from offbook.engine.sync import Publisher, open_store
 from offbook.engine.vllm import refuse_missing_engine
-from offbook.rl.checks import refuse_run, rewards_and_monitors_of
+from offbook.rl.checks import Judges, refuse_run
 from offbook.rl.collector import Collector
 from offbook.rl.fit import refuse_unreadable
 from offbook.rl.harder import Harder
@@ -43,14 +45,14 @@ from offbook.rl.models import (
 )
 from offbook.rl.plan import planned
 from offbook.rl.ranks import HOST, follow, follows, go_on, joined, make_trainer, share_in
-from offbook.rl.report import has_signal, waits, why_no_signal
 from offbook.rl.resume import begin_run, resumed, work_fingerprint
 from offbook.rl.samplers import RayCollector
-from offbook.rl.scheduler import RolloutBuffer, Scheduler
-from offbook.rl.tasks import Selected, Shuffled, record_tasks, task_sets
-from offbook.rl.train_step import TrainContext, WholeResponse, train_step
+from offbook.rl.scheduler import RolloutBuffer, Scheduler, Selected, Shuffled
+from offbook.rl.tasks import record_tasks, task_sets
+from offbook.rl.train_step import TrainContext, WholeResponse, shares_without, train_step
 from offbook.signals.feedback import MISTAKES, rules_of
 from offbook.signals.judge import Judge, Judgement
+from offbook.signals.monitors.policy import WITHHELD
 from offbook.tasks import load_task
 from offbook.train.checkpoint import Checkpoints
 from offbook.train.lora import adapter_of
@@ -59,6 +61,9 @@ from offbook.train.trainer import NotFinite, WeightsLost
 from offbook.types import Hung, OffbookError, Rollout, Task
 
 SILENT_STEPS = 3  # in a row in which the judge answered no question, after which a run stops
+LIMITS = {"turns": "turns", "tokens": "tokens", "context": "context", "wall": "wall_s"}  # keys of harness, by the end
+SHAPING = ("effort", "unfinished")  # rewards that say how the work ends, and not whether it is any good
+SLOW_S = 60.0  # of sampling: a step that takes longer says what it waited for
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # prints a line for people
 T = TypeVar("T")
@@ -82,9 +87,9 @@ def train(
         if orders is not None and follows(orders):
             follow(orders)
             return folder
-        refuse_run(config, to_train=True)
+        judges = refuse_run(config, to_train=True)
         with only_writer(folder.path):
-            run = Run(resumed(folder, config), folder, progress, tell, orders)
+            run = Run(resumed(folder, config), folder, judges, progress, tell, orders)
             hangs = False
             try:
                 with run.checkpoints, asyncio.Runner() as runner:
@@ -103,10 +108,9 @@ class Run:
     """All parts of a run, restored to where its folder says it is. Cheap refusals come first, models last. `orders` is
     the group of other ranks, if there are any."""
 
-    def __init__(self, config: Config, folder: RunFolder, progress: Progress, tell: Tell, orders: Any):
+    def __init__(self, config: Config, folder: RunFolder, judges: Judges, progress: Progress, tell: Tell, orders: Any):
         torch.set_num_threads(config.threads)
         share = ALONE if orders is None else share_in(config.train)
-        judges = rewards_and_monitors_of(config)
         rules = rules_of(config.feedback.files)
         if config.engine.kind == "vllm":
             refuse_missing_engine(config)
@@ -222,7 +226,6 @@ class Run:
             if engine.version != step - 1:
                 await self.scheduler.apply(self.trainer.publish(version=step - 1))
             groups = await self.scheduler.take(step)
-            self.checkpoints.check()
             collected = time.monotonic()
             filtered, self.buffer.filtered = self.buffer.filtered, []
             if isinstance(self.order, Selected):
@@ -255,7 +258,6 @@ class Run:
         row = {
             "step": step,
             **row,
-            "epoch": self.order.epoch(step, self.config.train.groups),
             "skipped_steps": step - self.trainer.steps,
             **self.scheduler.metrics(step, groups),
             **self.collector.metrics(),
@@ -277,11 +279,11 @@ class Run:
         """The weights of a trained step go to the store, its metrics and its checkpoint to the folder."""
 
         def save() -> None:
-            is_due = self.checkpoints.is_due(step) or step == self.config.train.steps
-            if is_due and (waited := self.checkpoints.wait()):
+            waited = self.checkpoints.ready(step, step == self.config.train.steps)
+            if waited:
                 row["checkpoint_wait_s"] = waited
             self.folder.append_metrics(row)
-            if is_due:
+            if waited is not None:
                 self.checkpoints.save(step)
 
         taken = f"the store {self.config.loop.store} to take the weights before those of step {step}"
@@ -319,6 +321,91 @@ class Run:
                 self.publisher.close() if close else self.publisher.wait()
             except Exception as problem:
                 log.warning("weights could not be published to %s: %s", self.publisher.store, problem)
+
+
+def has_signal(row: Mapping[str, Any], config: Config) -> bool:
+    """Whether rewards, hints or other teachers taught anything in a step with these metrics.
+
+    Where nothing is solved and rewards differ by effort and handing in alone, they teach to give up: in seven steps
+    a model went from 12 turns to 4, most rollouts without an edit (docs/results/repositories.md).
+    """
+    parts = {name.removeprefix("reward/") for name in row if name.startswith("reward/")}
+    teaches_work = row.get("reward/outcome", 1.0) > 0 or not parts <= {"outcome", WITHHELD, *SHAPING}
+    if config.train.rl_weight and row["groups_with_gradient"] and teaches_work:
+        return True
+    others = [name for name in row if name.endswith("/signal_tokens") and not name.startswith("rl/")]
+    is_punished = config.feedback.control == "constant_negative" and row["hinted_targets"]
+    return bool("ce/loss" in row or is_punished or any(row[name] for name in others))
+
+
+def why_no_signal(groups: Sequence[Sequence[Rollout]], config: Config) -> str:
+    """The likely cause of a step whose groups are all alike, and what would help."""
+    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
+    if not rollouts:
+        return "the machine or the model's server ended every rollout; offbook doctor looks at this machine"
+    solved = sum(rollout.solved for rollout in rollouts)
+    if solved == len(rollouts):
+        return f"all {solved} rollouts solved their task; take harder tasks: offbook tasks make REPOSITORY --level gone"
+    if solved:
+        return (
+            f"each task was solved by all of its rollouts or by none ({solved} of {len(rollouts)} rollouts); more "
+            f"rollouts a task show a difference: --train.group_size {2 * config.train.group_size}"
+        )
+    model, source = quote(config.model), quote(config.tasks.source)
+    data = source if source.startswith("pocket") else f"demos:{source}"
+    sft = f"offbook sft --model {model} --data {data} shows the model how"
+    fit = f"offbook fit {model} --tasks.source {source} finds out how this model calls tools"
+    without = {name: round(share * len(rollouts)) for name, share in shares_without(rollouts).items()}
+    ends = Counter(rollout.stop for rollout in rollouts)
+    stop = max(LIMITS, key=lambda stop: ends[stop])  # type: ignore[index]
+    crash = next((rollout.cause for rollout in rollouts if rollout.stop == "crash"), "")
+    withheld = sum(WITHHELD in rollout.reward.parts for rollout in rollouts)
+    causes = (
+        (ends["crash"], f"crashed ({crash})", "offbook view shows them"),
+        (without["no_call"], "made no call that can be read", f"{fit}, or {sft}"),
+        (withheld, "lost their reward to a monitor's finding", "offbook view shows what was found"),
+        (ends[stop], f"were cut off by harness.{LIMITS[stop]}", f"raise it, or {sft}"),  # type: ignore[index]
+        (without["no_edit"], "made calls and changed no file", sft),
+        (
+            len(rollouts),
+            "were not solved, and most of them edited files: the tests never pass",
+            f"take easier tasks: offbook tasks make REPOSITORY --level stub; or {sft}",
+        ),
+    )
+    count, cause, help = next(each for each in causes if 2 * each[0] > len(rollouts))
+    return f"{count} of {len(rollouts)} rollouts {cause}; {help}"
+
+
+def waits(groups: Sequence[Sequence[Rollout]], rollout_s: float, in_lockstep: bool) -> dict[str, Any]:
+    """Where the time of the slowest rollout went, and the longest call of all; in words if the step took long."""
+    rollouts = [rollout for group in groups for rollout in group]
+
+    def parts(rollout: Rollout) -> dict[str, float]:
+        usage = rollout.usage
+        return {
+            "slot": usage.slot_seconds,
+            "model": usage.model_seconds - usage.summary_seconds,
+            "summary": usage.summary_seconds,
+            "tools": usage.seconds - usage.model_seconds,
+            "scoring": usage.scoring_seconds,
+        }
+
+    last = max(rollouts, key=lambda one: sum(parts(one).values()))
+    called = max(rollouts, key=lambda one: one.usage.longest_call_seconds)
+    spent = parts(last)
+    found: dict[str, Any] = {
+        **{f"slowest/{name}_s": seconds for name, seconds in spent.items()},
+        "longest_call_s": called.usage.longest_call_seconds,
+        "timeouts": sum(one.usage.timeouts for one in rollouts),
+    }
+    if rollout_s > SLOW_S:
+        others = " (in lockstep with others' tools)" if in_lockstep else ""
+        words = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items() if seconds >= 1)
+        call = f"`{called.usage.longest_call}` of {called.id}, {called.usage.longest_call_seconds:.0f} s"
+        found["waited_for"] = (
+            f"waited {rollout_s:.0f} s for rollouts; last was {last.id}: {words}{others}; longest call: {call}"
+        )
+    return found
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:

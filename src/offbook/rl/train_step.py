@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,22 +12,19 @@ from offbook.agent.chat import Chat
 from offbook.agent.harness.agent import diff_of
 from offbook.core.config import Config, FeedbackConfig, TeachersConfig
 from offbook.core.runfolder import RunFolder
-from offbook.rl.report import summarize
 from offbook.signals.feedback import NEGATIVE, Pairs, Rule, hints_in, read_all, stand_in
 from offbook.signals.feedback.leaks import leak
 from offbook.signals.judge import Judgement
-from offbook.signals.trajectory import with_siblings
+from offbook.signals.trajectory import Trajectory, with_siblings
 from offbook.tasks.check import gold_changes
 from offbook.train.algorithms import (
     OTHER,
-    has_gradient,
     hint_branch,
     opd_branches,
     opsd_branches,
     rl_samples,
     sdft_branches,
     sdpo_branches,
-    target_key,
 )
 from offbook.train.head import Measured
 from offbook.train.schedule import learning_rate_share
@@ -244,7 +241,7 @@ def train_step(
     if result.skipped:
         log.warning("step %d is skipped: %s", step, result.skipped)
     for item in feedback:
-        if measured := result.measured.get(target_key(item.target)):
+        if measured := result.measured.get(item.target.key):
             record(item, measured, chat)
     folder.write_feedback(step, feedback)
     by_rule = Counter(item.target.rule for item in feedback)
@@ -265,6 +262,59 @@ def train_step(
         **judged,
         "groups_with_gradient": sum(with_gradient) / len(groups),
     }
+
+
+def has_gradient(group: list[Rollout], baseline: float | None = None) -> bool:
+    """Whether any of its advantages is not 0, without those of rollouts that the machine ended."""
+    rewards = {rollout.reward.total for rollout in group if not rollout.fault}
+    return len(rewards | ({baseline} if baseline is not None else set())) > 1
+
+
+def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
+    """Means over all rollouts, but invalid calls per 100 calls, and drift and events as they are: each one counts."""
+    rollouts = [rollout for group in groups for rollout in group]
+    stops = Counter(rollout.stop for rollout in rollouts)
+    events = Counter(event.kind for rollout in rollouts for event in rollout.events)
+    flags = Counter(flag.kind for rollout in rollouts for flag in rollout.flags)
+    parts = dict.fromkeys(name for rollout in rollouts for name in rollout.reward.parts)
+
+    def mean(value: Callable[[Rollout], float]) -> float:
+        return sum(map(value, rollouts)) / len(rollouts)
+
+    return {
+        "rollouts": len(rollouts),
+        "solved": mean(lambda one: one.solved),
+        "reward": mean(lambda one: one.reward.total),
+        **{f"reward/{name}": mean(lambda one: one.reward.parts.get(name, 0.0)) for name in parts},  # noqa: B023
+        "invalid_per_100": invalid_per_100(rollouts),
+        **shares_without(rollouts),
+        "turns": mean(lambda one: one.usage.turns),
+        "tokens": mean(lambda one: one.usage.sampled_tokens),
+        "summaries": mean(lambda one: one.usage.summaries),
+        "drift": sum(rollout.usage.drift for rollout in rollouts),
+        "machine_faults": mean(lambda one: one.struck),
+        "groups_lost": sum(all(rollout.fault for rollout in group) for group in groups),
+        **{f"stop/{reason}": number / len(rollouts) for reason, number in sorted(stops.items())},
+        **{f"events/{kind}": number for kind, number in sorted(events.items())},
+        "flagged": mean(lambda one: bool(one.flags)),
+        **{f"flags/{kind}": number for kind, number in sorted(flags.items())},
+    }
+
+
+def invalid_per_100(rollouts: list[Rollout]) -> float:
+    calls = sum(rollout.usage.calls for rollout in rollouts)
+    return 100 * sum(rollout.usage.invalid_calls for rollout in rollouts) / calls if calls else 0.0
+
+
+def shares_without(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Shares of rollouts that made no readable call, changed no file, and ran no tests."""
+    each = [Trajectory(rollout) for rollout in rollouts]
+    counts = {
+        "no_call": sum(not any(use.ran for use in one.uses) for one in each),
+        "no_edit": sum(one.changed_nothing for one in each),
+        "no_test_run": sum(not any(use.runs_tests for use in one.uses) for one in each),
+    }
+    return {name: count / max(1, len(each)) for name, count in counts.items()}
 
 
 def record(item: Feedback, measured: Measured, chat: Chat) -> None:

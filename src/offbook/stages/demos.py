@@ -122,7 +122,8 @@ async def _make(tasks: Sequence[Task], count: int, config: Config, model: Path, 
 
     rollouts = await collector.rollouts(jobs, watch, asyncio.Semaphore((os.cpu_count() or 1) + 1))
     for start in range(0, len(rollouts), count):
-        collector.compare_group(rollouts[start : start + count])
+        if collector.monitors is not None:
+            collector.monitors.settle(rollouts[start : start + count])
     for rollout in rollouts:
         for segment in rollout.segments:
             own = [number for number, message in enumerate(segment.messages) if segment.is_own(message)]

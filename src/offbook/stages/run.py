@@ -155,7 +155,6 @@ def _step(
     share = learning_rate_share(trainer.settings, step)
     samples = lessons.samples(epoch, [lessons.learned[number] for number in numbers], counts)
     try:
-        checkpoints.check()
         result = trainer.step(samples, lr_scale=share)
     except NotFinite as error:
         reason = f"{error}; nothing was applied, and its samples are in {folder.write_samples(step, samples)}"
@@ -171,11 +170,10 @@ def _step(
     is_last = step == len(lessons.batches)
     if lessons.validation and (is_last or step % VALIDATION_EVERY == 0):
         row["validation/loss"] = imitation_loss(trainer.student, lessons.validation, trainer.settings.micro_tokens)
-    is_due = is_last or checkpoints.is_due(step)
-    waited = checkpoints.wait() if is_due else 0.0
+    waited = checkpoints.ready(step, is_last)
     if waited:
         row["checkpoint_wait_s"] = waited
     folder.append_metrics(row)
-    if is_due:
+    if waited is not None:
         checkpoints.save(step)
     return row

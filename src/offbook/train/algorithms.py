@@ -38,12 +38,6 @@ def group_advantage(rewards_G: list[float], baseline: float | None = None) -> li
     return [reward - mean for reward in rewards_G]
 
 
-def has_gradient(group: list[Rollout], baseline: float | None = None) -> bool:
-    """Whether any of its advantages is not 0, without those of rollouts that the machine ended."""
-    rewards = {rollout.reward.total for rollout in group if not rollout.fault}
-    return len(rewards | ({baseline} if baseline is not None else set())) > 1
-
-
 def rl_samples(
     group: list[Rollout], temperature: float = 1.0, weight: float = 1.0, baseline: float | None = None
 ) -> list[list[Sample]]:
@@ -99,10 +93,6 @@ def hint_block(chat: Chat, hint: Hint) -> list[int]:
     return chat.block("user", hint.text) if hint.text else []
 
 
-def target_key(target: Target) -> str:
-    return f"{target.rollout}/{target.segment}/{target.message}"
-
-
 def hint_branch(
     segment: Segment,
     target: Target,
@@ -114,7 +104,7 @@ def hint_branch(
     """The target as it is read with the hint before it. Only tokens the model sampled are distilled."""
     message = segment.messages[target.message]
     span = message.body, message.body + sum(segment.sampled[message.body : message.end])
-    return Branch(message.start, hint_block(chat, hint), (span,), weight, distill, target_key(target))
+    return Branch(message.start, hint_block(chat, hint), (span,), weight, distill, target.key)
 
 
 def response_branches(rollout: Rollout, inserted: list[int], weight: float, distill: Distill) -> dict[int, Branch]:
@@ -150,7 +140,7 @@ def sdpo_branches(
     for number, branch in response_branches(rollout, hint_block(chat, feedback), weight, distill).items():
         first = first_sampled(rollout.segments[number])
         target = Target(rollout.id, number, first, SDPO, f"{len(branch.spans)} messages")
-        branch.key = target_key(target)
+        branch.key = target.key
         found.append((target, branch))
     return found
 

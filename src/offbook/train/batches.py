@@ -54,15 +54,11 @@ class BranchGroup:
     distill: Distill
     branches: list[BranchAt]
     tokens: slice  # of the batch's target tokens
+    owner_M: Tensor  # the number of the branch of each of them
 
     @property
     def sizes(self) -> list[int]:
         return [branch.num_targets for _, branch in self.branches]
-
-    def owners(self, device: torch.device) -> Tensor:
-        """The number of the branch of each target token."""
-        sizes_B = torch.tensor(self.sizes)
-        return sent(torch.arange(len(sizes_B)).repeat_interleave(sizes_B), device)
 
 
 @dataclass
@@ -92,8 +88,11 @@ class Batch:
         start = 0
         for distill, members in groupby(self.branches, key=lambda item: item[1].distill):
             branches = list(members)
-            stop = start + sum(branch.num_targets for _, branch in branches)
-            groups.append(BranchGroup(distill, branches, slice(start, stop)))
+            sizes_B = torch.tensor([branch.num_targets for _, branch in branches])
+            owner_M = torch.arange(len(branches)).repeat_interleave(sizes_B)
+            stop = start + len(owner_M)
+            owner_M = sent(owner_M, self.row.ids_1F.device)
+            groups.append(BranchGroup(distill, branches, slice(start, stop), owner_M))
             start = stop
         return groups
 

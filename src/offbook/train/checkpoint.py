@@ -38,9 +38,8 @@ from offbook.core import processes
 from offbook.core.adapters import adapter_tensors
 from offbook.core.config import CheckpointConfig
 from offbook.train.lora import adapter_of, save_adapter
-from offbook.train.parallel.ranks import PATIENCE, assign_holders, gathered
 from offbook.train.parallel.sharding import put
-from offbook.train.trainer import Trainer, first_names
+from offbook.train.trainer import PATIENCE, Trainer, first_names, gathered
 from offbook.types import OffbookError
 
 TOKENIZER_FILES = (
@@ -55,7 +54,6 @@ MASTER = "master"  # a float32 weight, next to the optimizer's state of it
 SMALL = 1e9  # bytes of a checkpoint that is written after every step
 SPARSE_MINUTES = 30.0  # between larger ones
 SEEN_S = 90.0  # timeout of a file that another host wrote: NFS looks again after 60 s
-CGROUP = Path("/sys/fs/cgroup")
 DEFAULTS = CheckpointConfig()
 
 
@@ -97,7 +95,7 @@ class Contents:
                 optimizer[f"{name}/{key}"] = value
         files = _held(trainer, "model", weights, lambda name: "" if trainer.base else name.rsplit(".", 2)[0])
         files |= _held(trainer, f"{TRAINING}/optimizer", optimizer)
-        for own in trainer.own_weights():
+        for own in trainer.own_weights:
             if own.share:
                 named = dict(own.decoder.model.named_parameters())
                 trained = {name: named[name] for name in masters.named}  # the rest is the student's too
@@ -167,6 +165,19 @@ def _held(
     return {stem + (f"-{members.index(rank) + 1:05d}-of-{len(members):05d}" if len(members) > 1 else ""): held}
 
 
+def assign_holders(tensors: Mapping[str, Tensor], bundles: Mapping[str, str], ranks: int) -> dict[str, int]:
+    """The rank that gets each tensor whole, balanced by bytes; a bundle has one holder. All ranks compute the same."""
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        sizes[bundles[name]] = sizes.get(bundles[name], 0) + tensor.nbytes
+    load = [0] * ranks
+    holder = {}
+    for bundle in sorted(sizes, key=lambda bundle: -sizes[bundle]):
+        holder[bundle] = load.index(min(load))
+        load[holder[bundle]] += sizes[bundle]
+    return {name: holder[bundles[name]] for name in tensors}
+
+
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
     for key, stored in _stored(path, "optimizer"):
@@ -188,7 +199,7 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     counts = json.loads((path / "state.json").read_text())
     trainer.steps = counts["updates"]  # fewer than steps where some were skipped
     trainer.policy_norm = counts["policy_norm"]
-    for weights in trainer.own_weights():
+    for weights in trainer.own_weights:
         weights.steps = trainer.steps
         if weights.share:
             own = dict(weights.decoder.model.named_parameters())
@@ -248,6 +259,12 @@ class Checkpoints:
         if self.minutes:
             return (time.monotonic() - self._since) / 60 >= self.minutes
         return step % self.every == 0
+
+    def ready(self, step: int, is_last: bool) -> float | None:
+        """The seconds waited until a checkpoint can be saved after `step`; None if none is due. Raises the error of the
+        last write, if it has ended with one."""
+        self.check()
+        return self.wait() if is_last or self.is_due(step) else None
 
     def save(self, step: int) -> None:
         """What the trainer holds now, after `step`. It may go on at once."""
@@ -346,19 +363,4 @@ def checkpoint_size(trainer: Trainer) -> int:
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     weights = sum(parameter.nbytes for parameter in trained)
     state = sum(parameter.numel() * (12 if parameter.element_size() == 2 else 8) for parameter in trained)
-    return weights * (1 + sum(own.share > 0 for own in trainer.own_weights())) + state
-
-
-def free_host_memory() -> int:
-    """Bytes that this process may still take, by the machine and by its control group."""
-    free = 1024 * _number(Path("/proc/meminfo"), "MemAvailable:")
-    limit = CGROUP / "memory.max"
-    if limit.is_file() and (most := limit.read_text().strip()) != "max":
-        kinds = ("\nactive_file ", "\ninactive_file ")  # the cache: counted as used, and given back when needed
-        cache = sum(_number(CGROUP / "memory.stat", kind) for kind in kinds)
-        free = min(free, int(most) - int((CGROUP / "memory.current").read_text()) + cache)
-    return max(0, free)
-
-
-def _number(path: Path, name: str) -> int:
-    return int(path.read_text().partition(name)[2].split()[0])
+    return weights * (1 + sum(own.share > 0 for own in trainer.own_weights)) + state

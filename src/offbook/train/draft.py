@@ -27,9 +27,8 @@ from offbook.train import head as chunked
 from offbook.train.attention import attend
 from offbook.train.batches import Batch
 from offbook.train.head import divergence
-from offbook.train.parallel.ranks import total_norm
 from offbook.train.schedule import GRADIENT_CLIP
-from offbook.train.trainer import Masters
+from offbook.train.trainer import Masters, total_norm
 
 NAME = "offbook_draft"  # of the attention function
 WINDOW = 512  # tokens of a sample, at depths above 1

@@ -246,7 +246,7 @@ class Targets:
         return joined(parts)
 
     def shift(self, scores: TargetScores) -> Shift:
-        return shift_of(scores, self.group.owners(self.rows.ids_N.device), len(self.group.branches))
+        return shift_of(scores, self.group.owner_M, len(self.group.branches))
 
     def verdicts(self, chunk_rows: int, compiled: bool) -> Tensor:
         """Which branches may teach, before anything is differentiated."""
@@ -378,7 +378,7 @@ class LossHead:
             targets.append(Targets(group, student, teacher, tokens.rows.part(group.tokens)))
             verdicts.append(targets[-1].verdicts(self.target_rows, self.compiled))
             weight_B = sent(torch.tensor([branch.weight for _, branch in group.branches]), hidden_ND.device)
-            weights.append((weight_B * (verdicts[-1] == 0))[group.owners(hidden_ND.device)])
+            weights.append((weight_B * (verdicts[-1] == 0))[group.owner_M])
         weight_M = torch.cat(weights)
         score = compile_once(chunk_terms) if self.compiled else chunk_terms
         ratio_cap = self.settings.ratio_cap if ledger.counts.tokens[POLICY] else 0.0
@@ -413,7 +413,7 @@ class LossHead:
         if any(branch.key for branch in branches):
             tops = targets.likeliest(scores.divergence_M, self.target_rows)
             ledger.reports.append(partial(measured_of, branches, scores, verdict_B, tops))
-        taught_M = (verdict_B == 0)[group.owners(verdict_B.device)]
+        taught_M = (verdict_B == 0)[group.owner_M]
         if distill.token_gate:
             taught_M = taught_M & (scores.moved_M >= distill.token_gate)
         num_tokens = ledger.counts.tokens[distill.part]

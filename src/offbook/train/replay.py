@@ -62,8 +62,6 @@ class Replay:
             router.register_forward_hook(partial(self._replace, number))
 
     def begin(self, batch: Batch) -> None:
-        if not self.routers:
-            return
         self._counted.clear()
         self._free = False
         self.routes_LNK = batch.routes(len(self.routers))

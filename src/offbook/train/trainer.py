@@ -1,33 +1,41 @@
 """One optimizer step over samples: a sum of parts (rl, ce, and those that branches name), each divided by a global
 token count, its own or RL's.
 
+Every rank has samples of its own. All of them run as many micro-batches as the one that has most, ask every teacher
+with weights of its own as often, and differentiate the same parts of the loss in the same order; a rank with nothing to
+do there does it on one token of weight 0. So none of them waits for a collective that another never starts.
+
 Left out on purpose: critics, trust-region clipping, entropy bonuses, several epochs over the same rollouts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from offbook.core.adapters import adapter_tensors
 from offbook.core.config import TrainConfig
 from offbook.core.weights import Gathered, Weights
-from offbook.train.batches import POLICY, Batch, BranchBatch, Tokens
+from offbook.train.batches import POLICY, Batch, BranchBatch, Tokens, micro_batches
 from offbook.train.forward import Decoder, reshard
 from offbook.train.head import Counts, Ledger, LossHead, Measured, Teacher, sampled_logp
 from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.optim.muon import BETAS, Muon
 from offbook.train.optim.units import local, units_of
-from offbook.train.parallel.ranks import ALONE, Plan, Ranks, gathered, total_norm
 from offbook.train.parallel.sharding import in_common, shard, share_again
 from offbook.train.precision import compute_linears
 from offbook.train.replay import Replay, figures_of
@@ -37,6 +45,7 @@ from offbook.types import Distill, OffbookError, Sample
 
 REFERENCE = "start"  # the teacher that `train.reference_kl` is taken to
 HOOK = "_hands_gradient_over"  # attribute of a working copy: the hook that takes its gradient
+PATIENCE = timedelta(days=7)  # timeout while rank 0 collects rollouts, or another one writes
 T = TypeVar("T")
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
 
@@ -114,6 +123,56 @@ class Masters:
         working.grad = None
 
 
+@dataclass
+class Plan:
+    """Of a step: its denominators, and of each micro-batch the distillation settings of its branches."""
+
+    counts: Counts
+    ways: list[frozenset[Distill]]
+
+    @classmethod
+    def of(cls, counts: Counts, batches: Sequence[Sequence[Sample]]) -> Plan:
+        ways = [frozenset(branch.distill for one in samples for branch in one.branches) for samples in batches]
+        return cls(counts, ways)
+
+    def __add__(self, other: Plan) -> Plan:
+        both = zip_longest(self.ways, other.ways, fillvalue=frozenset[Distill]())
+        return Plan(self.counts + other.counts, [own | its for own, its in both])
+
+
+@dataclass
+class Ranks:
+    """`mesh` has all ranks of the training, in dimensions `replicate` and `shard`; None is this process alone.
+    `experts` has the same ranks in dimensions `replicate`, `shard` and `ep`, if experts are distributed."""
+
+    mesh: DeviceMesh | None = None
+    experts: DeviceMesh | None = None
+
+    def gathered(self, own: T) -> list[T]:
+        if self.mesh is None:
+            return [own]
+        found: list[T] = [own] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+        return found
+
+    def share_of(self, samples: Sequence[Sample], width: int) -> list[Sample]:
+        """This rank's, where every rank has the samples of all."""
+        if self.mesh is None:
+            return list(samples)
+        return balanced(samples, dist.get_world_size(), width)[dist.get_rank()]
+
+    def summed(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Figures of all ranks, each a share of the whole already."""
+        total: dict[str, float] = {}
+        for each in self.gathered(dict(means)):
+            for name, value in each.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+
+ALONE = Ranks()
+
+
 class NotFinite(OffbookError):
     """A loss or gradient is NaN or infinite. Nothing of the step was applied."""
 
@@ -162,7 +221,7 @@ class Trainer:
         self.ranks = ranks
         self.base = "" if adapter_of(model) is None else fingerprint(model)  # of the model under an adapter
         if ranks.mesh is not None:
-            owns = [own.decoder for own in self.own_weights()]
+            owns = [own.decoder for own in self.own_weights]
             common = [in_common(own.model, model) for own in owns]
             for decoder in (self.student, *owns):
                 shard(decoder, ranks.mesh, ranks.experts)
@@ -207,7 +266,7 @@ class Trainer:
         weight_norm = float(self.masters.norm())
         if not math.isfinite(weight_norm):
             raise WeightsLost(f"the norm of the weights is {weight_norm} after it, of the gradient {gradient_norm:.3g}")
-        for weights in self.own_weights():
+        for weights in self.own_weights:
             weights.follow(self.model)
         metrics["gradient_norm"] = gradient_norm
         if self.replay.routers:
@@ -219,7 +278,7 @@ class Trainer:
         self.refuse(samples)
         counts = Counts.of(samples)
         samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
-        batches = self.student.micro_batches(samples, self.settings.micro_tokens)
+        batches = micro_batches(samples, self.settings.micro_tokens if self.student.plain else 0)
         first, *others = self.ranks.gathered(Plan.of(counts, batches))
         plan = sum(others, first)
         if not plan.counts.tokens.total():
@@ -234,9 +293,11 @@ class Trainer:
             else:
                 self.loss(batch, ledger, ways).backward()
             self.micro_batches += 1
-            self.replay.end()
-            for own in self.own_weights():  # teachers have no backward pass that would free what they gathered
-                reshard(own.decoder.model)
+            if self.replay.routers:
+                self.replay.end()
+            if self.ranks.mesh is not None:  # teachers have no backward pass that would free what they gathered
+                for own in self.own_weights:
+                    reshard(own.decoder.model)
         return Gradients(ledger, batches, self._join(bounded, plan))
 
     def _backward_separately(
@@ -306,6 +367,7 @@ class Trainer:
             weights, tensors=Gathered(self.offered, first_names(self.model, self.offered), partial(self.together, hand))
         )
 
+    @property
     def own_weights(self) -> list[OwnWeights]:
         """The teachers' own, each once."""
         return list(dict.fromkeys(own for own in self.teachers.values() if own is not None))
@@ -347,7 +409,7 @@ class Trainer:
         owners = [self.teachers[group.distill.teacher] for group in batch.groups]
         asked = {*owners, *(self.teachers[way.teacher] for way in ways)}
         found: dict[int, Teacher] = {}  # by the number of the group
-        for own in self.own_weights():
+        for own in self.own_weights:
             if own in asked:
                 mine = [number for number, owner in enumerate(owners) if owner is own]
                 found.update(zip(mine, own.read(batch, [batch.groups[number] for number in mine]), strict=True))
@@ -355,7 +417,8 @@ class Trainer:
         along = [branch for number in live for branch in batch.groups[number].branches]
         if not along and self.ranks.experts is not None and None in asked:
             along = [(0, IDLE)]  # all ranks have to call experts as often
-        self.replay.begin(batch)
+        if self.replay.routers:
+            self.replay.begin(batch)
         hidden_1FD, branch_MD = self.student.hidden(batch.row, BranchBatch.collate(batch, along) if along else None)
         start = 0
         for number in live:
@@ -363,6 +426,58 @@ class Trainer:
             found[number] = [(self.student.head, branch_MD[start : start + size])]
             start += size
         return hidden_1FD, [found[number] for number in range(len(owners))]
+
+
+@torch.no_grad()
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Over all entries on all ranks, in float32. Replicated tensors count once."""
+    parts: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            cut = tuple(number for number, placement in enumerate(tensor.placements) if not placement.is_replicate())
+            parts.setdefault((tensor.device_mesh, cut), []).append(tensor.to_local())
+        else:
+            parts.setdefault((None, ()), []).append(tensor)
+    squares = []
+    for (mesh, cut), own in parts.items():
+        # torch.nn.utils.get_total_norm would round the norm of each tensor in bfloat16
+        square = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, 2.0, dtype=torch.float32))).square()
+        for number in cut:
+            assert mesh is not None
+            dist.all_reduce(square, group=mesh.get_group(number))
+        squares.append(square)
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+
+
+def cost_of(sample: Sample, width: int) -> float:
+    """A sample of n tokens costs a layer of width D about n (12 D + n): its products, and attention over what stands
+    before. Branches cost a third of that for their own tokens, since they have no backward pass."""
+    tokens = len(sample.ids)
+    branches = sum((len(one.inserted) + one.end - one.insert) * (12 * width + one.end) for one in sample.branches)
+    return tokens * (12 * width + tokens) + branches / 3
+
+
+def balanced(samples: Sequence[Sample], ranks: int, width: int) -> list[list[Sample]]:
+    """The samples of each rank: the costliest sample goes first, to the rank with the least load. Every rank computes
+    the same."""
+    shares: list[list[Sample]] = [[] for _ in range(ranks)]
+    load = [0.0] * ranks
+    for sample in sorted(samples, key=lambda sample: -cost_of(sample, width)):
+        rank = load.index(min(load))
+        shares[rank].append(sample)
+        load[rank] += cost_of(sample, width)
+    return shares
+
+
+def gathered(tensors: Mapping[str, Tensor], holders: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that this rank holds, on the device. All ranks have to iterate to the end, and hold one whole
+    tensor at a time: no rank has room for all."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    for name, tensor in tensors.items():
+        whole = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        if holders[name] == rank:
+            yield name, whole
+        del whole  # before the next is put together
 
 
 def weights_of(model: PreTrainedModel, version: int) -> Weights:

@@ -30,10 +30,9 @@ from offbook.core.config import RanksConfig, TrainConfig
 from offbook.core.routers import routers_of
 from offbook.core.weights import Weights
 from offbook.train.forward import Decoder
-from offbook.train.parallel.ranks import Ranks
 from offbook.train.parallel.sharding import make_expert_mesh, make_mesh, refuse_undealt
 from offbook.train.teachers import Kind
-from offbook.train.trainer import StepResult, Trainer
+from offbook.train.trainer import Ranks, StepResult, Trainer
 from offbook.types import OffbookError, Sample
 
 ANSWER_S = 10.0  # timeout of the other ranks for the same call, where one failed
@@ -108,7 +107,7 @@ class SpmdTrainer(Trainer):
 
     def decoders(self) -> dict[str, Decoder]:
         """The student, without a name, and the teachers that have weights of their own."""
-        return {"": self.student, **{own.name: own.decoder for own in self.own_weights()}}
+        return {"": self.student, **{own.name: own.decoder for own in self.own_weights}}
 
     def together(self, work: Callable[..., T], *arguments: Any) -> T:
         if self.diverged is not None:
