@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from offbook.agent.chat import ChatFormat, byte_chat
 from offbook.train.checkpoint import Checkpoints, checkpoint_path
-from offbook.train.teachers import Ema, Frozen, Kind, Live
+from offbook.train.forward import Ema, Frozen, Kind, Live
 from offbook.train.trainer import Trainer
 from offbook.types import Distill, Sample
 

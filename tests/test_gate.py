@@ -18,8 +18,8 @@ from test_branches import gradients, places_of, reencoded, sample_with_branches
 from offbook.core.config import TrainConfig
 from offbook.train import head as gate
 from offbook.train.batches import _chunks
+from offbook.train.forward import Frozen, Live
 from offbook.train.head import VERDICTS, Shift, TargetScores, divergence
-from offbook.train.teachers import Frozen, Live
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Sample
 

@@ -28,8 +28,8 @@ from offbook.rl.models import load_model, load_weights, model_to_sample, model_t
 from offbook.rl.train import train
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state
+from offbook.train.forward import Ema, Frozen, Kind
 from offbook.train.lora import WEIGHTS, adapter_of, load_adapter, make_trainable, save_adapter, stored_adapter
-from offbook.train.teachers import Ema, Frozen, Kind
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
 

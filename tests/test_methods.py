@@ -35,8 +35,8 @@ from offbook.train.algorithms import (
     sdft_branches,
 )
 from offbook.train.batches import Batch
+from offbook.train.forward import Frozen, Other
 from offbook.train.head import Counts, Ledger, divergence
-from offbook.train.teachers import Frozen, Other
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Distill, OffbookError, Reward, Rollout, Sample, Task
 

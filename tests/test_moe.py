@@ -28,8 +28,8 @@ from offbook.core.config import TrainConfig
 from offbook.core.routers import routers_of
 from offbook.engine.local import LocalEngine, Mode
 from offbook.train.batches import Batch
+from offbook.train.forward import Live
 from offbook.train.replay import Replay, figures_of
-from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer, weights_of
 from offbook.types import Branch, Completion, Prompt, Routes, Sample
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from offbook.core.config import TrainConfig
 from offbook.train import attention
-from offbook.train.attention import Packed, attend, attend_apart
-from offbook.train.batches import Batch, BranchBatch
+from offbook.train.attention import attend, attend_apart
+from offbook.train.batches import Batch, BranchBatch, Packed
 from offbook.train.trainer import Trainer
 from offbook.types import Distill, Sample
 
@@ -52,7 +52,7 @@ def learned(teacher: str, way: str, recompute: str, micro_tokens: int) -> tuple[
     found = trainer.gradients(mixed_samples(way))
     assert found is not None
     gradient = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
-    return trainer.micro_batches, gradient, {**found.ledger.means(), **found.of_parts}
+    return trainer.micro_batches, gradient, {**found.ledger.read()[0], **found.of_parts}
 
 
 @pytest.mark.parametrize("recompute", ["none", "layers", "all"])

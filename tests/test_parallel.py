@@ -22,14 +22,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from offbook.core.config import LinearConfig, LoraConfig, TrainConfig
-from offbook.train.attention import Packed
-from offbook.train.forward import imitation_loss, measure_branches
+from offbook.train.batches import Packed
+from offbook.train.forward import Ema, Frozen, Kind, Live, imitation_loss, measure_branches
 from offbook.train.lora import make_trainable
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.sharding import make_expert_mesh, make_mesh
 from offbook.train.parallel.spmd import SpmdTrainer, step_on_all
-from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import NotFinite, Ranks, Trainer
 from offbook.types import Sample
 
@@ -91,7 +90,7 @@ def sharded_gradients(kind: str, layout: tuple[int, ...], settings: TrainConfig,
     trainer = Trainer(make(kind), settings, teachers, ranks)
     gradients = trainer.gradients(samples[torch.distributed.get_rank()])
     assert gradients is not None
-    return whole_gradients(trainer), ranks.summed(gradients.ledger.means()), gradients.of_parts
+    return whole_gradients(trainer), ranks.summed(gradients.ledger.read()[0]), gradients.of_parts
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_gradients_are_those_of_one_process(
     for found, means, of_parts in on_ranks(world, sharded_gradients, kind, layout, settings, KINDS[teachers], samples):
         assert_close(found, whole_gradients(alone))
         for name in ("rl/loss", "distill/kl", "distill/taught"):
-            assert means[name] == pytest.approx(wanted.ledger.means()[name], rel=1e-4)
+            assert means[name] == pytest.approx(wanted.ledger.read()[0][name], rel=1e-4)
         assert of_parts == pytest.approx(wanted.of_parts, rel=1e-4)
 
 

@@ -38,8 +38,7 @@ from offbook.rl.plan import (
 )
 from offbook.rl.resume import resumed
 from offbook.train import head
-from offbook.train.attention import Packed
-from offbook.train.batches import Batch
+from offbook.train.batches import Batch, Packed
 from offbook.train.forward import Decoder
 from offbook.train.head import Counts, Ledger
 from offbook.train.lora import make_trainable

@@ -17,10 +17,10 @@ from offbook.core.config import LinearConfig, LoraConfig, TrainConfig, load_conf
 from offbook.core.routers import routers_of
 from offbook.engine import LocalEngine
 from offbook.rl.plan import Device, make_plan
-from offbook.train.attention import Packed
+from offbook.train.batches import Packed
+from offbook.train.forward import sharing_copy
 from offbook.train.lora import make_trainable
 from offbook.train.precision import LowLinear, compute_linears, plainly, refuse_lacking
-from offbook.train.teachers import sharing_copy
 from offbook.train.trainer import Trainer
 from offbook.types import Distill, OffbookError, Prompt, Sample
 

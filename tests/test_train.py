@@ -22,8 +22,8 @@ from offbook.core.config import CheckpointConfig, Precision, TrainConfig
 from offbook.rl.plan import free_host_memory
 from offbook.train import checkpoint as writing
 from offbook.train.checkpoint import Checkpoints, checkpoint_path, finished_steps, load_training_state
+from offbook.train.forward import Ema, Frozen, Kind, Live
 from offbook.train.schedule import learning_rate_share
-from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost
 from offbook.types import Sample
 

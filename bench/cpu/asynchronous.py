@@ -204,7 +204,6 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         config = load_config(["pocket"], settings)
         kept = RolloutBuffer(RunFolder(scratch), config.train.group_size)
         scheduler = Scheduler(config, replayed, kept, tasks)
-        scheduler.start()
         began = time.monotonic()
         for step in range(1, steps + 1):
             await scheduler.take(step)

@@ -31,10 +31,9 @@ from torch.autograd import DeviceType
 from transformers import PreTrainedModel
 
 from offbook.core.config import LoraConfig, TrainConfig
-from offbook.train.attention import Packed
-from offbook.train.batches import Batch, BranchBatch, BranchGroup
+from offbook.train.batches import Batch, BranchBatch, BranchGroup, Packed
+from offbook.train.forward import Ema, Frozen, Live, make_teachers
 from offbook.train.head import Teacher
-from offbook.train.teachers import Ema, Frozen, Live, make_teachers
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Distill, Sample
 

@@ -21,7 +21,7 @@ from typing import Any
 from shapes import DEVICE, VOCABULARY, allocated_gib, free_memory, make_model, time_once
 
 from offbook.core.config import TrainConfig
-from offbook.train.teachers import Frozen, Kind, Live, Other, make_teachers
+from offbook.train.forward import Frozen, Kind, Live, Other, make_teachers
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, Sample
 

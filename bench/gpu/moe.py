@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
 from offbook.core.config import LoraConfig, TrainConfig
 from offbook.core.routers import routers_of
+from offbook.train.forward import Live
 from offbook.train.lora import make_trainable
-from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Routes, Sample
 

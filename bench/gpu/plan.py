@@ -28,8 +28,8 @@ from offbook.core.config import load_config
 from offbook.rl.models import described
 from offbook.rl.plan import make_plan, this_device
 from offbook.rl.train_step import distill_of
+from offbook.train.forward import Frozen
 from offbook.train.lora import make_trainable
-from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, Sample
 

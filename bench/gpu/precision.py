@@ -32,8 +32,8 @@ from offbook.core.config import LinearConfig, VllmConfig
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.rl.models import load_model
+from offbook.train.forward import Frozen
 from offbook.train.precision import LowLinear, compute_linears, fp8_product
-from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
 
 KINDS = ("plain", "fp8")

@@ -28,6 +28,7 @@ from offbook.core.weights import Weights
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
 from offbook.rl.checks import SMOLLM2, Progress, pocket_cache, quiet, refuse_missing_model
 from offbook.train.checkpoint import copy_tokenizer
+from offbook.train.forward import sharing_copy
 from offbook.train.lora import (
     DIALECT,
     DIALECT_FILE,
@@ -39,7 +40,6 @@ from offbook.train.lora import (
     stored_adapter,
 )
 from offbook.train.parallel.sharding import put
-from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError
 
 HUB_S = 10.0  # for the hub to say that it is there

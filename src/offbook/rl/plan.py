@@ -38,11 +38,11 @@ from offbook.engine.vllm.server import BATCHED_TOKENS
 from offbook.rl.models import described
 from offbook.rl.train_step import teachers_of
 from offbook.train import head
+from offbook.train.forward import Live
 from offbook.train.lora import make_trainable
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.spmd import ALONE, Share
 from offbook.train.precision import refuse_lacking
-from offbook.train.teachers import Live
 from offbook.types import OffbookError
 
 # Measured, where the rest follows from shapes. Tables are by bytes per entry.

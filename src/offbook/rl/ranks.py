@@ -19,6 +19,7 @@ from offbook.rl.models import Progress, chat_folder, load_model, load_weights, m
 from offbook.rl.train_step import teachers_of
 from offbook.train.algorithms import OTHER
 from offbook.train.checkpoint import load_training_state
+from offbook.train.forward import Kind, Other
 from offbook.train.parallel.spmd import (
     RankLost,
     Share,
@@ -28,7 +29,6 @@ from offbook.train.parallel.spmd import (
     run_on_all,
     share_of,
 )
-from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import PATIENCE, Trainer
 from offbook.types import OffbookError
 

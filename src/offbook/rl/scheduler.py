@@ -320,7 +320,7 @@ class Selected:
 
 class Scheduler:
     """Requests groups, has them sampled, and gives them to steps. Their state is in the rollout buffer. Nothing is
-    sampled before `start`."""
+    sampled before the first `take`."""
 
     def __init__(self, config: Config, collector: Collector, buffer: RolloutBuffer, order: Shuffled | Selected):
         self.collector = collector
@@ -339,13 +339,15 @@ class Scheduler:
         self._losses: list[ModelLost] = list(self.engine.losses)  # that were counted
         self._sampling: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
+        self._is_started = False
         self._is_paused = True
         self._problem: BaseException | None = None
         self._changed = asyncio.Event()
         self._changed_at = time.monotonic()
         self._shown = 0.0
 
-    def start(self) -> None:
+    def _start(self) -> None:
+        self._is_started = True
         if self.in_lockstep:
             for group in self.buffer.waiting:
                 if not self.has_batch(group.batch):
@@ -378,6 +380,8 @@ class Scheduler:
 
     async def take(self, step: int) -> list[list[Rollout]]:
         """The groups that a step is trained on; after a restart the same as before."""
+        if not self._is_started:
+            self._start()
         if step in self.buffer.stored:
             return self.buffer.stored.pop(step)
         staleness = self.settings.max_staleness

@@ -187,7 +187,6 @@ class Run:
             is_known = config.harness.profile == "pocket" or config.harness.command or config.loop.ray.samplers
             if fit_check and not is_known and not self.done:
                 await refuse_unreadable(self.collector, [*self.context.tasks.values()])
-            self.scheduler.start()
             if self.harder:
                 self.scheduler.in_background(self.harder.run())
             for step in range(self.done + 1, config.train.steps + 1):

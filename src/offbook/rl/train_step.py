@@ -26,9 +26,9 @@ from offbook.train.algorithms import (
     sdft_branches,
     sdpo_branches,
 )
+from offbook.train.forward import Ema, Frozen, Kind, Live
 from offbook.train.head import Measured
 from offbook.train.schedule import learning_rate_share
-from offbook.train.teachers import Ema, Frozen, Kind, Live
 from offbook.train.trainer import REFERENCE, NotFinite, StepResult, Trainer, WeightsLost
 from offbook.types import Branch, Distill, Feedback, Hint, Likely, OffbookError, Rollout, Sample, Target, Task
 
@@ -123,9 +123,11 @@ def candidates(
         else:
             once[place] = target, hint
     pairs = list(once.values())[: settings.max_candidates]
-    # Not of rules that the run teaches: the hint that one fault needs would come by way of another's.
-    donors = [rule for name, rule in rules.items() if name not in settings.rules] or list(rules.values())
-    chosen = stand_in(pairs, rollout, settings.control, donors)
+    chosen = pairs
+    if settings.control:
+        # Not of rules that the run teaches: the hint that one fault needs would come by way of another's.
+        donors = [rule for name, rule in rules.items() if name not in settings.rules] or list(rules.values())
+        chosen = stand_in(pairs, rollout, settings.control, donors)
     counts["candidates"] += len(pairs)
     counts[f"left_out/{'max_candidates' if settings.threshold else 'max_targets'}"] += len(once) - len(pairs)
     if settings.control == "random_target":

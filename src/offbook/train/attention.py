@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from offbook.train.host import BLOCK, compile_once, round_length, sent
+
+if TYPE_CHECKING:
+    from offbook.train.batches import Packed
 
 Pair = tuple[Tensor, Tensor]  # keys and values
 MASK_SIZE = 1 << 26  # entries of the mask of branches that are read together
@@ -38,33 +40,6 @@ KERNELS = [
 FLASH_WIDTH = 256  # of a head, at most
 PREFIX = "offbook-"
 _numbers = itertools.count()
-
-
-@dataclass
-class Packed:
-    """Sequences end to end in one row. Positions start at 0 in each, and none of them sees another.
-
-    On a GPU there may be filler behind the last, which counts as its own: nothing looks at it.
-    """
-
-    ids_1F: Tensor
-    positions_1F: Tensor
-    lengths: list[int]
-    bounds: Tensor  # where each begins, and the end
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]], device: torch.device) -> Packed:
-        lengths = list(map(len, sequences))
-        filler = round_length(sum(lengths), device) - sum(lengths)
-        lengths[-1] += filler
-        ids = torch.tensor([*itertools.chain(*sequences), *[0] * filler])
-        both = sent(torch.stack([ids, torch.cat(list(map(torch.arange, lengths)))]), device)
-        bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-        return cls(both[:1], both[1:], lengths, sent(bounds, device))
-
-    @property
-    def starts(self) -> list[int]:
-        return [0, *itertools.accumulate(self.lengths[:-1])]
 
 
 @dataclass
@@ -106,10 +81,6 @@ class LayerKV:
     wanted: bool = True
     plain: bool = True  # whether the layer asked for nothing but a causal mask
     base: Pair | tuple[()] = ()
-
-    def close(self) -> None:
-        self.wanted = False
-        self.base = ()
 
 
 def install(model: PreTrainedModel) -> None:

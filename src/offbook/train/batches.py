@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbook.train.attention import BranchRow, Packed
+from offbook.train.attention import BranchRow
 from offbook.train.host import round_length, sent
 from offbook.types import Branch, Distill, Sample
 
@@ -31,6 +32,33 @@ def micro_batches(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
         batches[place].append(sample)
         room[place] -= size
     return batches
+
+
+@dataclass
+class Packed:
+    """Sequences end to end in one row. Positions start at 0 in each, and none of them sees another.
+
+    On a GPU there may be filler behind the last, which counts as its own: nothing looks at it.
+    """
+
+    ids_1F: Tensor
+    positions_1F: Tensor
+    lengths: list[int]
+    bounds: Tensor  # where each begins, and the end
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]], device: torch.device) -> Packed:
+        lengths = list(map(len, sequences))
+        filler = round_length(sum(lengths), device) - sum(lengths)
+        lengths[-1] += filler
+        ids = torch.tensor([*chain(*sequences), *[0] * filler])
+        both = sent(torch.stack([ids, torch.cat(list(map(torch.arange, lengths)))]), device)
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        return cls(both[:1], both[1:], lengths, sent(bounds, device))
+
+    @property
+    def starts(self) -> list[int]:
+        return [0, *accumulate(self.lengths[:-1])]
 
 
 class Rows(NamedTuple):

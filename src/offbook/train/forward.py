@@ -4,14 +4,25 @@ Each layer runs on the base sequences and, right after, without gradients, on th
 the base has just filled. So that of one layer at a time is alive, and all branches of a batch cost one pass of their
 own tokens. Models whose layers are not plain attention run one sample at a time, and re-encode each target.
 `measure_branches` is the same forward without any gradient.
+
+Every kind of teacher is the same branch pass; they differ in the weights that run it:
+
+Live     the student as it is now: its branches go along with the training forward and cost only their own tokens
+Frozen   the model the run started from, on a base of its own without gradients
+Ema      a slow average of the student, likewise
+Other    another model with the same vocabulary, which stays as it is
+
+A trainer is given them by name. Those with equal weights share one copy.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
@@ -23,17 +34,20 @@ from transformers import PreTrainedModel
 
 from offbook.core.output import output_of
 from offbook.train import attention, head
-from offbook.train.attention import LayerKV, Packed
-from offbook.train.batches import Batch, BranchBatch, micro_batches
-from offbook.train.head import Measured, Targets, measured_of, sampled_logp
+from offbook.train.attention import LayerKV
+from offbook.train.batches import Batch, BranchAt, BranchBatch, BranchGroup, Packed, micro_batches
+from offbook.train.head import Measured, Teacher, measured_branches, sampled_logp
 from offbook.train.host import compile_once
+from offbook.train.optim.units import local
 from offbook.train.precision import plainly
-from offbook.types import Branch, Sample
+from offbook.types import Branch, OffbookError, Sample
 
 Recompute = Literal["none", "layers", "all"]
 Rotary = tuple[Tensor, Tensor]
 TRIED_LAYERS = 4
 T = TypeVar("T")
+FILLER = Sample(ids=[0, 0])
+IDLE = Branch(1, [0], ((1, 2),))  # of any sample; its result is not used
 ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position is encoded otherwise in a longer sequence, as a branch makes it
 log = logging.getLogger(__name__)
 
@@ -149,7 +163,8 @@ class Decoder:
             with torch.no_grad(), self.free_routing():
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv=kv, reads=True)
             self.plain = self.plain and kv.plain
-            kv.close()
+            kv.wanted = False  # the keys of one layer at a time are alive
+            kv.base = ()
             reshard(layer)
         with torch.no_grad():
             return hidden_1FD, base.norm(hidden_1LD)[0, branches.predictors]
@@ -259,14 +274,7 @@ def _measured(decoder: Decoder, samples: list[Sample]) -> dict[str, Measured]:
     tokens = batch.tokens(chunk_rows)
     hidden_1FD, branch_MD = decoder.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
     hidden_ND = hidden_1FD[0, tokens.predictor_N]
-    found: dict[str, Measured] = {}
-    for group in batch.groups:
-        part = group.tokens
-        student = decoder.head, hidden_ND[part]
-        scores = Targets(group, student, [(decoder.head, branch_MD[part])], tokens.rows.part(part)).score(chunk_rows)
-        branches = [branch for _, branch in group.branches]
-        found |= measured_of(branches, scores, torch.zeros(len(branches), dtype=torch.long), [])
-    return found
+    return measured_branches((decoder.head, hidden_ND), (decoder.head, branch_MD), batch, tokens, chunk_rows)
 
 
 @torch.no_grad()
@@ -293,3 +301,113 @@ def _loss_and_weight(decoder: Decoder, samples: list[Sample]) -> tuple[float, fl
     logp_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, decoder.chunk_rows)
     weight_N = tokens.rows.ce_weight_N.double()
     return -float((logp_N.double() * weight_N).sum()), float(weight_N.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    share = 0.0  # of the student, by which the weights move to it after each step
+
+
+@dataclass(frozen=True, slots=True)
+class Ema:
+    decay: float = 0.99
+
+    @property
+    def share(self) -> float:
+        return 1 - self.decay
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    model: PreTrainedModel
+    share = 0.0
+
+
+Kind = Live | Frozen | Ema | Other
+
+
+class OwnWeights:
+    """A copy of the student that goes its own way, or another model. `name`: of the first teacher that has them."""
+
+    def __init__(self, student: Decoder, kind: Frozen | Ema | Other, name: str):
+        self.name = name
+        self.share = kind.share
+        if isinstance(kind, Other):
+            self.decoder = Decoder(kind.model.requires_grad_(False), compiled=student.compiled)
+            if self.decoder.vocabulary != student.vocabulary:
+                raise OffbookError(
+                    f"the student's vocabulary has {student.vocabulary} entries and its teacher's "
+                    f"{self.decoder.vocabulary}: they are compared entry by entry, so take a teacher of the same family"
+                )
+        else:
+            self.decoder = Decoder(sharing_copy(student.model), compiled=student.compiled, plain=student.plain)
+        self.steps = 0
+
+    @torch.no_grad()
+    def follow(self, student: PreTrainedModel) -> None:
+        """After each step: move towards the student by the share that the kind says."""
+        self.steps += 1
+        if not self.share:
+            return
+        both = zip(self.decoder.model.parameters(), student.parameters(), strict=True)
+        pairs = [(local(mine), local(its)) for mine, its in both if mine is not its]
+        rounded = [pair for pair in pairs if pair[0].dtype == torch.bfloat16]
+        exact = [pair for pair in pairs if pair[0].dtype != torch.bfloat16]
+        if rounded:
+            _lerp_by_chance(rounded, self.share, self.steps)
+        if exact:
+            slow, fast = zip(*exact, strict=True)
+            torch._foreach_lerp_(slow, fast, self.share)
+
+    def read(self, batch: Batch, groups: Sequence[BranchGroup]) -> list[Teacher]:
+        """The targets of each group. Without what is inserted they are branches that insert nothing, on the same base.
+        Without groups the pass is a filler, in which this rank only gives its shards."""
+        asked: list[list[BranchAt]] = []
+        for group in groups:
+            asked.append(group.branches)
+            is_gated = group.distill.gate or group.distill.token_gate
+            bare = [(number, replace(branch, inserted=[])) for number, branch in group.branches]
+            asked.append(bare if is_gated else [])
+        branches = [one for each in asked for one in each]
+        if not branches:
+            batch, branches = Batch.collate([FILLER], self.decoder.model.device), [(0, IDLE)]
+        hidden_MD = self.decoder.inside(lambda: self.decoder.targets(batch, BranchBatch.collate(batch, branches)))
+        if not groups:
+            return []
+        parts = hidden_MD.split([sum(branch.num_targets for _, branch in each) for each in asked])
+        hidden = parts[::2], parts[1::2]
+        return [
+            [(self.decoder.head, part_MD) for part_MD in both if len(part_MD)] for both in zip(*hidden, strict=True)
+        ]
+
+
+def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, OwnWeights | None]:
+    """By name; None is the student itself."""
+    copies: dict[Kind, OwnWeights] = {}
+    teachers: dict[str, OwnWeights | None] = {}
+    for name, kind in kinds.items():
+        if not isinstance(kind, Live) and kind not in copies:
+            copies[kind] = OwnWeights(student, kind, name)
+        teachers[name] = copies.get(kind)
+    return teachers
+
+
+def _lerp_by_chance(pairs: Sequence[tuple[Tensor, Tensor]], share: float, seed: int) -> None:
+    """For bfloat16, whose steps are larger than a hundredth of most differences: rounding to the nearest would never
+    move. Stochastic rounding is right on average and needs no copy in float32."""
+    rng = torch.Generator(pairs[0][0].device).manual_seed(seed)
+    for slow, fast in pairs:
+        bits = torch.lerp(slow.float(), fast.float(), share).view(torch.int32)
+        bits += torch.randint(1 << 16, bits.shape, generator=rng, dtype=torch.int32, device=bits.device)
+        slow.copy_((bits & -(1 << 16)).view(torch.float32))
+
+
+def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy that shares what is not trained: with a low-rank adapter it is as small as the adapter."""
+    untrained = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+    return copy.deepcopy(model, untrained).requires_grad_(False)

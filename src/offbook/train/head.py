@@ -299,6 +299,20 @@ def measured_of(
     return found
 
 
+def measured_branches(
+    student: Scorer, teacher: Scorer, batch: Batch, tokens: Tokens, chunk_rows: int
+) -> dict[str, Measured]:
+    """What all branches of a batch did to their targets, without any gradient."""
+    found: dict[str, Measured] = {}
+    for group in batch.groups:
+        part = group.tokens
+        own, its = ((output, hidden_MD[part]) for output, hidden_MD in (student, teacher))
+        scores = Targets(group, own, [its], tokens.rows.part(part)).score(chunk_rows)
+        branches = [branch for _, branch in group.branches]
+        found |= measured_of(branches, scores, torch.zeros(len(branches), dtype=torch.long), [])
+    return found
+
+
 @dataclass
 class Counts:
     """The denominators of a step, by part of the loss: tokens and branches.
@@ -340,13 +354,11 @@ class Ledger:
         self.sums.setdefault(name, []).append(values.detach().sum())
         self.over[name] = count
 
-    def means(self) -> dict[str, float]:
-        """`rl/loss` is a mean over the tokens of that part, `PART/kl` over those of a part that branches name."""
-        return {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
-
-    def measured(self) -> dict[str, Measured]:
-        """By the branch's key. After the means, which wait for the device."""
-        return {key: value for report in self.reports for key, value in report().items()}
+    def read(self) -> tuple[dict[str, float], dict[str, Measured]]:
+        """The means, which wait for the device, and what branches did, by their keys. `rl/loss` is a mean over tokens
+        of that part, `PART/kl` over those of a part that branches name."""
+        means = {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
+        return means, {key: value for report in self.reports for key, value in report().items()}
 
 
 class LossHead:

@@ -31,7 +31,7 @@ from offbook.core.adapters import adapter_tensors
 from offbook.core.config import TrainConfig
 from offbook.core.weights import Gathered, Weights
 from offbook.train.batches import POLICY, Batch, BranchBatch, Tokens, micro_batches
-from offbook.train.forward import Decoder, reshard
+from offbook.train.forward import FILLER, IDLE, Decoder, Kind, OwnWeights, make_teachers, reshard
 from offbook.train.head import Counts, Ledger, LossHead, Measured, Teacher, sampled_logp
 from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.optim.muon import BETAS, Muon
@@ -40,7 +40,6 @@ from offbook.train.parallel.sharding import in_common, shard, share_again
 from offbook.train.precision import compute_linears
 from offbook.train.replay import Replay, figures_of
 from offbook.train.schedule import GRADIENT_CLIP
-from offbook.train.teachers import FILLER, IDLE, Kind, OwnWeights, make_teachers
 from offbook.types import Distill, OffbookError, Sample
 
 REFERENCE = "start"  # the teacher that `train.reference_kl` is taken to
@@ -245,13 +244,13 @@ class Trainer:
         gradients = self.gradients(samples)
         if gradients is None:
             return StepResult({"train_tokens": 0}, skipped="no tokens were sampled")
-        ledger = gradients.ledger
         own = self.masters.gradients()
         norm = total_norm(own)
         torch._foreach_mul_([local(each) for each in own], (GRADIENT_CLIP / (norm + 1e-6)).clamp(max=1.0))
         gradient_norm = float(norm)
         tokens = sum(len(sample.ids) for micro in gradients.batches for sample in micro)
-        metrics = self.ranks.summed({**ledger.means(), "train_tokens": tokens})
+        means, measured = gradients.ledger.read()
+        metrics = self.ranks.summed({**means, "train_tokens": tokens})
         if not math.isfinite(gradient_norm):
             self.optimizer.zero_grad()
             broken = [name for name, value in metrics.items() if not math.isfinite(value)]
@@ -271,7 +270,7 @@ class Trainer:
         metrics["gradient_norm"] = gradient_norm
         if self.replay.routers:
             metrics |= figures_of(self.ranks.gathered(self.replay.counted()))
-        return StepResult({**metrics, **gradients.of_parts}, ledger.measured())
+        return StepResult({**metrics, **gradients.of_parts}, measured)
 
     def gradients(self, samples: list[Sample]) -> Gradients | None:
         """Of the loss over all ranks' samples, in the masters. None where there is nothing to learn from."""

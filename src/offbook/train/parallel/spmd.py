@@ -29,9 +29,8 @@ from transformers import PreTrainedModel
 from offbook.core.config import RanksConfig, TrainConfig
 from offbook.core.routers import routers_of
 from offbook.core.weights import Weights
-from offbook.train.forward import Decoder
+from offbook.train.forward import Decoder, Kind
 from offbook.train.parallel.sharding import make_expert_mesh, make_mesh, refuse_undealt
-from offbook.train.teachers import Kind
 from offbook.train.trainer import Ranks, StepResult, Trainer
 from offbook.types import OffbookError, Sample
 
